@@ -1,7 +1,8 @@
-"""Tokens per round of a pair, measured on rounds against a real verifier and drafter.
+"""Measure the tokens per round of a pair, in rounds with a real verifier and drafter.
 
-Starts both services in this process on loopback and asks them in lockstep. Greedy and seeded draws
-are functions of the prompt, so a run gives the same figures on every machine whose logits agree.
+The benchmark starts both services in this process on loopback and asks them in lockstep. Greedy and
+seeded draws are functions of the prompt, so a run gives the same figures on every machine whose
+logits agree.
 """
 
 from __future__ import annotations
@@ -58,21 +59,21 @@ class Figures:
     tokens: int
     drafted: int
     accepted: int
-    draft_seconds: float = 0.0  # of the draft model's passes
+    draft_seconds: float = 0.0  # seconds of the draft model's passes
 
     @property
     def draft_milliseconds(self) -> float:
-        """Of the draft model's passes, for a round."""
+        """The milliseconds that the draft model's passes take per round."""
         return 1e3 * self.draft_seconds / self.rounds
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Emitted tokens per round."""
+        """The number of emitted tokens per round."""
         return self.tokens / self.rounds
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted out of drafted."""
+        """The share of drafted tokens that were accepted."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
 
@@ -80,7 +81,9 @@ class Figures:
 async def serving(
     target: Path, draft: Path, weights: Weights, registry: CollectorRegistry
 ) -> AsyncIterator[Runner]:
-    """Both services while the scope lasts, the drafter's metrics in a registry; raises Unusable."""
+    """Run both services while the scope lasts, with the drafter's metrics in `registry`. Raises
+    Unusable.
+    """
     async with (
         verifier_service.serving(
             ModelServiceConfig(model=target), CollectorRegistry()
@@ -105,7 +108,7 @@ async def measure(
     temperature: float,
     registry: CollectorRegistry,
 ) -> Figures:
-    """One row."""
+    """Measure one row of the table."""
     sampling, before = SamplingParams(temperature), passing(registry)
     completed = await pair.complete(prompts, max_new_tokens, sampling, SHAPES[name])
     found = figures(name, temperature, [done for _, rounds in completed for done in rounds])
@@ -113,12 +116,12 @@ async def measure(
 
 
 def passing(registry: CollectorRegistry) -> float:
-    """Seconds that a drafter was in its model's passes."""
+    """Return the seconds that a drafter has spent in its model's passes."""
     return registry.get_sample_value("tandem_draft_forward_seconds_sum") or 0.0
 
 
 def figures(name: str, temperature: float, rounds: Sequence[Round]) -> Figures:
-    """What the rounds add up to."""
+    """Add up rounds to the figures of one row."""
     return Figures(
         name=name,
         shape=SHAPES[name],
@@ -137,7 +140,7 @@ async def measure_all(
     prompts: Sequence[tuple[int, ...]],
     max_new_tokens: int,
 ) -> list[Figures]:
-    """All rows."""
+    """Measure all rows of the table."""
     registry = CollectorRegistry()
     async with serving(target, draft, weights, registry) as pair:
         return [
@@ -148,7 +151,7 @@ async def measure_all(
 
 
 def table(rows: Sequence[Figures]) -> Table:
-    """What people see."""
+    """Return the table that people see."""
     headings = (
         "T",
         "draft",
@@ -177,7 +180,7 @@ def table(rows: Sequence[Figures]) -> Table:
 
 
 def entry(row: Figures) -> dict[str, Any]:
-    """The same for programs."""
+    """Return a row as the JSON file for programs has it."""
     rates = {
         "mean_acceptance_length": row.mean_acceptance_length,
         "acceptance_rate": row.acceptance_rate,
@@ -189,7 +192,7 @@ def entry(row: Figures) -> dict[str, Any]:
 def main(
     target: Annotated[Path, typer.Option(help="directory or GGUF file")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="directory or GGUF file")] = models.DRAFT,
-    prompts: Annotated[int, typer.Option(help="how many", min=1, max=story_count())] = 40,
+    prompts: Annotated[int, typer.Option(help="number of prompts", min=1, max=story_count())] = 40,
     file: Annotated[
         Path | None,
         typer.Option(help="chats of JSON lines with prompt, question or turns; not stories"),
@@ -197,12 +200,12 @@ def main(
     max_new_tokens: Annotated[
         int, typer.Option(help="a generation also ends where its story ends", min=2)
     ] = 64,
-    draft_weights: Annotated[Weights, typer.Option(help="of the drafter")] = "full",
+    draft_weights: Annotated[Weights, typer.Option(help="weights of the drafter")] = "full",
     json: Annotated[
         Path | None, typer.Option("--json", help="write the figures to this file too")
     ] = None,
 ) -> None:
-    """Tokens per round of a pair, by draft shape and temperature."""
+    """Measure the tokens per round of a pair, by draft shape and temperature."""
     configure_logging("warning")
     logging.disable_progress_bar()
     try:

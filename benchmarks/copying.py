@@ -1,16 +1,17 @@
-"""Accepted tokens per round of drafts without a model, on answers that repeat something.
+"""Count the accepted tokens per round of drafts without a model, on answers that repeat something.
 
-Starts a verifier in this process on loopback, has it answer each task once, and counts along the
-answers what of each drafter's guesses would be accepted, all of them verified: the verifier's own,
-by suffix in the text and in the answers before; the same without those answers; and transformers'
-prompt lookup. Answers are the same whatever is drafted, so the counts depend on no clock. Tasks of
-a target that chats:
+The benchmark starts a verifier in this process on loopback and has it answer each task once. Then
+it goes along the answers and counts how many guesses of each drafter would be accepted if all of
+them were verified. The drafters are the verifier's own, which looks up suffixes in the text and in
+the answers before, the same drafter without those answers, and transformers' prompt lookup. Answers
+are the same whatever is drafted, so the counts depend on no clock. A target that chats gets these
+tasks:
 
     asked       20 questions
-    again       the same ones with small changes, after all of them were answered
+    again       the same questions with small changes, after all of them were answered
     code edits  programs of which one name is to be changed
 
-and of another, made of the story prompts:
+Another target gets tasks that are made from the story prompts:
 
     edited    tell a text of JOINED prompts again with one word changed, as `models.training.editor`
               teaches. The right answer repeats the text; the embedded target does not copy.
@@ -82,22 +83,22 @@ class Figures:
 
 
 class Suffixes:
-    """A drafter for `Runner`, so that answers take fewer steps."""
+    """A drafter for `Runner` that looks up suffixes in the text: answers then take fewer steps."""
 
     async def propose(
         self, context: Context, shape: DraftShape, sampling: SamplingParams
     ) -> Proposal:
-        """What its text says may follow."""
+        """Propose what may follow the context by its own text."""
         session = Suffix(Sources.of_all(), shape, context.tokens)
         return Proposal(session.draft(context.tokens), context.length, 0)
 
     async def close(self, session_id: bytes) -> None:
-        """It has no sessions."""
+        """Do nothing: this drafter has no sessions."""
 
 
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[Runner]:
-    """The verifier while the scope lasts; raises Unusable."""
+    """Run the verifier while the scope lasts; raises Unusable."""
     config = ModelServiceConfig(model=folder)
     async with (
         verifier_service.serving(config, CollectorRegistry()) as address,
@@ -109,8 +110,8 @@ async def serving(folder: Path) -> AsyncIterator[Runner]:
 
 
 async def tasks(folder: Path, target: Runner, prompts: int) -> dict[str, list[Tokens]]:
-    """What is to be answered, by task, in this order."""
-    with suppress(InvalidRequest):  # it has no chat template
+    """Return the prompts to answer by task, in the order in which they are answered."""
+    with suppress(InvalidRequest):  # the target has no chat template
         asked, again = (repeats.chats(folder, texts[:prompts]) for texts in repeats.questions())
         return {
             "asked": asked,
@@ -133,7 +134,7 @@ async def tasks(folder: Path, target: Runner, prompts: int) -> dict[str, list[To
 
 
 def edits(prompts: Sequence[Tokens], line_break: Tokens) -> list[Tokens]:
-    """Texts of several prompts each, and what to change in them."""
+    """Make editing tasks: texts of several prompts each, and the word to change in them."""
     rng, found = random.Random(0), []
     for place in range(0, len(prompts), JOINED):
         text = [token for prompt in prompts[place : place + JOINED] for token in prompt]
@@ -143,7 +144,7 @@ def edits(prompts: Sequence[Tokens], line_break: Tokens) -> list[Tokens]:
 
 
 async def measure_all(folder: Path, prompts: int, count: int) -> list[Figures]:
-    """All rows."""
+    """Measure all rows of the table."""
     async with serving(folder) as target:
         asked, rows = await tasks(folder, target, prompts), list[Figures]()
         texts = [text for each in asked.values() for text in each]
@@ -157,7 +158,7 @@ async def measure_all(folder: Path, prompts: int, count: int) -> list[Figures]:
 
 
 def judge(answered: dict[str, Answered], temperature: float) -> list[Figures]:
-    """The rows of all drafters along the same answers."""
+    """Return the rows of all drafters and shapes along the same answers."""
     rows = list[Figures]()
     for name, shape in SHAPES.items():
         drafters: dict[str, Begin] = {
@@ -176,7 +177,7 @@ def judge(answered: dict[str, Answered], temperature: float) -> list[Figures]:
 
 
 def table(rows: Sequence[Figures]) -> Table:
-    """What people see: of each shape the accepted tokens per round."""
+    """Return the table that people see: for each shape the accepted tokens per round."""
     shown = Table("T", "task", "drafter", "tokens", *SHAPES, "without\na draft", box=None)
     for row in rows:
         if row.shape != next(iter(SHAPES)):
@@ -196,7 +197,7 @@ def table(rows: Sequence[Figures]) -> Table:
 
 
 def entry(row: Figures) -> dict[str, Any]:
-    """The same for programs."""
+    """Return a row as the JSON file for programs has it."""
     return asdict(row) | {"accepted_per_round": row.count.accepted_per_round}
 
 
@@ -212,7 +213,7 @@ def main(
         Path | None, typer.Option("--json", help="write the figures to this file too")
     ] = None,
 ) -> None:
-    """Accepted tokens per round of drafts without a model, by task and shape of the draft."""
+    """Count accepted tokens per round of drafts without a model, by task and shape of the draft."""
     configure_logging("warning")
     logging.disable_progress_bar()
     try:

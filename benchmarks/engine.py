@@ -1,8 +1,8 @@
-"""Step times of the engine on one model, beside llama.cpp, if it is installed, and transformers.
+"""Time the engine's steps on one model, beside llama.cpp, if it is installed, and transformers.
 
-All that is compared takes turns in one run. The floor is the time that the same threads need to
-read the weights once: no step that reads them is faster. Ratios say how many times as fast as
-another system Tandem is; transformers runs one session at a time.
+All compared systems take turns in one run. The floor is the time that the same threads need to read
+the weights once: no step that reads them is faster. Ratios say how many times as fast as another
+system Tandem is; transformers runs one session at a time.
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ def measure(folder: Path, dtype: str, repetitions: int) -> Figures:
 
 
 def peers(folder: Path, dtype: str, text: Text) -> dict[str, llamacpp.Steps]:
-    """The same weights in llama.cpp, with and without flash attention, if it is installed."""
+    """Return the steps of llama.cpp on the same weights, with and without flash attention; none if
+    llama.cpp is not installed.
+    """
     if not llamacpp.installed():
         return {}
     with TemporaryDirectory() as temporary:
@@ -112,7 +114,7 @@ def peers(folder: Path, dtype: str, text: Text) -> dict[str, llamacpp.Steps]:
 
 
 def step_table(figures: Figures) -> Table:
-    """All steps, by what they feed."""
+    """Return the table of all steps, by what they feed."""
     systems = [system for system in SYSTEMS if (system, ONE) in figures.seconds]
     columns = [f"{TANDEM}\nms", "\nfloors", *(f"{system}\nms" for system in systems[1:])]
     columns += [f"to\n{system}" for system in systems[1:]]
@@ -130,8 +132,8 @@ def step_table(figures: Figures) -> Table:
 
 @contextmanager
 def subject(folder: Path | None) -> Iterator[tuple[Path, str]]:
-    """The model directory to measure, and what to call it; without one the embedded target, grown
-    for as long as the scope lasts. Raises Unusable.
+    """Yield the model directory to measure, and a name for it. Without a `folder` that is the
+    embedded target, grown, for as long as the scope lasts. Raises Unusable.
     """
     if folder:
         yield folder, folder.name
@@ -150,12 +152,12 @@ def main(
     ] = None,
     dtype: Annotated[str, typer.Option(help="one or several, with commas")] = "float32",
     threads: Annotated[int, typer.Option(help="CPU threads", min=1)] = 1,
-    repetitions: Annotated[int, typer.Option(help="of every step", min=1)] = 15,
+    repetitions: Annotated[int, typer.Option(help="repetitions of every step", min=1)] = 15,
     json: Annotated[
         Path | None, typer.Option("--json", help="write the figures to this file too")
     ] = None,
 ) -> None:
-    """Step times of the engine on one model, beside llama.cpp and transformers."""
+    """Time the engine's steps on one model, beside llama.cpp and transformers."""
     logging.disable_progress_bar()
     torch.set_num_threads(threads)
     try:

@@ -1,10 +1,10 @@
-"""Is it the same text? Many prompts through the running system and through `generate()`.
+"""Check that the running system emits the same text as `generate()`, on many prompts.
 
 `generate()` runs the target with the engine's layers and attention, but with a cache of its own and
-one prompt at a time, so that both round alike and every token must be equal. Near-ties, where
-another rounding could choose another token, are counted: they are what a looser comparison would
-excuse. With `--chats` the prompts are turns of conversations, and `generate()` is transformers' own
-in every part: it rounds in another way, and may choose another token at a near-tie alone.
+one prompt at a time, so that both round alike and every token must be equal. The benchmark counts
+near-ties, where another rounding could choose another token: a looser comparison would excuse them.
+With `--chats` the prompts are turns of conversations, and `generate()` is transformers' own in
+every part: it rounds in another way, and may choose another token at a near-tie alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tandem.benchmarks.peers.systems import ALWAYS, Prompt, Tandem, tandem_up
 from tandem.engine.model.load import load
 from tandem.protos.errors import TandemError
 
-NEAR = 1e-3  # between the two largest logits
+NEAR = 1e-3  # a near-tie: the two largest logits differ by less
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Alone:
 
 
 def variations(prompts: Sequence[Prompt], count: int, vocabulary: int) -> list[Prompt]:
-    """Distinct prompts: beginnings of stories, cut anywhere, some with random tokens behind."""
+    """Make distinct prompts: beginnings of stories, cut anywhere, some with random tokens after."""
     rng = random.Random(0)
     found: dict[Prompt, None] = {}
     while len(found) < count:
@@ -56,8 +56,8 @@ def variations(prompts: Sequence[Prompt], count: int, vocabulary: int) -> list[P
 
 
 def conversations(file: Path, target: Path, alone: Reference, tokens: int) -> list[Prompt]:
-    """Every turn of every conversation in a file of JSON lines with `turns`, after `generate()`'s
-    own answers, in the model's chat format.
+    """Make a prompt, in the model's chat format, of every turn of every conversation in a file of
+    JSON lines with `turns`. The answers to earlier turns are those of `generate()`.
     """
     tokenizer = AutoTokenizer.from_pretrained(target)
     prompts: list[Prompt] = []
@@ -76,7 +76,7 @@ def conversations(file: Path, target: Path, alone: Reference, tokens: int) -> li
 
 
 class Reference:
-    """`generate()` of a model, whose layers the engine has replaced if it shall round alike."""
+    """Runs `generate()` of a model; if it shall round `alike`, with the engine's layers."""
 
     def __init__(self, target: Path, alike: bool = True) -> None:
         self.network: Any = load(target).network if alike else systems.load(target)
@@ -86,7 +86,7 @@ class Reference:
 
     @torch.inference_mode()
     def _complete(self, prompt: Prompt, count: int) -> Alone:
-        """Greedy."""
+        """Complete a prompt by up to `count` greedy tokens."""
         ids = torch.tensor([prompt])
         output = self.network.generate(
             ids,
@@ -105,7 +105,9 @@ class Reference:
 async def compare(
     target: Path, draft: Path, count: int, tokens: int, at_once: int, ray: bool, chats: Path | None
 ) -> list[tuple[Prompt, Alone, tuple[int, ...]]]:
-    """Prompts, what `generate()` says and what the system says, with drafts and then without."""
+    """Return each prompt with the completion by `generate()` and the tokens of the running system:
+    all prompts with drafts, and then all without.
+    """
     alone = Reference(target, alike=not chats)
     if chats:
         prompts = conversations(chats, target, alone, tokens)
@@ -131,7 +133,7 @@ async def compare(
 
 
 def difference(one: Alone, other: Sequence[int]) -> int:
-    """The first token that differs."""
+    """Return the place of the first token that differs."""
     pairs = enumerate(zip(one.tokens, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), len(other))
 

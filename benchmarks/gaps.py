@@ -1,8 +1,8 @@
-"""What a long prompt costs those who are decoding: gaps between their tokens, before and while it
-is taken in.
+"""Measure what a long prompt costs decoding sessions: the gaps between their tokens, before the
+prompt arrives and while it is taken in.
 
 Sessions decode in lockstep with drafts of random tokens, each made as soon as the step before is
-over; then a prompt arrives. No transport, no drafter: the scheduler alone.
+over; then a prompt arrives. There is no transport and no drafter: the scheduler alone is measured.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ CONTEXT = 4096
 
 @dataclass(slots=True)
 class Decoder:
-    """A session, and the port of its decoding: when its steps ended, and what it said so far. Every
-    step has a draft of `drafted` random tokens; almost none are accepted.
+    """A decoding session and the stream of its job: the times at which its steps ended, and its
+    tokens so far. Every step has a draft of `drafted` random tokens; almost none are accepted.
     """
 
     host: Host
@@ -57,8 +57,8 @@ class Decoder:
     turn: int = 0
 
     async def decode(self) -> None:
-        """On and on, until it is cancelled. A text that reaches the end of the context goes on at
-        its middle.
+        """Decode until cancelled. A text that reaches the end of the context is cut to its first
+        half and goes on.
         """
         most = self.host.sessions.context_length
         while True:
@@ -66,11 +66,11 @@ class Decoder:
             del self.tokens[most // 2 :]
 
     async def say(self) -> None:
-        """One token."""
+        """Decode one token."""
         await self._run(len(self.tokens) + 1)
 
     def emit(self, fact: Fact) -> None:
-        """A step is over, and the next draft is there."""
+        """Note the end of a step, and make the next draft."""
         self.ends.append(time.perf_counter())
         self.tokens += fact.tokens
         self._draft()
@@ -94,19 +94,19 @@ class Decoder:
         self.inbox.append(guess_of(draft, len(self.tokens)))
 
     def gaps(self, since: float, until: float) -> list[float]:
-        """Seconds between steps that ended in a stretch of time."""
+        """Return the seconds between steps in a stretch of time."""
         pairs = zip(self.ends, self.ends[1:], strict=False)
         return [later - end for end, later in pairs if since <= later and end <= until]
 
 
 def some_tokens(rng: random.Random, host: Host, count: int) -> tuple[int, ...]:
-    """Random token ids of the model."""
+    """Draw random token ids of the model."""
     return tuple(rng.randrange(host.runner.model.vocab_size) for _ in range(count))
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Gaps in a stretch of time, in seconds."""
+    """The gaps between steps in a stretch of time, in seconds."""
 
     name: str
     steps: int
@@ -118,7 +118,9 @@ class Figures:
 async def run(
     host: Host, sessions: int, drafted: int, prompt: int, seconds: float
 ) -> tuple[list[Figures], float]:
-    """Decode, then decode beside a long prompt; and after how many seconds that was answered."""
+    """Decode, then decode beside a long prompt. Returns the gaps of both stretches, and the seconds
+    until the prompt's first token.
+    """
     rng = random.Random(0)
     decoders = [Decoder(host, bytes([i]) * 16, random.Random(i), drafted) for i in range(sessions)]
     for decoder in decoders:
@@ -135,7 +137,7 @@ async def run(
     for loop in loops:
         loop.cancel()
     for ended in await asyncio.gather(*loops, return_exceptions=True):
-        if isinstance(ended, Exception):  # and no cancellation
+        if isinstance(ended, Exception):  # a cancellation is none
             raise ended
     found = []
     usual = median(gap for decoder in decoders for gap in decoder.gaps(began, arrival))
@@ -149,7 +151,7 @@ async def run(
 
 
 def table(found: Sequence[Figures], waited: float) -> Table:
-    """What people see."""
+    """Return the table that people see."""
     shown = Table("", "steps", "median gap\nms", "longest gap\nms", "longest\nto median", box=None)
     for each in found:
         times = f"{1e3 * each.median:.0f}", f"{1e3 * each.longest:.0f}"
@@ -181,13 +183,13 @@ def main(
     model: Annotated[
         Path | None, typer.Argument(help="model directory; none: the embedded target, grown")
     ] = None,
-    sessions: Annotated[int, typer.Option(help="that decode")] = 8,
+    sessions: Annotated[int, typer.Option(help="sessions that decode")] = 8,
     drafted: Annotated[int, typer.Option(help="draft tokens per step")] = 4,
     prompt: Annotated[int, typer.Option(help="tokens of the long prompt")] = 2000,
-    seconds: Annotated[float, typer.Option(help="of decoding before it")] = 15.0,
+    seconds: Annotated[float, typer.Option(help="seconds of decoding before the prompt")] = 15.0,
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
-    """Gaps between the steps of decoding sessions, alone and beside a long prompt."""
+    """Measure gaps between the steps of decoding sessions, alone and beside a long prompt."""
     logging.disable_progress_bar()
     try:
         with subject(model) as (folder, name):

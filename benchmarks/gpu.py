@@ -1,11 +1,11 @@
-"""Step times of the engine on a CUDA device: by tiles, by rows, with graphs, beside transformers.
+"""Time the engine's steps on a CUDA device: by tiles, by rows, with graphs, beside transformers.
 
-Needs PyTorch and transformers alone. Checks before it measures, and gives no figures if a check
-fails. All that is compared takes turns in one run, with the settings of cuBLAS that exact mode
-asks for. The floor is the time that the device needs to read the weights once. What captured passes
-take of the device alone is measured besides.
+The benchmark needs only PyTorch and transformers. It checks before it measures, and gives no
+figures if a check fails. All compared systems take turns in one run, with the settings of cuBLAS
+that exact mode asks for. The floor is the time that the device needs to read the weights once. The
+time that captured passes take on the device alone is measured too.
 
-On a CPU the device is emulated: what is checked is meant, what is measured is not.
+On a CPU the device is emulated: the checks hold, but the times mean nothing.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ LLAMA = LlamaConfig(
 
 
 def build(model: HFModel, system: str, positions: int) -> HFRunner:
-    """A system with space for so many cached tokens; raises Unusable."""
+    """Make a system with memory for `positions` cached tokens; raises Unusable."""
     backend, exact = SYSTEMS[system]
     if backend is AttentionBackend.GRAPHS and model.device.type == "cpu":
         return emulation.replaying(HFRunner(model, positions, exact, AttentionBackend.ROWS))
@@ -85,7 +85,9 @@ def build(model: HFModel, system: str, positions: int) -> HFRunner:
 
 
 def check(model: HFModel, library: Library, name: str) -> dict[str, Any]:
-    """What was found of a model before it is timed; raises Unusable for what must not be."""
+    """Check all systems on a model before it is timed, and return what was found. Raises Unusable
+    if a check fails.
+    """
     forwards = {system: build(model, system, checks.room_for(model)) for system in SYSTEMS}
     for system, (backend, exact) in SYSTEMS.items():
         if exact and backend in BY_ROWS:
@@ -129,7 +131,7 @@ def measure(
 
 
 def synchronized(action: Action, device: torch.device) -> Action:
-    """The same, until the device is done with it."""
+    """Return an action that also waits until the device is done."""
 
     def run() -> None:
         action()
@@ -140,7 +142,9 @@ def synchronized(action: Action, device: torch.device) -> Action:
 
 
 def step_table(figures: Figures) -> str:
-    """Milliseconds of every system by what is fed; of the exact one with graphs, more."""
+    """Return a table of every system's milliseconds by what is fed, and more columns for exact
+    graphs.
+    """
     systems = (*SYSTEMS, LIBRARY)
     more = ("floors", "tokens/s", "x transformers", "exact/fast")
     lines = [["sessions x tokens", *(f"{system}, ms" for system in systems), *more]]
@@ -162,8 +166,8 @@ def step_table(figures: Figures) -> str:
 
 @contextmanager
 def subject(folder: Path | None, device: torch.device) -> Iterator[tuple[Path, str]]:
-    """The model directory to measure, and what to call it; without one a random Llama, as long as
-    the scope lasts, or on a CPU the embedded target.
+    """Yield the model directory to measure, and a name for it. Without a `folder` that is a random
+    Llama for as long as the scope lasts, or on a CPU the embedded target.
     """
     if folder or device.type == "cpu":
         folder = folder or models.TARGET
@@ -175,7 +179,9 @@ def subject(folder: Path | None, device: torch.device) -> Iterator[tuple[Path, s
 
 
 def save_random(folder: Path, device: torch.device) -> int:
-    """Make a model directory with random weights and the embedded tokenizer; how many weights."""
+    """Make a model directory with random weights and the embedded tokenizer. Returns the number of
+    weights.
+    """
     torch.manual_seed(0)
     with device:
         network: Any = LlamaForCausalLM(LLAMA)
@@ -209,7 +215,7 @@ def run(given: argparse.Namespace, device: torch.device) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """What `python3 -m benchmarks.gpu` does."""
+    """Run the command line `python3 -m benchmarks.gpu`."""
     parser = argparse.ArgumentParser(
         "tandem.benchmarks.gpu", description=__doc__.partition("\n")[0]
     )

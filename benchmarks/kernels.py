@@ -1,9 +1,9 @@
-"""What the compiled kernels take: attention of few rows on a long text, and linear layers on the
-rows of a prompt, beside PyTorch's own matrix product, which is oneDNN's.
+"""Time the compiled kernels: attention of few rows on a long text, and linear layers on the rows of
+a prompt, beside PyTorch's own matrix product, which is oneDNN's.
 
-All that is compared takes turns in one process, also the kernels as another checkout built them.
-Processor time of the one thread that does it, the least of some repetitions; of several threads
-the time on the wall.
+All compared kernels take turns in one process, also the kernels as another checkout built them. The
+figures are the least of some repetitions: of one thread the processor time, of several threads the
+time on the wall.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from tandem.engine.model.load import DTYPES
 
 HEADS, KV_HEADS, SIZE = 32, 8, 128
 CONTEXTS = (512, 8192)
-ATTENDING = (1, 5, 33)  # rows: a token, a short draft, a large tree
-PROMPT = 512  # rows, as many as a step takes
+ATTENDING = (1, 5, 33)  # rows of a token, of a short draft, of a large tree
+PROMPT = 512  # rows of a prompt, as many as a step takes
 SHAPES = {  # outputs and inputs
     "grown target, gate and up": (5120, 768),
     "grown target, down": (768, 2560),
@@ -48,7 +48,9 @@ Actions = Mapping[str, Callable[[], object]]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What some do in turns, in so many multiplications and additions."""
+    """A piece of work that several `actions` do in turns. It takes `operations` multiplications and
+    additions.
+    """
 
     name: str
     operations: int
@@ -56,7 +58,9 @@ class Case:
 
 
 def attention(build: Mapping[str, Kernels], dtype: torch.dtype) -> Iterator[Case]:
-    """Rows at the end of a text, whose keys and values lie in a pool as those of a session do."""
+    """Yield cases of attention: rows at the end of a text, whose keys and values lie in a pool as
+    those of a session do.
+    """
     for context in CONTEXTS:
         pool = KVPool([LayerGeometry(KV_HEADS, SIZE, SIZE)], context, dtype, torch.device("cpu"))
         keys, values = pool.keys[0], pool.values[0]
@@ -71,7 +75,7 @@ def attention(build: Mapping[str, Kernels], dtype: torch.dtype) -> Iterator[Case
 
 
 def linear(build: Mapping[str, Kernels], dtype: torch.dtype) -> Iterator[Case]:
-    """The rows of a prompt."""
+    """Yield cases of linear layers on the rows of a prompt."""
     for name, (outputs, inputs) in SHAPES.items():
         weight, rows = torch.randn(outputs, inputs).to(dtype), torch.randn(PROMPT, inputs).to(dtype)
         actions: dict[str, Callable[[], object]] = {LIBRARY: _bound(torch.mm, rows, weight.t())}
@@ -88,7 +92,7 @@ def _bound(function: Callable[..., object], *given: object) -> Callable[[], obje
 
 
 def least(case: Case, repetitions: int, clock: Callable[[], float]) -> dict[str, float]:
-    """The seconds that each takes, taking turns."""
+    """Return the least seconds of each action of a case, which take turns."""
     seconds = dict.fromkeys(case.actions, float("inf"))
     for _ in range(1 + repetitions):
         for name, action in case.actions.items():
@@ -99,7 +103,9 @@ def least(case: Case, repetitions: int, clock: Callable[[], float]) -> dict[str,
 
 
 def builds(other: Path | None) -> dict[str, Kernels]:
-    """The best of this checkout, and that of another; raises SystemExit if there is none."""
+    """Return the best kernels of this checkout, and those of another. Raises SystemExit if there
+    are none.
+    """
     file = next(runnable(), None)
     if not file:
         raise SystemExit("error: the kernels were not built, or not for this processor")
@@ -115,7 +121,7 @@ def builds(other: Path | None) -> dict[str, Kernels]:
 
 @torch.inference_mode()
 def measure(build: Mapping[str, Kernels], dtypes: list[str], repetitions: int) -> list[Any]:
-    """Of each case its name, dtype, operations, and the seconds that each takes."""
+    """Time all cases. Returns for each its name, dtype, operations, and the seconds per action."""
     single = torch.get_num_threads() == 1
     clock = time.thread_time if single else time.perf_counter
     found = []
@@ -129,7 +135,7 @@ def measure(build: Mapping[str, Kernels], dtypes: list[str], repetitions: int) -
 
 
 def table(found: list[Any]) -> Table:
-    """What people see."""
+    """Return the table that people see."""
     headings = ("ms", "GFLOP/s", "other\nms", "times\nas fast", "PyTorch\nms", "times\nas fast")
     shown = Table("", "dtype", *headings, box=None)
     for each in found:
@@ -146,10 +152,10 @@ def main(
     dtype: Annotated[str, typer.Option(help="one or several, with commas")] = "float32,bfloat16",
     other: Annotated[Path | None, typer.Option(help="another checkout, with kernels built")] = None,
     threads: Annotated[int, typer.Option(help="CPU threads", min=1)] = 1,
-    repetitions: Annotated[int, typer.Option(help="of every figure", min=1)] = 9,
+    repetitions: Annotated[int, typer.Option(help="repetitions of every figure", min=1)] = 9,
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
-    """What the compiled kernels take, beside PyTorch's and those of another checkout."""
+    """Time the compiled kernels, beside PyTorch's and those of another checkout."""
     dtypes = dtype.split(",")
     if unknown := next((name for name in dtypes if name not in DTYPES), None):
         raise SystemExit(f"error: --dtype {unknown!r} is not one of {', '.join(DTYPES)}")

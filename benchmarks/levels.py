@@ -1,9 +1,10 @@
-"""What a level of the drafter takes, beside a step of `generate()` with the same model and the time
-that one thread needs to read the weights once.
+"""Time a level of the drafter's tree, beside a step of `generate()` with the same model and the
+time that one thread needs to read the weights once.
 
-A tree grows behind a text of random tokens, where it is wide. What is timed is one turn of it, from
-one step input to the next: nodes are laid out and fed, their children guessed, and what is new of
-the window sent. No transport and no model thread. Processor time of one thread.
+A tree grows after a text of random tokens, where it is wide. The time is that of one turn, from one
+step input to the next: nodes are laid out and fed, their children are guessed, and the new guesses
+of the window are sent. There is no transport and no model thread. The figures are processor time of
+one thread.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ from tandem.protos.types import Context, DraftShape, SamplingParams
 LENGTH = 256  # tokens of the text
 SIZES = (1, 4, 16)  # nodes of a level
 SHAPE = DraftShape(levels=32, branches=4, nodes=64)
-STEPS = 16  # of generate()
+STEPS = 16  # steps of generate()
 TEMPERATURES = (0.0, 0.7)
-WARM = 5  # turns
-TRIES = 20
+WARM = 5  # turns that do not count
+TRIES = 20  # trees that are begun to find one that is wide enough
 NAME = b"levels"
 
 Action = Callable[[], tuple[float, float]]
@@ -60,7 +61,7 @@ Action = Callable[[], tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Milliseconds of a level, of which `forward` are the pass's; or of something else."""
+    """The milliseconds of a level, of which its pass takes `forward`; or of another action."""
 
     name: str
     nodes: int
@@ -69,8 +70,8 @@ class Row:
 
 
 class Drafter:
-    """A draft model that has read a text, whose guesses can begin anew any number of times: with
-    another seed each time, since noise is remembered.
+    """A draft model that has read a text, and can begin to guess anew any number of times. Each
+    time it takes another seed, since noise is remembered.
     """
 
     def __init__(self, forward: HFRunner, text: tuple[int, ...], temperature: float) -> None:
@@ -85,7 +86,7 @@ class Drafter:
             self._sessions.keep(self._session, self._context, ())
 
     def grown(self, nodes: int) -> tuple[SessionText, GrowingTree]:
-        """A tree that has so many nodes to look behind; raises Unusable if none grows so wide."""
+        """Grow a tree that can feed `nodes` nodes at once; raises Unusable if none is so wide."""
         for _ in range(TRIES):
             text, growing = self._begun()
             while 1 + len(list(growing.chances())) < nodes and growing.ready():
@@ -95,7 +96,7 @@ class Drafter:
         raise Unusable(f"the model is so sure that no level has {nodes} nodes")
 
     def _begun(self) -> tuple[SessionText, GrowingTree]:
-        """A tree whose root was fed."""
+        """Begin a tree whose root was fed."""
         params = SamplingParams(self._temperature, seed=next(self._seeds))
         worth = Worth(Conditions(), Rates(), DrafterHistory(), 0.0)
         growth = TokenTree(SHAPE, LENGTH, self._sessions.context_length, 1, worth)
@@ -107,7 +108,7 @@ class Drafter:
         return text, GrowingTree(text, guess, stream, worth, time.perf_counter, self._first)
 
     def level(self, nodes: int) -> tuple[float, float]:
-        """Seconds of one level, and of its pass."""
+        """Return the seconds of one level, and those of its pass."""
         text, growing = self.grown(nodes)
         job = text.feed(growing)
         step_input = next(job)
@@ -128,7 +129,7 @@ class Drafter:
 
 @torch.inference_mode()
 def measure(folder: Path, repetitions: int) -> dict[tuple[str, int], Row]:
-    """Median milliseconds, by name and nodes: all take turns; raises Unusable."""
+    """Measure the median milliseconds, by name and nodes; all take turns. Raises Unusable."""
     model = load(folder, "float32")
     network: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, local_files_only=True
@@ -160,14 +161,14 @@ def measure(folder: Path, repetitions: int) -> dict[tuple[str, int], Row]:
 
 
 def spent(action: Callable[[], object]) -> float:
-    """Seconds of this thread."""
+    """Return the seconds of processor time that an action takes in this thread."""
     began = time.thread_time()
     action()
     return time.thread_time() - began
 
 
 def generated(network: Any, text: tuple[int, ...]) -> float:
-    """Seconds of a step of generate(), the prompt left out."""
+    """Return the seconds of a step of generate(), without the prompt."""
     ids = torch.tensor([text])
     least = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
 
@@ -178,7 +179,7 @@ def generated(network: Any, text: tuple[int, ...]) -> float:
 
 
 def table(rows: Iterable[Row]) -> Table:
-    """What people see."""
+    """Return the table that people see."""
     shown = Table("", "nodes", "ms", "of it the pass", "the rest", box=None)
     for row in rows:
         cells = (str(row.nodes), f"{row.milliseconds:.2f}")
@@ -189,10 +190,10 @@ def table(rows: Iterable[Row]) -> Table:
 
 def main(
     model: Annotated[Path, typer.Argument(help="model directory")] = models.DRAFT,
-    repetitions: Annotated[int, typer.Option(help="of every figure", min=1)] = 101,
+    repetitions: Annotated[int, typer.Option(help="repetitions of every figure", min=1)] = 101,
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
-    """Milliseconds of a level of the drafter, beside a step of generate()."""
+    """Measure the milliseconds of a level of the drafter, beside a step of generate()."""
     logging.disable_progress_bar()
     torch.set_num_threads(1)
     try:

@@ -1,13 +1,14 @@
-"""What a drafter that is a round trip away is worth: tokens per second of a whole Tandem through
-its client API, beside plain decoding and, if one is given, beside another checkout of the project.
+"""Measure the worth of a drafter that is a round trip away: the tokens per second of a whole Tandem
+through its client API, beside plain decoding and, if one is given, beside another checkout of the
+project.
 
 In each cell the systems take turns in random order on the same requests, so that whatever else the
-machine does hits them alike; told are medians of ratios within a turn. The first turn does not
-count; orchestrators start anew in each cell, services for each drafter. Texts that differ are
-counted. Processor time, ms per token, is that of all services but for threads that run models. `up`
-and `down` are bytes per token of the text, from orchestrator to drafter and back.
+machine does hits them alike. The figures are medians of ratios within a turn. The first turn does
+not count; orchestrators start anew in each cell, services for each drafter. Texts that differ are
+counted. The processor time, in ms per token, is that of all services without the threads that run
+models. `up` and `down` are bytes per token of the text, from orchestrator to drafter and back.
 
-A slow link, with 80 ms and 50 kb/s in each direction, and then with 1 Mb/s:
+This measures a slow link, with 80 ms and 50 kb/s in each direction, and then with 1 Mb/s:
 
     python -m tandem.benchmarks.links --round-trip 80 --rate 50 --rate 1000 --at-once 1
 """
@@ -38,8 +39,8 @@ from tandem.orchestrator.cli import certificates
 from tandem.protos.errors import TandemError
 
 SETTLE_SECONDS = 0.2
-REQUESTS = 2  # of a turn, in each place
-SHARING = 16  # requests at once that take a turn of twice the time
+REQUESTS = 2  # requests of a turn for each that runs at once
+SHARING = 16  # with so many requests at once a turn takes twice the time
 DRAFTS, PLAIN, OTHER, AGAIN, OTHERS_PLAIN = "drafts", "plain", "other", "plain again", "other plain"
 RATIOS = {
     "to plain": (DRAFTS, PLAIN),
@@ -57,7 +58,7 @@ HEADINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is compared, and how much is asked."""
+    """The systems to compare, and the number and size of the requests."""
 
     folders: Sequence[Path]  # this checkout, the other one if any
     target: Path
@@ -67,12 +68,12 @@ class Plan:
     seconds: float
     skip: int
     controls: bool
-    tls: Path | None  # certificates
-    link: str  # what it does beside delays
+    tls: Path | None  # folder of the certificates
+    link: str  # describes what the link does beside delays
 
     @property
     def heading(self) -> str:
-        """What is compared, and where."""
+        """A title that says what is compared, and where."""
         beside = " beside ".join(map(str, self.folders))
         what = f"some {self.tokens} tokens each{self.link}, {beside}"
         return report.title(self.target, self.draft, what)
@@ -80,14 +81,16 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A checkout behind its client API, with drafts of as many levels, or as the server chooses."""
+    """A checkout behind its client API, with drafts of `levels` levels (None: as it chooses)."""
 
     checkout: Checkout
     stub: Any
     levels: int | None = None
 
     async def turn(self, jobs: Sequence[Job], cell: Cell, seconds: float) -> Turn:
-        """The requests, longer where more share the time; then what was given up may end."""
+        """Take a turn of requests, longer where more of them share the time. Then wait until
+        requests that were given up have ended.
+        """
         seconds *= 1 + cell.at_once / SHARING
         before = await self.checkout.spent()
         turn = await take(self.stub, self.levels, jobs, cell.at_once, seconds)
@@ -97,7 +100,7 @@ class System:
 
 
 async def measure(systems: Mapping[str, System], cell: Cell, plan: Plan) -> Turns:
-    """All turns of a cell; the first does not count but for the texts."""
+    """Take all turns of a cell; of the first turn only the texts count."""
     rng, prompts, turns = random.Random(repr(cell)), cycle(story_prompts()), []
     for _ in range(1 + plan.turns):
         batch = islice(prompts, REQUESTS * cell.at_once)
@@ -108,7 +111,7 @@ async def measure(systems: Mapping[str, System], cell: Cell, plan: Plan) -> Turn
 
 
 def row(cell: Cell, turns: Turns, skip: int) -> dict[str, Any]:
-    """What a cell showed."""
+    """Return the figures of a cell's turns."""
     compared, differing = texts(turns)
     return {
         **asdict(cell),
@@ -122,7 +125,7 @@ def row(cell: Cell, turns: Turns, skip: int) -> dict[str, Any]:
 
 
 async def rows(plan: Plan, cells: Sequence[Cell], untrained: Path) -> AsyncIterator[dict[str, Any]]:
-    """What each cell showed, as it is done."""
+    """Measure all cells, and yield the figures of each as it is done."""
     for kind in dict.fromkeys(cell.drafter for cell in cells):
         draft = untrained if kind == "random" else plan.draft
         async with AsyncExitStack() as stack:
@@ -135,7 +138,7 @@ async def rows(plan: Plan, cells: Sequence[Cell], untrained: Path) -> AsyncItera
 
 
 async def turns_of(checkouts: Sequence[Checkout], cell: Cell, plan: Plan) -> Turns:
-    """Start an orchestrator for each checkout over a good link, make that what the cell wants, and
+    """Start an orchestrator for each checkout over a good link, change the link to the cell's, and
     measure.
     """
     async with AsyncExitStack() as stack:
@@ -160,7 +163,7 @@ async def turns_of(checkouts: Sequence[Checkout], cell: Cell, plan: Plan) -> Tur
 
 
 def line(row: Mapping[str, Any]) -> list[str]:
-    """A row as people see it."""
+    """Return a row as people see it, a text for each column."""
 
     def told(name: str, figure: str, digits: int = 0, scale: float = 1.0) -> str:
         value = row["systems"].get(name, {}).get(figure)
@@ -183,12 +186,12 @@ def line(row: Mapping[str, Any]) -> list[str]:
 
 
 def written(cells: Sequence[str]) -> str:
-    """Side by side, below their headings."""
+    """Join texts to a line, each below its heading."""
     return "  ".join(c.rjust(max(7, len(h))) for c, h in zip(cells, HEADINGS, strict=True))
 
 
 async def run(plan: Plan, cells: Sequence[Cell], untrained: Path, file: Path | None) -> None:
-    """Print each row as it is done; then a file, if one is given, holds all so far."""
+    """Print each row as it is done, and write all rows so far to `file`, if one is given."""
     print(plan.heading, written(HEADINGS), sep="\n", flush=True)
     found = []
     async for each in rows(plan, cells, untrained):
@@ -220,7 +223,7 @@ def main(
     tls: Annotated[bool, typer.Option("--tls", help="on every hop")] = False,
     json: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
-    """Tokens per second of a whole Tandem whose drafter is a round trip away."""
+    """Measure tokens per second of a whole Tandem whose drafter is a round trip away."""
     if unknown := [kind for kind in drafter if not KINDS.fullmatch(kind)]:
         raise typer.BadParameter(f"{unknown[0]!r} is none", param_hint="--drafter")
     logging.disable_progress_bar()

@@ -1,8 +1,9 @@
-"""Is it the same answer with every option? Requests drawn at random over all options, each asked
-twice: with drafts of a random kind and without any.
+"""Check that answers are the same with every option: requests are drawn at random over all options,
+and each is asked twice, with drafts of a random kind and without any.
 
-Rule MATCH, greedy and seeded. Text, tokens, why it ended and log-probabilities must be the same,
-bit for bit; the log-probabilities are also compared with a plain forward pass of transformers.
+The rule is MATCH, greedy and seeded. Text, tokens, the reason for the end and log-probabilities
+must be the same, bit for bit. The log-probabilities are also compared with a plain forward pass of
+transformers.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ LOOSE = 1e-4  # how far a log-probability may be from a plain pass
 def drawn_request(
     rng: random.Random, prompts: Sequence[Prompt], vocabulary: int
 ) -> api.GenerateRequest:
-    """A request with some options on, anywhere in their range."""
+    """Draw a request with some options set, anywhere in their range."""
 
     def maybe(value: Any) -> Any:
         return value if rng.random() < 0.35 else None
@@ -86,7 +87,7 @@ def drawn_request(
 
 
 def drawn_speculation(rng: random.Random) -> api.Speculation:
-    """A way to draft."""
+    """Draw a way to draft."""
     method = rng.choice(METHODS)
     return api.Speculation(
         num_speculative_tokens=rng.choice([None, 1, 3, 8]),
@@ -98,7 +99,7 @@ def drawn_speculation(rng: random.Random) -> api.Speculation:
 
 
 def same(one: api.GenerateResponse, other: api.GenerateResponse) -> bool:
-    """Whether two answers differ in nothing but what they cost."""
+    """Return whether two answers differ only in their ids and costs."""
     bare = []
     for answer in (one, other):
         copy = api.GenerateResponse()
@@ -112,7 +113,7 @@ def same(one: api.GenerateResponse, other: api.GenerateResponse) -> bool:
 async def ask_twice(
     stub: Any, request: api.GenerateRequest, speculation: api.Speculation
 ) -> tuple[api.GenerateResponse, api.GenerateResponse]:
-    """The answer without drafts and with them."""
+    """Ask for the answer without drafts and with them."""
     plain, drafted = api.GenerateRequest(), api.GenerateRequest()
     plain.CopyFrom(request)
     plain.speculation.num_speculative_tokens = 0
@@ -123,7 +124,9 @@ async def ask_twice(
 
 @torch.inference_mode()
 def farthest(network: Any, prompt: Sequence[int], answer: api.GenerateResponse) -> float:
-    """How far a told log-probability is from a plain pass over the whole text."""
+    """Return how far a log-probability of an answer is at most from that of a plain pass over the
+    whole text.
+    """
     tokens = [*prompt, *answer.token_ids]
     scores = network(torch.tensor([tokens]), use_cache=False).logits[0].float().log_softmax(-1)
     of_prompt = answer.prompt_logprobs or [None] * (len(prompt) - 1)
@@ -147,7 +150,9 @@ def farthest(network: Any, prompt: Sequence[int], answer: api.GenerateResponse) 
 async def compare(
     stub: Any, network: Any, prompts: Sequence[Prompt], count: int, seed: int, at_once: int
 ) -> tuple[list[api.GenerateRequest], float, int, int]:
-    """Requests whose answers differ, the farthest log-probability, tokens and accepted tokens."""
+    """Ask `count` random requests. Returns the requests whose answers differ, the farthest distance
+    of a log-probability, and the numbers of tokens and of accepted tokens.
+    """
     rng, places = random.Random(seed), asyncio.Semaphore(at_once)
     vocabulary = network.config.vocab_size
     asked = [
@@ -175,8 +180,8 @@ async def compare(
 
 
 async def measure(target: Path, draft: Path, requests: int, seed: int, at_once: int) -> Any:
-    """The comparison with a running system."""
-    os.environ["TANDEM__VERIFIER__DTYPE"] = "float32"  # as the network that it is compared with
+    """Run the comparison with a running system."""
+    os.environ["TANDEM__VERIFIER__DTYPE"] = "float32"  # the dtype of the compared network
     prompts, network = tokenised(target, story_count()), load(target)
     async with tandem_up(target, draft, False, *ALWAYS) as stub:
         return await compare(stub, network, prompts, requests, seed, at_once)
@@ -185,7 +190,7 @@ async def measure(target: Path, draft: Path, requests: int, seed: int, at_once: 
 def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
-    requests: Annotated[int, typer.Option(help="drawn at random", min=1)] = 1000,
+    requests: Annotated[int, typer.Option(help="requests drawn at random", min=1)] = 1000,
     seed: int = 0,
     at_once: Annotated[int, typer.Option(help="pairs in flight", min=1)] = 4,
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,

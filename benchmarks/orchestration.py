@@ -1,8 +1,8 @@
-"""What the orchestrator itself costs: streams from a verifier without a model, which takes a step
-at every tick of a clock.
+"""Measure what the orchestrator itself costs, with streams from a verifier without a model, which
+takes a step at every tick of a clock.
 
-A stream is at most as fast as that clock; how far each chunk is behind its tick is what gRPC, cell
-and client have added. The client takes its part of the machine too.
+A stream is at most as fast as that clock. The delay of each chunk behind its tick is what gRPC,
+cell and client have added. The client takes its part of the machine too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PARTS = ("verifier", "cell", "client")
 
 @dataclass(slots=True)
 class Reader:
-    """One client: how many seconds its chunks are behind their ticks, and their tokens."""
+    """One client: the seconds that its chunks are behind their ticks, and the chunks' tokens."""
 
     number: int
     step: float
@@ -59,7 +59,7 @@ class Reader:
                 self.tokens += chunk.token_ids
 
     def check(self, vocabulary: int) -> None:
-        """Raise Unusable for a token that is not the table's."""
+        """Raise Unusable if a token is not the one that the verifier's table has there."""
         head = (self.number % 256, self.number // 256, 1, 1)
         for place, token in enumerate(self.tokens):
             if token != token_at(head, HEAD + place, vocabulary):
@@ -68,7 +68,9 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """So many streams of a cell; seconds, and microseconds of a processor."""
+    """The figures of `streams` streams of a cell: delays in seconds, and processor time in
+    microseconds per step.
+    """
 
     streams: int
     steps_per_second: float
@@ -80,18 +82,18 @@ class Figures:
 
 
 class System:
-    """A table, a cell, and this process, which is the client."""
+    """The processes of the measurement: the verifier, the cell, and this process, the client."""
 
     def __init__(self, verifier: Process, cell: Process) -> None:
         self._verifier, self._cell = verifier, cell
 
     def processor_seconds(self) -> list[float]:
-        """Of each part."""
+        """Return the processor seconds that each of PARTS has spent."""
         own = os.times()
         return [_seconds(self._verifier.pid), _seconds(self._cell.pid), own.user + own.system]
 
     def bytes(self) -> int:
-        """Memory of the cell."""
+        """Return the bytes of memory that the cell holds."""
         pages = int(Path(f"/proc/{self._cell.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -102,7 +104,9 @@ def _seconds(pid: int) -> float:
 
 
 async def until(done: Callable[[], bool], missing: str) -> None:
-    """Look again and again; raises Unusable, with what was missing, after a limited time."""
+    """Poll until `done` returns true. Raises Unusable, which says what was `missing`, after
+    START_SECONDS.
+    """
     try:
         async with asyncio.timeout(START_SECONDS):
             while not done():  # noqa: ASYNC110
@@ -112,7 +116,7 @@ async def until(done: Callable[[], bool], missing: str) -> None:
 
 
 async def measure(target: Path, streams: int, step: float, seconds: float) -> Figures:
-    """Start everything, let all streams begin, and read for so long; raises Unusable."""
+    """Start everything, let all streams begin, and read for `seconds`; raises Unusable."""
     async with AsyncExitStack() as scope:
         table = ("--tokenizer", str(target), "--step", str(step))
         verifier = await scope.enter_async_context(child(HERE, "benchmarks.peers.table", *table))
@@ -156,7 +160,7 @@ async def measure(target: Path, streams: int, step: float, seconds: float) -> Fi
 
 
 def table(found: list[Figures]) -> Table:
-    """What people see."""
+    """Return the table that people see."""
     columns = "streams", "steps/s", "of ideal", "behind p50\nms", "behind p99\nms"
     shown = Table(*columns, *(f"{part}\nus/step" for part in PARTS), "kB of memory\nper stream")
     for each in found:
@@ -174,12 +178,12 @@ def table(found: list[Figures]) -> Table:
 
 def main(
     target: Annotated[Path, typer.Option(help="whose tokenizer is used")] = models.TARGET,
-    streams: Annotated[str, typer.Option(help="at once, with commas")] = "1,16,100,1000",
+    streams: Annotated[str, typer.Option(help="streams at once, with commas")] = "1,16,100,1000",
     step: Annotated[float, typer.Option(help="seconds between steps", min=0.001)] = 0.02,
-    seconds: Annotated[float, typer.Option(help="of measuring each")] = 10.0,
+    seconds: Annotated[float, typer.Option(help="seconds of measuring each")] = 10.0,
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
-    """Steps per second and delay of many streams, with a verifier that costs nothing."""
+    """Measure steps per second and delay of many streams, with a verifier that costs nothing."""
     try:
         found = [
             asyncio.run(measure(target, int(many), step, seconds)) for many in streams.split(",")

@@ -1,11 +1,12 @@
-"""What admitted streams notice while far more is requested than can be served:
+"""Measure what admitted streams notice while far more is requested than can be served:
 
     python -m tandem.benchmarks.overload
 
-First all places are taken, and it is measured how many requests that serves. Then ten times as many
-arrive, at random, with prompts beside them that are far too large, and as many streams that nobody
-reads as there are places. Reported are the seconds to a refusal for lack of a place, and to that of
-a large prompt, and the gaps between the chunks of streams that run, before and while that lasts.
+First all places are taken, and it is measured how many requests are served in that state. Then ten
+times as many arrive at random times, beside them prompts that are far too large, and for each place
+a stream that nobody reads. The figures are the seconds to a refusal for lack of a place and to that
+of a large prompt, and the gaps between the chunks of running streams, before and during the
+overload.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from tandem.v1 import orchestrator_pb2_grpc
 
 PROMPT = story_prompts()[0]
 LARGE = "x" * (512 << 10)
-LARGE_SECONDS = 0.2  # between two of them
+LARGE_SECONDS = 0.2  # between two large prompts, on average
 TOKENS = 64
 PATIENCE = 60.0  # seconds
 UNREAD_PAUSE = 1.0  # seconds, until a stream that nobody reads is opened again
@@ -48,14 +49,16 @@ SMALL_WINDOW = (("grpc.http2.lookahead_bytes", 64), ("grpc.http2.bdp_probe", 0))
 
 @dataclass(slots=True)
 class Seen:
-    """What clients saw in a stretch of time: seconds."""
+    """The gaps and refusals, in seconds, and the ends of requests that clients saw in a stretch of
+    time.
+    """
 
     gaps: list[float] = field(default_factory=list)
     refusals: list[float] = field(default_factory=list)
     ends: Counter[str] = field(default_factory=Counter)
 
     async def ask(self, client: AsyncClient, prompt: str) -> None:
-        """One stream, read as fast as it comes."""
+        """Ask for one stream, and read it as fast as it comes."""
         began = last = monotonic()
         try:
             async with client.stream(prompt, max_new_tokens=TOKENS, ignore_eos=True) as stream:
@@ -73,7 +76,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Seconds, MB, and requests by their ends."""
+    """The figures of the benchmark: times in seconds, memory in MB, and requests by their ends."""
 
     places: int
     served_per_second: float
@@ -89,12 +92,12 @@ class Figures:
 
     @property
     def gap_ratio(self) -> float:
-        """How many times as long gaps are meanwhile."""
+        """How many times as long gaps are during the overload."""
         return self.gap_p99 / (self.gap_p99_before or 1.0)
 
 
 async def arrive(per_second: float, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Acts that begin at random, so many a second, whether or not others have ended."""
+    """Begin an act at random times, `per_second` of them a second, whether or not others ended."""
     due = monotonic()
     async with asyncio.TaskGroup() as group:
         while True:
@@ -104,7 +107,9 @@ async def arrive(per_second: float, act: Callable[[], Coroutine[Any, Any, None]]
 
 
 async def unread(address: str) -> None:
-    """Streams that hold a place, as little of them fits on the way, until they are ended."""
+    """Open streams that nobody reads, one after the other. Each holds a place until it is ended,
+    since only little of it fits on the way.
+    """
     request = api.GenerateRequest(text=PROMPT)
     request.stopping.max_new_tokens, request.stopping.ignore_eos = 400, True
     async with aio.insecure_channel(address, options=SMALL_WINDOW) as channel:
@@ -120,14 +125,14 @@ async def unread(address: str) -> None:
 
 
 def set_limits(places: int) -> None:
-    """As settings of the front end: one client may have all places."""
+    """Set the front end's limits by environment variables: one client may have all places."""
     limits = {"RUNNING": places, "RUNNING_PER_CLIENT": places, "WAITING": 2 * places}
     for name, limit in limits.items():
         os.environ[f"TANDEM__ORCHESTRATOR__MAX_{name}"] = str(limit)
 
 
 async def measure(target: Path, draft: Path, places: int, times: float, seconds: float) -> Figures:
-    """Both stretches; raises TandemError."""
+    """Measure both stretches of time; raises TandemError."""
     set_limits(places)
     async with AsyncExitStack() as scope:
         system = await scope.enter_async_context(running(target, draft, 1, 1, 1))
@@ -141,7 +146,7 @@ async def measure(target: Path, draft: Path, places: int, times: float, seconds:
         patient, hasty = await client("steady", PATIENCE), await client("crowd")
         sender = await client("large")
         before, during, crowd, large = Seen(), Seen(), Seen(), Seen()
-        steady = Seen()  # what runs in both stretches
+        steady = Seen()  # of the streams that run in both stretches
 
         async def follow() -> None:
             while True:
@@ -179,7 +184,7 @@ async def measure(target: Path, draft: Path, places: int, times: float, seconds:
 
 
 def table(found: Figures) -> Table:
-    """What people see."""
+    """Return the table that people see."""
     shown = Table("", "", box=None)
     for name, value in (
         ("requests served a second, all places taken", f"{found.served_per_second:.1f}"),
@@ -201,11 +206,13 @@ def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
     places: Annotated[int, typer.Option(help="requests that run at once", min=1)] = 8,
-    times: Annotated[float, typer.Option(help="of what can be served", min=0.1)] = 10.0,
-    seconds: Annotated[float, typer.Option(help="of each stretch", min=4)] = 30.0,
+    times: Annotated[
+        float, typer.Option(help="requests, in times of what can be served", min=0.1)
+    ] = 10.0,
+    seconds: Annotated[float, typer.Option(help="seconds of each stretch", min=4)] = 30.0,
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
-    """Refusals, and gaps of admitted streams, under an overload."""
+    """Measure refusals, and gaps of admitted streams, under an overload."""
     try:
         found = asyncio.run(measure(target, draft, places, times, seconds))
     except TandemError as problem:

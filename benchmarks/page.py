@@ -1,9 +1,9 @@
-"""The figures in RESULTS.md and README.md, made from the JSON files that benchmarks write.
+"""Write the figures in RESULTS.md and README.md from the JSON files that benchmarks write.
 
     python -m tandem.benchmarks.page            # `make results`
-    python -m tandem.benchmarks.page --check    # fails if a page says something else
+    python -m tandem.benchmarks.page --check    # fails if a page has other figures
 
-`--json benchmarks/results/NAME.json` makes a benchmark renew its figures.
+A benchmark renews its figures if it is run with `--json benchmarks/results/NAME.json`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def options(rows: Rows) -> str:
 
 
 def _gain(rows: Rows, at_once: int, temperature: float, round_trip: float) -> tuple[float, ...]:
-    """Tokens per second without drafts and with them, and the ratio."""
+    """Return the tokens per second without drafts and with them, and the ratio."""
     row = one(rows, at_once=at_once, temperature=temperature, round_trip=round_trip)
     rates = (row["systems"][name]["rate"] for name in ("plain", "drafts"))
     return *rates, row["ratios"]["to plain"]
@@ -75,7 +75,7 @@ def far_or_many(rows: Rows) -> str:
 
 
 def _fastest(rows: Rows) -> tuple[float, float]:
-    """Tokens per second of Tandem, and of the best way of llama.cpp."""
+    """Return the tokens per second of Tandem, and of llama.cpp's fastest way."""
     speeds = {row["system"]: row["median_tokens_per_second"] for row in rows}
     peers = (speed for name, speed in speeds.items() if name.startswith("llama.cpp"))
     return speeds["Tandem"], max(peers)

@@ -1,8 +1,8 @@
-"""What a network that loses everything costs: one connection carries no bytes any more, in both
-directions or in one, between cell and verifier, cell and drafter, or client and
-front end; with another replica beside, and without one until the network is healed.
+"""Measure what a network partition costs: one connection carries no bytes any more, in both
+directions or in one, between cell and verifier, cell and drafter, or client and front end. Once
+there is another replica, and once there is none until the network is healed.
 
-All in one process, with proxies between the parts and a verifier without a model.
+All parts run in one process, with proxies between them and a verifier without a model.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from tandem.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 
 VERIFIER, DRAFTER, FRONT_END = "verifier", "drafter", "front end"
 WAYS = {"both": State(hung=True), "to it": State(hung_up=True), "from it": State(hung_down=True)}
-STREAMS = 8  # before, and as many that begin during the partition
-STEP = 0.02
+STREAMS = 8  # streams before the partition, and as many that begin during it
+STEP = 0.02  # seconds of a step
 LOST = "a service is lost"
 
 
 class SilentDrafter(drafter_pb2_grpc.DrafterServiceServicer):
-    """Sends heartbeats, and never guesses."""
+    """A drafter that sends heartbeats, and never guesses."""
 
     def __init__(self, model: common_pb2.ModelDescription) -> None:
         self._model = model
@@ -48,39 +48,40 @@ class SilentDrafter(drafter_pb2_grpc.DrafterServiceServicer):
     async def Guess(
         self, requests: AsyncIterator[drafter_pb2.GuessRequest], context: Any
     ) -> AsyncIterator[drafter_pb2.GuessResponse]:
-        """Until the caller ends the call."""
+        """Answer each message by a heartbeat, until the caller ends the call."""
         async for request in requests:
             yield drafter_pb2.GuessResponse(sent=request.sent, model=self._model)
 
     async def DescribeDrafter(
         self, request: drafter_pb2.DescribeDrafterRequest, context: Any
     ) -> drafter_pb2.DescribeDrafterResponse:
-        """As the target."""
+        """Describe the drafter's model, which is the target's."""
         return drafter_pb2.DescribeDrafterResponse(model=self._model)
 
 
 @dataclass(slots=True)
 class Reader:
-    """One stream: when each of its chunks came, the time at which it was asked for first."""
+    """One stream, and the times of its chunks; the first is the time at which it was asked for."""
 
     times: list[float] = field(default_factory=lambda: [monotonic()])
 
     async def read(self, client: AsyncClient) -> None:
-        """Until cancelled."""
+        """Read the stream until cancelled."""
         async with client.stream([1] * 8, max_new_tokens=1 << 15, ignore_eos=True) as stream:
             async for _ in stream:
                 self.times.append(monotonic())
 
     def gap(self, since: float) -> float:
-        """The longest time without a chunk that ended after `since`."""
+        """Return the longest time without a chunk that ended after `since`."""
         times = [*self.times, monotonic()]
         return max(later - earlier for earlier, later in pairwise(times) if later >= since)
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Seconds: until the loss was noticed and until the last stream had a token again, since the
-    partition, or since it was healed where there is no other replica.
+    """The figures of one partition: the seconds until its loss was `noticed`, and the longest `gap`
+    of a stream. Where there is no other replica, the gap is the time from the healing of the
+    network until the last stream had a token again.
     """
 
     where: str
@@ -91,7 +92,7 @@ class Figures:
 
 
 class System:
-    """`replicas` of what the partition is in front of, and a client."""
+    """A client of the running system, and the links to the replicas that the partition cuts off."""
 
     def __init__(self, client: AsyncClient, links: list[delay.Link]) -> None:
         self.client, self.links = client, links
@@ -100,7 +101,7 @@ class System:
 
 @asynccontextmanager
 async def running(where: str, replicas: int, target: Path) -> AsyncIterator[System]:
-    """Everything, while the scope lasts."""
+    """Run all parts while the scope lasts, with links before the `replicas` of `where`."""
     model, links = table_model(target), list[delay.Link]()
     async with AsyncExitStack() as scope:
 
@@ -134,12 +135,12 @@ async def running(where: str, replicas: int, target: Path) -> AsyncIterator[Syst
 
 
 def serve(servicer: object) -> Any:
-    """A server of it while a scope lasts."""
+    """Serve a servicer while a scope lasts; the scope's value is the address."""
     return rpc.serving("127.0.0.1", 0, servicer)
 
 
 async def measure(where: str, way: str, replicas: int, target: Path, seconds: float) -> Figures:
-    """One partition, of `seconds`."""
+    """Measure one partition of `seconds`."""
     losses: list[float] = []
 
     def note(logger: object, level: str, event: Any) -> Never:
@@ -185,7 +186,7 @@ async def measure(where: str, way: str, replicas: int, target: Path, seconds: fl
 
 
 def table(found: list[Figures]) -> Table:
-    """What people see."""
+    """Return the table that people see."""
     shown = Table("between", "bytes lost", "replicas", "noticed\ns", "longest gap\ns")
     for each in found:
         other = "client" if each.where == FRONT_END else "cell"
@@ -200,10 +201,10 @@ def main(
     target: Annotated[Path, typer.Option(help="whose tokenizer is used")] = models.TARGET,
     where: Annotated[str, typer.Option(help="with commas")] = "verifier,drafter,front end",
     ways: Annotated[str, typer.Option("--way", help="with commas")] = "both,to it,from it",
-    seconds: Annotated[float, typer.Option(help="of each partition", min=1.0)] = 4.0,
+    seconds: Annotated[float, typer.Option(help="seconds of each partition", min=1.0)] = 4.0,
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
-    """How long streams wait when the network loses everything, and after it is healed."""
+    """Measure how long streams wait when the network loses everything, and after it is healed."""
     found = [
         asyncio.run(measure(place, way, replicas, target, seconds))
         for place in where.split(",")

@@ -1,8 +1,9 @@
-"""What a pass takes beside its kernels: by the network's own code as transformers has it, and by
-its program, in one process and in turns.
+"""Measure what a pass takes beside its kernels: by the network's own code as transformers has it,
+and by its program, in one process and in turns.
 
-Without a model it takes a network of Qwen3-0.6B's 28 layers and heads, so narrow that its kernels
-take next to no time. Processor time of one thread, the least of some repetitions.
+Without a given model the network has Qwen3-0.6B's 28 layers and heads, but is so narrow that its
+kernels take next to no time. The figures are processor time of one thread, the least of some
+repetitions.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from tandem.protos.errors import TandemError
 POSITIONS = 2048
 CONTEXT = 64  # tokens before the rows
 ROWS = (1, 9, 64)
-IN_A_ROW = 3  # passes, of which the first finds the processor's caches as another way left them
+IN_A_ROW = 3  # passes; the first finds the processor's caches as another way left them
 WANTED = 5  # logits at most
 CALLS = ("_linear", "_attend", "_norm", "_gate", "_program")
 CODE, PROGRAM = "its own code", "its program"
@@ -44,7 +45,7 @@ CODE, PROGRAM = "its own code", "its program"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Milliseconds of a pass, and what of them is not in kernels."""
+    """The milliseconds of a pass, and those of them that are not spent in kernels (`beside`)."""
 
     dtype: str
     way: str
@@ -54,7 +55,7 @@ class Row:
 
 
 def narrow(folder: Path) -> Path:
-    """A model directory with such a network, and the embedded target's tokenizer."""
+    """Make a model directory with a narrow network and the embedded target's tokenizer."""
     config = Qwen3Config(
         num_hidden_layers=28,
         hidden_size=64,
@@ -73,7 +74,7 @@ def narrow(folder: Path) -> Path:
 
 @contextmanager
 def timed() -> Iterator[list[float]]:
-    """The seconds that are spent in kernels within the scope."""
+    """Yield a list whose only number counts the seconds spent in kernels within the scope."""
     build, seconds = kernels(), [0.0]
     if not build:
         raise SystemExit("error: the kernels were not built, or not for this processor")
@@ -97,7 +98,7 @@ def timed() -> Iterator[list[float]]:
 
 
 def measure(folder: Path, dtypes: list[str], repetitions: int) -> list[Row]:
-    """All figures; raises Unusable."""
+    """Measure all figures; raises Unusable."""
     found = []
     for dtype in dtypes:
         model = load(folder, dtype)
@@ -112,7 +113,7 @@ def measure(folder: Path, dtypes: list[str], repetitions: int) -> list[Row]:
 
 
 def least(dtype: str, ways: Mapping[str, HFRunner], repetitions: int) -> list[Row]:
-    """The least that a pass takes each way, for each number of rows."""
+    """Return the least that a pass takes each way, for each number of rows."""
     best = dict[tuple[str, int], Row]()
     prompts = {}
     for way, forward in ways.items():
@@ -138,7 +139,7 @@ def least(dtype: str, ways: Mapping[str, HFRunner], repetitions: int) -> list[Ro
 
 
 def table(found: list[Row]) -> Table:
-    """What people see."""
+    """Return the table that people see."""
     shown = Table("dtype", "rows", "by", "ms", "beside kernels", box=None)
     for each in sorted(found, key=lambda row: (row.dtype, row.rows, row.way)):
         cells = str(each.rows), each.way, f"{each.milliseconds:.2f}", f"{each.beside:.2f}"
@@ -149,10 +150,10 @@ def table(found: list[Row]) -> Table:
 def main(
     model: Annotated[Path | None, typer.Argument(help="model directory")] = None,
     dtype: Annotated[str, typer.Option(help="one or several, with commas")] = "float32,bfloat16",
-    repetitions: Annotated[int, typer.Option(help="of every figure", min=1)] = 20,
+    repetitions: Annotated[int, typer.Option(help="repetitions of every figure", min=1)] = 20,
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
-    """What a pass takes beside its kernels, with and without a program."""
+    """Measure what a pass takes beside its kernels, with and without a program."""
     dtypes = dtype.split(",")
     if unknown := next((name for name in dtypes if name not in DTYPES), None):
         raise SystemExit(f"error: --dtype {unknown!r} is not one of {', '.join(DTYPES)}")

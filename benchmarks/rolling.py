@@ -1,11 +1,11 @@
-"""Rolling updates of every service under clients that are not ours: what fails for them.
+"""Count the failures that clients of other projects see during rolling updates of every service.
 
     python -m tandem.benchmarks.rolling --updates 20
 
-Two of each service; the cells are behind a load balancer that sends new connections to those that
-are SERVING. One after the other is asked to stop and started again. Clients are gRPC channels with
-gRPC's defaults and OpenAI's SDK with its own; each sends one request after the other, and compares
-every text with that of the same system before the first update.
+There are two of each service. The cells are behind a load balancer that sends new connections to
+cells that are SERVING. One service after the other is asked to stop and started again. The clients
+are gRPC channels with gRPC's defaults and OpenAI's SDK with its own. Each client sends one request
+after the other, and compares every text with that of its first answer to the same prompt.
 """
 
 from __future__ import annotations
@@ -50,19 +50,21 @@ Seen: TypeAlias = "Counter[tuple[str, str]]"
 
 
 class Ready:
-    """The cells that are SERVING."""
+    """Keeps the numbers of the cells that are SERVING."""
 
     def __init__(self, addresses: list[str]) -> None:
         self._addresses, self._turn = addresses, 0
         self._now = list(range(len(addresses)))
 
     def next(self) -> int:
-        """The number of one of them; one after the other."""
+        """Return the number of a serving cell, one after the other."""
         self._turn += 1
         return self._now[self._turn % len(self._now)]
 
     async def follow(self) -> None:
-        """Look again and again, until cancelled; the last that served stay, if none does."""
+        """Check every LOOK_SECONDS which cells serve, until cancelled. If none does, the last that
+        served stay.
+        """
         while True:
             found = await asyncio.gather(*map(_serving, self._addresses))
             self._now = [number for number, up in enumerate(found) if up] or self._now
@@ -76,7 +78,7 @@ async def _serving(address: str) -> bool:
 
 @asynccontextmanager
 async def over_grpc(address: str, tokens: int) -> AsyncIterator[Ask]:
-    """A channel with gRPC's defaults."""
+    """Yield a function that asks over a channel with gRPC's defaults."""
     async with aio.insecure_channel(address) as channel:
         stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
 
@@ -91,7 +93,7 @@ async def over_grpc(address: str, tokens: int) -> AsyncIterator[Ask]:
 
 @asynccontextmanager
 async def over_http(address: str, tokens: int) -> AsyncIterator[Ask]:
-    """OpenAI's SDK with its defaults."""
+    """Yield a function that asks by OpenAI's SDK with its defaults."""
     async with AsyncOpenAI(base_url=f"http://{address}/v1", api_key="-") as client:
 
         async def ask(prompt: str) -> str:
@@ -104,7 +106,7 @@ async def over_http(address: str, tokens: int) -> AsyncIterator[Ask]:
 
 
 async def live(name: str, ask: Ask, prompts: list[str], seen: Seen) -> None:
-    """One client's life, until cancelled."""
+    """Ask prompts as one client until cancelled, and count in `seen` what it sees."""
     right: dict[str, str] = {}
     for prompt in cycle(prompts):
         try:
@@ -118,8 +120,8 @@ async def live(name: str, ask: Ask, prompts: list[str], seen: Seen) -> None:
 
 
 async def run(system: System, ports: list[int], updates: int, clients: int, tokens: int) -> Seen:
-    """All updates, one after the other; how often each kind of client has seen what. `ports` are
-    the cells' for HTTP.
+    """Make all updates, one after the other. Returns how often each kind of client has seen each
+    result. `ports` are the cells' ports for HTTP.
     """
     seen: Seen = Counter()
     ready, prompts = Ready(system.addresses), story_prompts()[:PROMPTS]
@@ -151,10 +153,10 @@ def main(
     target: Annotated[Path, typer.Option(help="model directory of the verifier")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
     updates: Annotated[int, typer.Option(help="one after the other", min=1)] = 20,
-    clients: Annotated[int, typer.Option(help="of each kind", min=1)] = 2,
-    tokens: Annotated[int, typer.Option(help="of an answer", min=1)] = 60,
+    clients: Annotated[int, typer.Option(help="clients of each kind", min=1)] = 2,
+    tokens: Annotated[int, typer.Option(help="tokens of an answer", min=1)] = 60,
 ) -> None:
-    """Rolling updates under ordinary clients. Exits with 1 if anything failed for them."""
+    """Make rolling updates under ordinary clients. Exits with 1 if anything failed for them."""
     print(described("one thread per model"))
     ports: list[int] = []
 

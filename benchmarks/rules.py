@@ -1,8 +1,8 @@
-"""Accepted tokens per round at an equal number of nodes: the rules side by side, and what trees are
-worth without shared noise.
+"""Count accepted tokens per round at an equal number of nodes: the rules side by side, and trees
+without shared noise.
 
-`match` and `reject` are Tandem's. `independent` is a baseline that exists here alone, the rule of
-SpecEdge: a tree of the draft model's likeliest tokens, best first, and a target that draws by
+`match` and `reject` are Tandem's rules. `independent` is a baseline that exists only here, the rule
+of SpecEdge: a tree of the draft model's likeliest tokens, best first, and a target that draws by
 itself.
 """
 
@@ -54,7 +54,9 @@ HowTo = Callable[[DraftShape, SamplingParams, int], Expander]
 
 
 def independent(shape: DraftShape, params: SamplingParams, root: int) -> Expander:
-    """The likeliest tokens of the draft model, best first by their probabilities."""
+    """Return an expander that proposes the draft model's likeliest tokens, best first by their
+    probabilities.
+    """
 
     def guess(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
         top = warp(logits, params).topk(shape.branches)
@@ -66,20 +68,22 @@ def independent(shape: DraftShape, params: SamplingParams, root: int) -> Expande
 
 @dataclass(slots=True)
 class Ear:
-    """A port of a drafting job that hears its guesses."""
+    """A stream of a drafting job that keeps the job's guesses."""
 
     heard: list[Guess] = field(default_factory=list)
     inbox: deque[FactTokens] = field(default_factory=deque)
     paused: bool = False
 
     def emit(self, guess: Guess) -> None:
-        """It is said."""
+        """Keep a guess."""
         self.heard.append(guess)
 
 
 @dataclass(frozen=True, slots=True)
 class InProcess:
-    """A drafter without a network, that drafts in its own way; it has so many tokens."""
+    """A drafter in this process, which drafts in the way of `how` with `tokens` tokens in its
+    vocabulary.
+    """
 
     host: Host
     how: HowTo
@@ -88,7 +92,7 @@ class InProcess:
     async def propose(
         self, context: Context, shape: DraftShape, sampling: SamplingParams
     ) -> Proposal:
-        """A draft for the context."""
+        """Propose a draft for the context."""
         ear: Any = Ear()
         if sampling.rule is Rule.REJECT:
             shape = branching(shape)
@@ -114,7 +118,7 @@ class InProcess:
 
 
 def contenders(visible: torch.Tensor) -> dict[str, tuple[HowTo, Rule]]:
-    """How each of them drafts, and the rule by which the target decides."""
+    """Return for each contender how it drafts, and the rule by which the target decides."""
     usual: HowTo = partial(expander, visible=visible)
     return {
         "match": (usual, Rule.MATCH),
@@ -126,7 +130,7 @@ def contenders(visible: torch.Tensor) -> dict[str, tuple[HowTo, Rule]]:
 async def measure(
     target: Path, draft: Path, prompts: Sequence[Tokens], count: int, shapes: Sequence[DraftShape]
 ) -> dict[tuple[str, DraftShape, float], float]:
-    """Accepted tokens per round of each contender, by shape and temperature."""
+    """Measure accepted tokens per round of each contender, by shape and temperature."""
     found = {}
     async with (
         verifier_service.serving(ModelServiceConfig(model=target), CollectorRegistry()) as address,
@@ -151,10 +155,10 @@ def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
     prompts: Annotated[int, typer.Option(help="stories", min=1, max=story_count())] = 80,
-    max_new_tokens: Annotated[int, typer.Option(help="each", min=2)] = 64,
-    nodes: Annotated[int, typer.Option(help="of a draft", min=1, max=MAX_NODES)] = 16,
+    max_new_tokens: Annotated[int, typer.Option(help="tokens of each answer", min=2)] = 64,
+    nodes: Annotated[int, typer.Option(help="nodes of a draft", min=1, max=MAX_NODES)] = 16,
 ) -> None:
-    """Accepted tokens per round, rule by rule."""
+    """Measure accepted tokens per round, rule by rule."""
     configure_logging("warning")
     logging.disable_progress_bar()
     shapes = [DraftShape(8, branches, nodes) for branches in (4, 8)]

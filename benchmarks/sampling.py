@@ -1,8 +1,10 @@
-"""What it costs to draw from a large vocabulary: milliseconds for each node that the walk visits.
+"""Measure the cost of draws from a large vocabulary: milliseconds for each node that the walk
+visits.
 
-Rows of logits are made up, peaked as language models have them, or flat; no model runs. What is
-timed is the rule `match` on one node: options applied, a token drawn, log-probabilities reported.
-It is the processor time of the one thread that does it, so others on the machine matter little.
+The rows of logits are made up, peaked as language models have them, or flat; no model runs. The
+time is that of the rule `match` on one node: options are applied, a token is drawn, and
+log-probabilities are reported. It is the processor time of one thread, so other processes on the
+machine matter little.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One way to draw: milliseconds per node, or per step, as it is defined, and as it is done."""
+    """The milliseconds of one way to draw, per node or per step: as it is defined, and as the
+    services do it.
+    """
 
     vocabulary: int
     logits: str
@@ -60,13 +64,13 @@ class Figure:
 
 
 def flat(count: int, seed: int) -> torch.Tensor:
-    """Independent normal logits, [count]: half the tokens make up .85 of the probability."""
+    """Make independent normal logits, [count]: half the tokens make up .85 of the probability."""
     return torch.randn(count, generator=torch.Generator().manual_seed(seed))
 
 
 def peaked(count: int, seed: int) -> torch.Tensor:
-    """Probabilities that fall with the power 1.6 of a token's rank, and vary, [count]: some 30
-    tokens make up .9 of it.
+    """Make logits, [count], whose probabilities fall with the power 1.6 of a token's rank, and
+    vary: some 30 tokens make up .9 of the probability.
     """
     ranks = torch.randperm(count, generator=torch.Generator().manual_seed(seed)) + 1.0
     return flat(count, seed) / 2 - 1.6 * ranks.log()
@@ -76,20 +80,20 @@ KINDS = {"peaked": peaked, "flat": flat}
 
 
 def text(vocabulary: int) -> list[int]:
-    """Tokens, some of which occur again."""
+    """Make a text of tokens, some of which occur again."""
     generator = torch.Generator().manual_seed(0)
     return (torch.rand(LENGTH, generator=generator) ** 3 * vocabulary).int().tolist()
 
 
 class Node:
-    """What is done at each of some nodes, [nodes, vocab]."""
+    """Draws at each of some nodes, whose logits are `rows`, [nodes, vocab]."""
 
     def __init__(self, rows: torch.Tensor, params: SamplingParams) -> None:
         self._rows, self._params = rows, params
         self._adjustment = LogitsProcessor(params, text(rows.shape[-1]))
 
     def defined(self, node: int) -> object:
-        """By the definition, which looks at every token."""
+        """Draw by the definition, which looks at every token."""
         row, params = self._rows[node], self._params
         (token,) = draws(self._adjustment.apply(row, (1, 2))[None], params, (node,))
         if params.logprobs is None:
@@ -98,14 +102,14 @@ class Node:
         return scores[token].item(), scores.topk(params.logprobs).values.tolist()
 
     def done(self, node: int) -> object:
-        """As the verifier does it."""
+        """Draw as the verifier does."""
         row, params = self._rows[node], self._params
         token = draw(self._adjustment.apply(row, (1, 2)), params, node)
         return token if params.logprobs is None else logprobs(row, token, params.logprobs)
 
 
 def milliseconds(action: Callable[[int], object], nodes: int, repetitions: int) -> float:
-    """The median over repetitions of the mean over nodes."""
+    """Return the milliseconds of an action: the median over repetitions of the mean over nodes."""
     times = []
     for _ in range(1 + repetitions):
         began = time.thread_time()
@@ -117,7 +121,7 @@ def milliseconds(action: Callable[[int], object], nodes: int, repetitions: int) 
 
 @torch.inference_mode()
 def measure(vocabularies: Sequence[int], nodes: int, repetitions: int) -> list[Figure]:
-    """All ways to draw; the definition on fewer nodes, since it is slow."""
+    """Time all ways to draw; the definition on fewer nodes, since it is slow."""
     found, few = [], min(8, nodes)
     for vocabulary, (kind, row) in track(
         list(product(vocabularies, KINDS.items())), "measuring", transient=True
@@ -136,7 +140,7 @@ def measure(vocabularies: Sequence[int], nodes: int, repetitions: int) -> list[F
 
 
 def children(rows: torch.Tensor, kind: str, nodes: int, repetitions: int) -> Figure:
-    """What the drafter wants of a node."""
+    """Time the choice of a node's children as the drafter needs it."""
     params = SamplingParams(1.0, top_p=0.9)
 
     def defined(node: int) -> object:
@@ -150,7 +154,7 @@ def children(rows: torch.Tensor, kind: str, nodes: int, repetitions: int) -> Fig
 
 
 def checks(rows: torch.Tensor, kind: str, repetitions: int) -> Figure:
-    """Whether something is not a number: twice element by element, or once by a maximum."""
+    """Time the check for NaN: twice element by element, or once by a maximum."""
     step = rows.repeat(-(-CHECKED // len(rows)), 1)[:CHECKED]
     twice = milliseconds(lambda _: (step.isnan().any(), step.isnan().any()), 1, repetitions)
     once = milliseconds(lambda _: step.amax().isnan(), 1, repetitions)
@@ -158,7 +162,7 @@ def checks(rows: torch.Tensor, kind: str, repetitions: int) -> Figure:
 
 
 def table(found: Sequence[Figure], nodes: int) -> Table:
-    """What people see."""
+    """Return the table that people see."""
     headings = ("as defined\nms", "as done\nms", "times\nas fast", f"{nodes} nodes\nms")
     shown = Table("vocabulary", "logits", "options", *headings, box=None)
     for each in found:
@@ -170,12 +174,12 @@ def table(found: Sequence[Figure], nodes: int) -> Table:
 
 def main(
     vocabulary: Annotated[list[int] | None, typer.Option(help="tokens; may be repeated")] = None,
-    sessions: Annotated[int, typer.Option(help="of a step", min=1)] = 16,
+    sessions: Annotated[int, typer.Option(help="sessions of a step", min=1)] = 16,
     visited: Annotated[int, typer.Option(help="nodes of each", min=1)] = 3,
-    repetitions: Annotated[int, typer.Option(help="of every figure", min=1)] = 5,
+    repetitions: Annotated[int, typer.Option(help="repetitions of every figure", min=1)] = 5,
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
-    """Milliseconds to draw a token from a large vocabulary, as it is defined and as it is done."""
+    """Time draws of a token from a large vocabulary, as they are defined and as they are done."""
     torch.set_num_threads(1)
     nodes = sessions * visited
     found = measure(vocabulary or [128_256, 151_936], nodes, repetitions)

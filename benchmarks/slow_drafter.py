@@ -1,7 +1,8 @@
-"""What a drafter that is slow, hangs, sends nonsense or is gone costs: streams with drafts beside
-plain ones, in turns, while it is so, and how soon drafts are accepted again when it is over.
+"""Measure what a drafter costs that is slow, hangs, sends nonsense or is gone: streams with drafts
+take turns with plain ones during the fault. Also measure how soon drafts are accepted again after
+the fault.
 
-Counted from the 32nd token of a stream on: until then it may be found out.
+Speeds count from the 32nd token of a stream on: until then the fault may be found out.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tandem.benchmarks.peers.prompts import tokenised
 from tandem.client.client import Stream
 from tandem.protos.errors import TandemError
 
-LEARNED = 32  # tokens
+LEARNED = 32  # first tokens of a stream, which do not count
 BACK_SECONDS = 30.0
 FAULTS = {
     "none": (),
@@ -44,7 +45,9 @@ FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Tokens per second with drafts to those without, and seconds until drafts are accepted."""
+    """The ratio of tokens per second with drafts to those without (its median, and the `least` of
+    all turns), and the seconds until drafts are accepted again (`back`).
+    """
 
     fault: str
     rule: str
@@ -56,7 +59,7 @@ class Figures:
 
 @contextmanager
 def suffering(drafter: Member, signals: Sequence[int]) -> Iterator[None]:
-    """A fault while the scope lasts."""
+    """Have a drafter suffer a fault while the scope lasts."""
     for number in signals[:1]:
         drafter.signal(number)
     try:
@@ -67,19 +70,19 @@ def suffering(drafter: Member, signals: Sequence[int]) -> Iterator[None]:
 
 
 class Streams:
-    """So many at once, on different prompts."""
+    """Asks for streams at once, on different prompts."""
 
     def __init__(self, client: AsyncClient, prompts: list[list[int]], tokens: int) -> None:
         self._client, self._prompts, self._tokens = client, prompts, tokens
 
     async def speed(self, rule: str, levels: int | None, count: int) -> float:
-        """Tokens per second and stream, the mean of all."""
+        """Return the tokens per second of a stream, as the mean of `count` streams at once."""
         streams = (self._one(number, rule, levels) for number in range(count))
         speeds = await asyncio.gather(*streams)
         return sum(speeds) / len(speeds)
 
     async def until_accepted(self, rule: str) -> float:
-        """Seconds until a step yields several tokens."""
+        """Return the seconds until a step yields several tokens; infinity if none does in time."""
         began = monotonic()
         while monotonic() - began < BACK_SECONDS:
             async with self._stream(0, rule, None) as stream:
@@ -112,7 +115,7 @@ class Streams:
 async def compare(
     streams: Streams, drafter: Member, fault: str, rule: str, count: int, turns: int
 ) -> Figures:
-    """Plain and with drafts in turns, during a fault."""
+    """Compare plain streams and streams with drafts, in turns, during a fault."""
     ratios = []
     await drafter.serving.wait()
     await streams.until_accepted(rule)
@@ -126,7 +129,7 @@ async def compare(
 
 
 def table(found: Sequence[Figures]) -> Table:
-    """What people see."""
+    """Return the table that people see."""
     shown = Table("drafter", "rule", "streams", "of plain", "least", "back after, s")
     for each in found:
         ratios = f"{each.ratio:.2f}", f"{each.least:.2f}"
@@ -138,13 +141,13 @@ def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
     rules: Annotated[str, typer.Option("--rule", help="with commas")] = "match,reject",
-    streams: Annotated[str, typer.Option(help="at once, with commas")] = "1,8",
-    tokens: Annotated[int, typer.Option(help="of a stream")] = 200,
-    turns: Annotated[int, typer.Option(help="of each kind")] = 3,
+    streams: Annotated[str, typer.Option(help="streams at once, with commas")] = "1,8",
+    tokens: Annotated[int, typer.Option(help="tokens of a stream")] = 200,
+    turns: Annotated[int, typer.Option(help="turns of each kind")] = 3,
     faults: Annotated[str, typer.Option("--fault", help="with commas")] = ",".join(FAULTS),
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
-    """Speed with a drafter that is slow or gone, to that without drafts."""
+    """Compare the speed with a drafter that is slow or gone to that without drafts."""
     if unknown := set(faults.split(",")) - set(FAULTS):
         raise SystemExit(f"error: --fault {unknown.pop()!r} is none of: {', '.join(FAULTS)}")
 
@@ -158,7 +161,7 @@ def main(
             found = []
             for rule, count, fault in product(*(x.split(",") for x in (rules, streams, faults))):
                 if victim.SPOILS.keys() & set(FAULTS[fault]) and rule != "match":
-                    continue  # such drafts are refused, as if none had come
+                    continue  # other rules refuse such drafts, as if none had come
                 found.append(await compare(some, drafter, fault, rule, int(count), turns))
                 typer.echo(found[-1], err=True)
             return found

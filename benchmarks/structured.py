@@ -1,5 +1,5 @@
-"""What a grammar costs and saves: masks, compilation, and tokens per step of answers bound by a
-schema; and whether answers are valid, and the same from any drafts.
+"""Measure what a grammar costs and saves: masks, compilation, and tokens per step of answers bound
+by a schema. Check that answers are valid, and the same with any drafts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PROMPTS = ("Once upon a time", "The little girl said", "A list of what the dog f
 
 
 def drawn_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
-    """Of an object, at random, whose answers are short."""
+    """Draw the schema of an object at random, whose answers are short."""
     names = rng.sample(["name", "age", "colour", "friends", "first pet", "is_tall"], 3)
     parts: list[dict[str, Any]] = [
         {"type": "string", "maxLength": rng.randint(1, 12)},
@@ -59,7 +59,7 @@ def drawn_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
 
 
 def large_schema(size: int) -> dict[str, Any]:
-    """One of about so many bytes."""
+    """Make a schema of about `size` bytes."""
     rng, properties = random.Random(0), dict[str, Any]()
     while len(json.dumps(properties)) < size:
         properties[f"part {len(properties)}"] = drawn_schema(rng)
@@ -67,12 +67,14 @@ def large_schema(size: int) -> dict[str, Any]:
 
 
 def grammar_of(schema: dict[str, Any]) -> Grammar:
-    """The grammar of a schema."""
+    """Return the grammar of a schema."""
     return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
 
 
 def mask_seconds(compiler: GrammarCompiler, vocabulary: int, seed: int) -> Iterator[float]:
-    """Of each token of an answer drawn evenly from what is allowed: mask and commit."""
+    """Yield the seconds to find the mask and commit a token, for each token of an answer that is
+    drawn evenly from the allowed tokens.
+    """
     rng = random.Random(seed)
     matcher = GrammarMatcher(compiler, grammar_of(drawn_schema(rng)), ())
     for _ in range(100):
@@ -89,7 +91,9 @@ def mask_seconds(compiler: GrammarCompiler, vocabulary: int, seed: int) -> Itera
 
 
 def alone(model: Path, ends: Sequence[int]) -> tuple[int, list[float], float]:
-    """Of a tokenizer: its tokens, the seconds of each mask, and those of compiling 10 kB."""
+    """Time grammars with a model's tokenizer. Returns the number of tokens, the seconds of each
+    mask, and the seconds of compiling a schema of 10 kB.
+    """
     tokenizer = tokenizer_of(model)
     compiler = GrammarCompiler(lambda: tokenizer, ends)
     vocabulary = tokenizer.get_vocab_size()
@@ -105,7 +109,7 @@ def alone(model: Path, ends: Sequence[int]) -> tuple[int, list[float], float]:
 async def ask(
     stub: Any, prompt: str, schema: dict[str, Any], temperature: float, way: api.Speculation
 ) -> api.GenerateResponse:
-    """One answer."""
+    """Ask for one answer."""
     sampling = api.Sampling(temperature=temperature, seed=11, json_schema=json.dumps(schema))
     stopping = api.Stopping(max_new_tokens=LONGEST)
     request = api.GenerateRequest(
@@ -118,8 +122,8 @@ async def ask(
 async def compare(
     target: Path, drafters: Sequence[Path], schemas: int, at_once: int
 ) -> list[dict[str, Any]]:
-    """A row for each way and for trees of each drafter: tokens per step, how many answers differ
-    from those without drafts, and how many are not valid.
+    """Return a row for each way and for trees of each drafter: the tokens per step, how many
+    answers differ from those without drafts, and how many are not valid.
     """
     rng, places = random.Random(0), asyncio.Semaphore(at_once)
     asked = [
@@ -128,7 +132,7 @@ async def compare(
         for temperature in (0, 1)
     ]
     answers: dict[str, list[api.GenerateResponse]] = {}
-    os.environ["TANDEM__VERIFIER__RECENT_TOKENS"] = "0"  # each way is asked the same
+    os.environ["TANDEM__VERIFIER__RECENT_TOKENS"] = "0"  # no way profits from another's answers
     for drafter in drafters:
         async with tandem_up(target, drafter, False, *ALWAYS) as stub:
 
@@ -152,7 +156,7 @@ def row(
     plain: Sequence[api.GenerateResponse],
     schemas: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
-    """What one way of drafting showed."""
+    """Return the figures of one way of drafting."""
     tokens = sum(len(each.token_ids) for each in given)
     steps = sum(each.speculation.num_spec_steps for each in given)
     both, valid = zip(given, plain, strict=True), map(is_valid, given, schemas)
@@ -168,7 +172,7 @@ def row(
 
 
 def is_valid(answer: api.GenerateResponse, schema: dict[str, Any]) -> bool:
-    """Whether a whole answer is what its schema says."""
+    """Return whether an answer is whole and valid by its schema."""
     try:
         validate(json.loads(answer.text), schema)
     except Exception:
@@ -184,15 +188,15 @@ def main(
         list[Path],
         typer.Option(help="model directory of a drafter; may be repeated", exists=True),
     ] = [models.DRAFT, models.FOREIGN],  # noqa: B006
-    schemas: Annotated[int, typer.Option(help="drawn at random", min=1)] = 500,
+    schemas: Annotated[int, typer.Option(help="schemas drawn at random", min=1)] = 500,
     at_once: Annotated[int, typer.Option(help="requests in flight", min=1)] = 4,
     tokenizer: Annotated[
         list[Path] | None, typer.Option(help="others whose masks are timed; may be repeated")
     ] = None,
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
-    """Time masks and compilation, then compare answers with and without drafts; the first drafter
-    drafts as if it had never been trained, too.
+    """Time masks and compilation, then compare answers with and without drafts. The first drafter
+    also takes part with random weights, as if it had never been trained.
     """
     logging.disable_progress_bar()
     time_alone((target, *(tokenizer or ())))
@@ -214,7 +218,7 @@ def main(
 
 
 def time_alone(folders: Sequence[Path]) -> None:
-    """Print what grammars cost without a model, with the tokenizers of some."""
+    """Print what grammars cost without a model, with the tokenizers of some models."""
     timed = Table("tokens", "a mask, ms", "slowest tenth, ms", "10 kB compiled, ms", box=None)
     for model in folders:
         vocabulary, masks, compiling = alone(model, (0,))

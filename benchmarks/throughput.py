@@ -1,7 +1,7 @@
-"""Tokens per second, side by side in one run: plain `generate()`, transformers' assisted decoding,
-llama.cpp, if it is installed, plainly and with chains of several lengths, and Tandem.
+"""Measure tokens per second, side by side in one run: plain `generate()`, transformers' assisted
+decoding, llama.cpp, if it is installed, plainly and with chains of several lengths, and Tandem.
 
-One core per process. The systems take turns prompt by prompt, so that a noisy machine hits all
+Each process has one core. The systems take turns prompt by prompt, so that a noisy machine hits all
 alike; greedy ones should emit the same tokens.
 """
 
@@ -31,13 +31,13 @@ from tandem.benchmarks.peers.systems import Plain, Prompt, System, Tandem, load,
 from tandem.protos.errors import TandemError
 
 DRAFTED = (0, 2, 3, 4, 6)  # tokens of a chain for llama.cpp
-CONTEXT = 1024  # tokens of its cache
+CONTEXT = 1024  # tokens of llama.cpp's cache
 REFERENCE = "generate()"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What takes part: a pair, and how all systems run it. `llama`: GGUF files of the pair."""
+    """The pair that all systems run, and how they run it. `llama`: GGUF files of the pair."""
 
     target: Path
     draft: Path
@@ -47,7 +47,7 @@ class Entry:
     llama: tuple[Path, Path] | None
 
     def library(self) -> dict[str, System]:
-        """What runs in this process, on one thread."""
+        """Return the systems that run in this process, on one thread."""
         network, small = load(self.target, self.dtype), load(self.draft, self.dtype)
         found: dict[str, System] = {
             REFERENCE: Plain(network, temperature=self.temperature),
@@ -66,8 +66,8 @@ class Entry:
     async def compete(self, prompts: Sequence[Prompt], max_new_tokens: int) -> dict[str, Runs]:
         """Load and start everything, then run; raises Unusable."""
         torch.set_num_threads(1)
-        os.environ["TANDEM__VERIFIER__DTYPE"] = self.dtype  # of the process that is started now
-        os.environ["TANDEM__VERIFIER__RECENT_TOKENS"] = "0"  # all systems are asked the same
+        os.environ["TANDEM__VERIFIER__DTYPE"] = self.dtype  # for the process that is started now
+        os.environ["TANDEM__VERIFIER__RECENT_TOKENS"] = "0"  # Tandem learns from no earlier answer
         heat = self.temperature
         library = self.library()
         async with tandem_up(self.target, self.draft, self.ray) as stub:
@@ -82,7 +82,7 @@ class Entry:
 
 @contextmanager
 def converted(target: Path, draft: Path, dtype: str) -> Iterator[tuple[Path, Path] | None]:
-    """The pair as GGUF files while the scope lasts; None without llama.cpp."""
+    """Yield the pair as GGUF files while the scope lasts; None without llama.cpp."""
     if not llamacpp.installed():
         yield None
         return
@@ -94,7 +94,7 @@ def converted(target: Path, draft: Path, dtype: str) -> Iterator[tuple[Path, Pat
 
 
 def entries(runs: Mapping[str, Runs]) -> list[dict[str, Any]]:
-    """One entry per system; ratios are to plain `generate()`; noise pulls at the total one."""
+    """Return one entry per system. Ratios are to plain `generate()`; that of totals is noisier."""
     reference = runs[REFERENCE]
     return [
         {
@@ -112,7 +112,7 @@ def entries(runs: Mapping[str, Runs]) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """What people see."""
+    """Return the table that people see."""
     headings = ("system", "tokens/s, median\nof requests", "ratio", "tokens/s\nin all", "ratio")
     shown = Table(*headings, "tokens\nper step", "tokens\ndiffer", box=None)
     for row in rows:
@@ -146,7 +146,7 @@ def main(
         Path | None, typer.Option("--json", help="write the figures to this file too")
     ] = None,
 ) -> None:
-    """Tokens per second of Tandem, transformers and llama.cpp, side by side."""
+    """Measure tokens per second of Tandem, transformers and llama.cpp, side by side."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:

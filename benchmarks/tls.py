@@ -1,7 +1,8 @@
-"""What TLS and authentication cost: two Tandems of the same pair, one of them locked, take turns.
+"""Measure what TLS and authentication cost: two Tandems of the same pair, one of them locked, take
+turns.
 
-Both run all the time, and each has all the load in its turns, so that what else the machine does
-meets both alike.
+Both run all the time, and each has all the load in its turns, so that whatever else the machine
+does hits both alike.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ PROMPT = "Once upon a time there was a little"
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One number of streams: rounds per second of both, the cost, and milliseconds per round that
-    a stream waits longer.
+    """The figures for one number of streams: the rounds per second of both systems, the cost of the
+    lock, and the milliseconds per round that a stream waits longer.
     """
 
     streams: int
@@ -47,7 +48,9 @@ class Figures:
 
 @asynccontextmanager
 async def both() -> AsyncIterator[tuple[AsyncClient, AsyncClient]]:
-    """Clients of a Tandem without, and of one with TLS on every hop and a token."""
+    """Yield clients of two running systems: one without TLS and tokens, and one with TLS on every
+    hop and a token.
+    """
     token = secrets.token_hex(24)
     with tempfile.TemporaryDirectory(prefix="tandem-") as name:
         folder = Path(name)
@@ -70,7 +73,7 @@ async def both() -> AsyncIterator[tuple[AsyncClient, AsyncClient]]:
 
 
 async def turn(client: AsyncClient, streams: int, tokens: int, seed: int) -> float:
-    """Rounds per second of some streams at once."""
+    """Return the rounds per second of `streams` requests at once."""
     options = {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0.7}
     began = monotonic()
     work = (client.generate(PROMPT, seed=seed + each, **options) for each in range(streams))
@@ -79,7 +82,9 @@ async def turn(client: AsyncClient, streams: int, tokens: int, seed: int) -> flo
 
 
 async def measure(streams: int, turns: int, tokens: int) -> Figures:
-    """Turns of both, in changing order; medians, and the median cost of a pair of turns."""
+    """Measure turns of both systems, in changing order. Returns medians, and the median cost of a
+    pair of turns.
+    """
     async with both() as clients:
         for client in clients:
             await turn(client, streams, tokens, 0)
@@ -94,12 +99,12 @@ async def measure(streams: int, turns: int, tokens: int) -> Figures:
 
 
 def main(
-    streams: Annotated[str, typer.Option(help="at once, with commas")] = "1,8",
-    turns: Annotated[int, typer.Option(help="of each", min=1)] = 15,
-    tokens: Annotated[int, typer.Option(help="of each answer", min=1)] = 200,
+    streams: Annotated[str, typer.Option(help="streams at once, with commas")] = "1,8",
+    turns: Annotated[int, typer.Option(help="turns of each system", min=1)] = 15,
+    tokens: Annotated[int, typer.Option(help="tokens of each answer", min=1)] = 200,
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
-    """Rounds per second with TLS and authentication, and without."""
+    """Measure rounds per second with TLS and authentication, and without."""
     try:
         found = [asyncio.run(measure(int(n), turns, tokens)) for n in streams.split(",")]
     except TandemError as problem:

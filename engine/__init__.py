@@ -1,1 +1,3 @@
-"""Many sessions on one model: what drafter and verifier share. Torch lives here."""
+"""Serve many sessions on one model: the code that drafter and verifier share, with all that runs
+a model in torch.
+"""

@@ -1,4 +1,4 @@
-"""A log line now and then while the model is used: passes, tokens, sessions, memory."""
+"""Log a line every few seconds while the model is used: passes, tokens, sessions and memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class Passes:
-    """Forward passes since the last line."""
+    """The number, tokens and seconds of the forward passes since the last log line."""
 
     count: int = 0
     tokens: int = 0
@@ -26,7 +26,7 @@ class Passes:
 
 
 class Activity:
-    """Counts passes on the model thread, and logs them on the event loop."""
+    """Counts forward passes on the model thread, and logs them on the event loop."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
@@ -40,7 +40,7 @@ class Activity:
         passes.seconds += report.seconds
 
     async def run(self) -> None:
-        """A line for every LINE_SECONDS in which there was a pass, until cancelled."""
+        """Log a line for every LINE_SECONDS in which there was a pass, until cancelled."""
         while True:
             began = time.monotonic()
             await asyncio.sleep(LINE_SECONDS)

@@ -28,14 +28,16 @@ class Call(Generic[In, Out]):
     failures: deque[common_pb2.Failure] = field(default_factory=deque)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     sent: float = 0.0  # the caller's clock in its newest message
-    answered: bool = False  # whether its first message was answered
-    described: bool = False  # whether a response has had the model
+    answered: bool = False  # whether the caller's first message was answered
+    described: bool = False  # whether a response has described the model
     last: bool = False  # nothing follows: the service is stopping
-    trip: RoundTrip = field(default_factory=RoundTrip)  # of what is sent to it
-    late: bool = False  # whether that waits on its way
+    trip: RoundTrip = field(default_factory=RoundTrip)  # of messages that are sent to the caller
+    late: bool = False  # whether messages to the caller wait on their way
 
     def note(self, clock: float) -> None:
-        """The caller has read what was sent up to this clock of ours; 0 = it does not tell."""
+        """Note that the caller has read all messages that were sent up to `clock`, a time of this
+        process's monotonic clock; 0 if the caller does not say.
+        """
         now = monotonic()
         self.trip.received(clock, now, busy=not self.late)
         self.late = self.trip.late(now) > heartbeat.SECONDS
@@ -47,14 +49,14 @@ class CallStream(JobStream[In, Out]):
 
     call: Call[In, Out] = field(kw_only=True)
     span: Span = field(kw_only=True)
-    part: str = field(kw_only=True)  # of the span: what each item is
+    part: str = field(kw_only=True)  # the name of an item in the span
 
     @property
     def behind(self) -> bool:
-        """Whether the caller, or the connection to it, takes items too slowly."""
+        """Whether the caller or the connection to it takes items too slowly."""
         return self.call.late or len(self.outgoing) > BACKLOG
 
     def emit(self, item: Out) -> None:
-        """Send an item; it leaves when the step is over."""
+        """Send an item to the caller; it leaves when the step is over."""
         self.outgoing.append((self.stream_id, item))
         self.span.part(self.part)

@@ -1,5 +1,5 @@
-"""Memory for keys and values as sessions see it: how many positions there are, how long a context
-they hold, and how many sessions of it.
+"""Convert the memory for keys and values into positions, the longest context, and the number of
+sessions of that context.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ SCRATCH = 256  # positions after the longest context for drafted nodes
 
 
 def positions_for(context_length: int, tried: int, footprint: Footprint = EVERYWHERE) -> int:
-    """Positions, in all layers, whose memory one session of a context takes, with what is drafted
-    after it, or the self-test if that is more.
+    """Return how much memory one session takes, in positions with memory in all layers: its
+    context and the drafted nodes after it, or at least the `tried` positions of the self-test.
     """
     length = context_length + SCRATCH + footprint.page
     pages = -(-length // footprint.page)
@@ -28,12 +28,14 @@ def positions_for(context_length: int, tried: int, footprint: Footprint = EVERYW
 
 
 def most_positions(sessions: int, context_length: int, tried: int, footprint: Footprint) -> int:
-    """Positions that so many sessions of a context can use at most, with memory in all layers."""
+    """Return the most positions that `sessions` sessions of a context can use, where each position
+    has memory in all layers.
+    """
     return sessions * positions_for(context_length, tried, Footprint(page=footprint.page))
 
 
 def context_of(positions: int, longest: int, footprint: Footprint = EVERYWHERE) -> int:
-    """The longest text that a session can have in the memory of so many positions, up to
+    """Return the longest text that a session can have in the memory of `positions` positions, up to
     `longest`.
     """
     page = footprint.page
@@ -43,8 +45,8 @@ def context_of(positions: int, longest: int, footprint: Footprint = EVERYWHERE) 
 def sessions_of(
     positions: int, context_length: int, most: int, footprint: Footprint = EVERYWHERE
 ) -> int:
-    """How many sessions have their whole context in the memory of so many positions at once, of
-    `most`.
+    """Return how many sessions, up to `most`, can have their whole context in the memory of
+    `positions` positions at once.
     """
     page = footprint.page
     each = footprint.price(page_aligned(context_length + SCRATCH, page) // page) * page
@@ -57,8 +59,8 @@ def position_cost(model: HFModel) -> int:
 
 
 def footprint_for(model: HFModel, config: ModelServiceConfig) -> Footprint:
-    """What a model's positions take, with steps as they are set and what is drafted. Ranks keep
-    what windows have left, too.
+    """Return the memory footprint of a model's positions where a step feeds `max_batch_tokens`
+    tokens and drafted nodes. Ranks keep what has left a sliding window, too.
     """
     if model.ranks > 1:
         return EVERYWHERE
@@ -67,12 +69,14 @@ def footprint_for(model: HFModel, config: ModelServiceConfig) -> Footprint:
 
 
 def kv_memory(model: HFModel, config: ModelServiceConfig) -> tuple[str, int]:
-    """Bytes for keys and values, after the setting that decides how many."""
+    """Return the name of the setting that decides how much memory keys and values get, and the
+    bytes.
+    """
     if config.kv_bytes:
         return "kv_bytes", config.kv_bytes
     left = available()
     if model.device.type == "cuda":
-        torch.cuda.empty_cache()  # what loading left
+        torch.cuda.empty_cache()  # drop blocks that loading left
         free, _ = torch.cuda.mem_get_info(model.device)
         left = free - passes_bytes(model.vocab_size)
     return "kv_share", cache_bytes(left, config.kv_share)

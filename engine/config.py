@@ -1,4 +1,4 @@
-"""How a model service is configured."""
+"""The configuration of a model service."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from tandem.protos.service.listening import Addresses
 from tandem.protos.wire.registration import NAME
 
 OWN_COST, SHARED_COST = 0.05, 0.25  # found by `python -m tandem.benchmarks.goodput`
-ENOUGH_CORES = 4  # for a drafter on one of them to take little from what else there is
+ENOUGH_CORES = 4  # with so many, a drafter on one core takes little from other processes
 
 
 def draft_cost(shared: bool) -> float:
-    """Of a drafter that shares its processor with the verifier, or has its own."""
+    """Return the default draft cost of a drafter that shares its processor with the verifier, or
+    has its own.
+    """
     return SHARED_COST if shared else OWN_COST
 
 
 class ModelServiceConfig(ServiceConfig):
-    """One drafter or verifier process."""
+    """The settings of one drafter or verifier process."""
 
     model: hub.ModelPath = Field(
         description="Hugging Face model directory, GGUF file, or name on the hub"
@@ -51,7 +53,7 @@ class ModelServiceConfig(ServiceConfig):
     register_name: str | None = Field(
         default=None,
         pattern=f"^{NAME}$",
-        description="by which it is registered; by default the host's with a random part",
+        description="name to register by; by default the host's with a random part",
     )
     draft_cost: float = Field(
         default_factory=lambda: draft_cost(shared=cores.usable() < ENOUGH_CORES),
@@ -137,16 +139,16 @@ class ModelServiceConfig(ServiceConfig):
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """Who may call, with TLS."""
+        """The common names of certificates that may call, with TLS."""
         return tuple(name.strip() for name in self.allowed_peers.split(","))
 
     @property
     def folder(self) -> Path:
-        """The directory that is loaded."""
+        """The model directory or file that is loaded."""
         return self.model
 
     def prepare(self) -> None:
-        """Stay on the NUMA node; raises Unusable."""
+        """Bind the process to its NUMA node, if one is set; raises Unusable."""
         if self.numa is not None:
             cores.bind(self.numa)
 

@@ -1,4 +1,4 @@
-"""Grammars of sessions, compiled beside the model thread, which goes on meanwhile."""
+"""Compile the grammars of sessions in a thread of their own, while the model thread goes on."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tandem.protos.types import Context, SamplingParams
 
 
 class Grammars:
-    """For the tokens of a model directory or file, of which `ends` end a text. `wake` is called
-    when one is compiled. The tokenizer is read for the first.
+    """Compiles grammars for the tokens of a model directory or file; the tokens `ends` end a text.
+    `wake` is called whenever a grammar is compiled. The first grammar makes it read the tokenizer.
     """
 
     def __init__(self, model: Path, ends: Sequence[int], wake: Callable[[], None]) -> None:
@@ -24,8 +24,9 @@ class Grammars:
         self._thread = ThreadPoolExecutor(1, "grammar")
 
     def begin(self, sampling: SamplingParams, context: Context) -> Future[GrammarMatcher] | None:
-        """The grammar of a session at the end of its context, as soon as it is compiled; None
-        without one. Raises InvalidRequest, now or as the future's result.
+        """Start to compile a session's grammar. The future's result is the grammar at the end of
+        the session's context. Returns None if the session has no grammar. Raises InvalidRequest,
+        either here or as the future's result.
         """
         grammar = sampling.grammar
         if grammar is None:

@@ -1,7 +1,6 @@
-"""One model in one process: loaded, self-tested, with its sessions and its model thread.
+"""Load and self-test one model, and run its sessions and its model thread, for one process.
 
-The scope in which a drafter or a verifier serves; what it does with the logits is the service's own
-business.
+A drafter or a verifier serves in the scope `hosting`; it alone knows what the logits are for.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ from tandem.protos.transport import rpc
 from tandem.protos.transport.health import Health
 from tandem.protos.types import ModelDescription
 
-HEALTH_SECONDS = 0.25  # between two looks at the model thread
+HEALTH_SECONDS = 0.25  # between two checks of the model thread
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a service needs of the engine."""
+    """The parts of the engine that a drafter or verifier service needs."""
 
     runner: ModelRunner
     sessions: Sessions
@@ -71,7 +70,7 @@ class Host:
     health: Health
 
     def describe(self) -> ModelDescription:
-        """The model and how full it is."""
+        """Describe the model, its limits, and how many sessions and how much cache are in use."""
         model, sessions, pool = self.runner.model, self.sessions, self.runner.pool
         size = pool.positions, sessions.context_length, sessions.max_sessions
         return ModelDescription(
@@ -95,12 +94,12 @@ class Host:
         )
 
     async def close(self, session_id: bytes, close: Callable[[bytes], None]) -> None:
-        """Forget a session, in turn with the other work on it."""
+        """Forget a session, after the work that was submitted for it before."""
         await self.thread.run(session_id, lambda: close(session_id), closing=True)
 
 
 def device_name(device: torch.device) -> str:
-    """A device as status and log report it."""
+    """Return a device's name as the status and the log report it."""
     return f"{device}, experimental" if device.type == "cuda" else str(device)
 
 
@@ -115,8 +114,8 @@ def check_tokens(field: str, tokens: tuple[int, ...], vocab_size: int) -> None:
 async def hosting(
     config: ModelServiceConfig, verb: str, exact: bool, registry: CollectorRegistry
 ) -> AsyncIterator[Host]:
-    """Load the model and run its thread while the scope lasts; raises Unusable."""
-    if config.port:  # a port that is taken is refused before the model is read, which takes long
+    """Load the model, and run the model thread while the scope lasts; raises Unusable."""
+    if config.port:  # refuse a taken port before the model is read, which takes long
         rpc.free_port(config.host, config.port)
     torch.set_num_threads(config.threads)
     runner, exactness = await asyncio.to_thread(load_and_test, config, exact)
@@ -141,7 +140,7 @@ async def hosting(
         *(config.prompt_slack, config.prompt_seconds),
     )
     gc.collect()
-    gc.freeze()  # what stays is not to be looked through while a step waits
+    gc.freeze()  # a collection need not scan lasting objects while a step waits
 
     def observe(report: StepReport) -> None:
         metrics.observe(report)
@@ -158,8 +157,8 @@ async def hosting(
 
 
 async def _report(thread: ModelThread, health: Health, runner: ModelRunner) -> None:
-    """Report again and again whether the model thread serves; raises Unusable when it cannot any
-    more.
+    """Report every HEALTH_SECONDS whether the model can be served; raises Unusable if it cannot be
+    any more.
     """
     while True:
         problem = runner.lost or thread.problem(time.perf_counter())
@@ -175,7 +174,7 @@ def _new_epoch() -> int:
 
 
 def load_and_test(config: ModelServiceConfig, exact: bool) -> tuple[ModelRunner, Exactness]:
-    """Load a model, find space for its sessions, and try it; raises Unusable."""
+    """Load a model, find memory for its sessions, and self-test it; raises Unusable."""
     if exact and config.device.startswith("cuda"):
         cublas.disable_split_k()
     ranks = ranks_of(config)
@@ -213,7 +212,7 @@ def load_and_test(config: ModelServiceConfig, exact: bool) -> tuple[ModelRunner,
 
 
 def _log_model(runner: ModelRunner, name: str, exactness: Exactness, exact: bool) -> None:
-    """Log how a model is served, and as warnings what is less than its user may expect."""
+    """Log how a model is served, and warn where it is slower or less exact than one may expect."""
     log.info(
         "model ready",
         model=name,
@@ -234,7 +233,9 @@ def _log_model(runner: ModelRunner, name: str, exactness: Exactness, exact: bool
 
 
 def _self_tested(runner: ModelRunner, config: ModelServiceConfig, exact: bool) -> Exactness:
-    """What a model promises; where it is not exact, it was tried as it is going to be served."""
+    """Self-test a model and return what it promises. A model that gives up exactness is tested
+    again, as it will be served.
+    """
     name, strict = str(config.model), config.self_test == "refuse"
     exactness = self_test(runner, name, strict)
     if exact and exactness.problem and runner.give_up_exactness():

@@ -1,4 +1,4 @@
-"""A configured model, and what runs it."""
+"""Load the configured model, and make the runner that runs it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from tandem.protos.service.process import configure_logging
 
 
 def ranks_of(config: ModelServiceConfig) -> Ranks | None:
-    """Start the other processes of a model that is split among several; None if it is not."""
+    """Start the other processes of a model that is split among several. None if it is not."""
     if config.tensor_parallel == 1:
         return None
     return Ranks(config.tensor_parallel, config.device, partial(follower, config))
 
 
 def load_model(config: ModelServiceConfig, shard: Shard | None = None) -> model.HFModel:
-    """The model, or one rank's part of it; raises Unusable."""
+    """Load the configured model, or one rank's part of it, and set the kernels' threads. Raises
+    Unusable.
+    """
     device = shard.device(config.device) if shard else config.device
     loaded = model.load(config.model, config.dtype, device, config.weights, shard)
     use_threads(max(1, config.threads // config.tensor_parallel))
@@ -40,14 +42,16 @@ def runner_of(
     footprint: Footprint | None = None,
     ranks: Ranks | None = None,
 ) -> HFRunner:
-    """What runs it, with space for so many cached tokens; raises MemoryError, OutOfMemoryError."""
+    """Make a runner with memory for `positions` cached tokens; raises MemoryError or
+    OutOfMemoryError.
+    """
     if ranks:
         return LeadingRunner(ranks, loaded, positions, exact)
     return HFRunner(loaded, positions, exact, footprint=footprint)
 
 
 def follower(config: ModelServiceConfig, shard: Shard) -> Follower:
-    """Another rank, in its own process."""
+    """Load another rank's part of the model, in that rank's process."""
     configure_logging(config.log_level, config.log_format)
     torch.set_num_threads(max(1, config.threads // shard.count))
     if config.exact is not False and config.device.startswith("cuda"):

@@ -1,5 +1,5 @@
-"""How much memory this process can still get, as far as the system reports, and what keys and
-values may have of it.
+"""Find how much memory this process can still get, as far as the system reports it, and the share
+that keys and values may have.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 ROOT = Path("/")
-LOGITS = 4096  # rows of float32: of every captured pass, and what sampling makes of them
-LIBRARIES = 512 << 20  # bytes that passes take beside that
-UNKNOWN_BYTES = 2 << 30  # of keys and values where a system does not say what it has left
+LOGITS = 4096  # rows of float32 logits: those of all captured passes, and copies for sampling
+LIBRARIES = 512 << 20  # bytes that passes take beside these logits
+UNKNOWN_BYTES = 2 << 30  # for keys and values where a system does not report its free memory
 
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """Where a version of Linux' control groups keeps what a group may use and what it uses.
-    `cached`: lines of its statistics with bytes that are given back when they are needed.
+    """The files in which a version of Linux' control groups keeps a group's memory limit and use.
+    `cached` names the lines of memory.stat whose bytes the system takes back when it needs them.
     """
 
     folder: str
@@ -39,20 +39,20 @@ VERSION_1 = Controller(
 
 
 def available(root: Path = ROOT) -> int | None:
-    """Bytes that the machine has left, or the process's group of processes if that is less; None if
-    the system reports neither.
+    """Return the bytes of memory that this process can still get: the least that the machine and
+    the process's control groups have left. None if the system reports neither.
     """
     return min([*_machine(root), *_groups(root)], default=None)
 
 
 def passes_bytes(vocabulary: int) -> int:
-    """Bytes that passes take on a device beside weights, keys and values."""
+    """Return the bytes that forward passes take on a device beside weights, keys and values."""
     return LIBRARIES + LOGITS * 4 * vocabulary
 
 
 def cache_bytes(left: int | None, share: float) -> int:
-    """Bytes of keys and values where so many are left when the weights are loaded: a share, since
-    other processes look for memory at the same time.
+    """Return the bytes for keys and values where `left` bytes are free after the weights are
+    loaded (None: unknown). They get only a share, since other processes need memory too.
     """
     return UNKNOWN_BYTES if left is None else max(0, int(share * left))
 
@@ -65,7 +65,7 @@ def _machine(root: Path) -> Iterator[int]:
 
 
 def _groups(root: Path) -> Iterator[int]:
-    """What the process's own control group has left, and each that it is part of."""
+    """Yield the bytes that the process's control group, and each group around it, has left."""
     with suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -76,8 +76,8 @@ def _groups(root: Path) -> Iterator[int]:
 
 
 def _left(root: Path, controller: Controller, path: str) -> Iterator[int]:
-    """What a group has left, and those above it: a container sees its own at the top, whatever it
-    is called outside.
+    """Yield the bytes that a control group and each group above it have left. A container sees its
+    own group at the top, whatever the group is called outside.
     """
     own = PurePosixPath(path.lstrip("/"))
     for group in (own, *own.parents):

@@ -1,7 +1,6 @@
-"""What a model service reports to Prometheus: steps, batches, queues and sessions.
+"""The metrics of a model service for Prometheus: steps, batches, queues and sessions.
 
-Names follow the field's: histograms and counters where a rate makes sense, gauges read when
-scraped.
+Histograms and counters are used where a rate makes sense; gauges are read when they are scraped.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 class ModelMetrics:
-    """Metrics of one model service; `verb` is what it does: verify or draft."""
+    """Metrics of one model service; `verb` is the service's task: verify or draft."""
 
     def __init__(self, verb: str, exact: bool, registry: CollectorRegistry) -> None:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -48,7 +47,7 @@ class ModelMetrics:
         registry.register(self._idle)
 
     def observe(self, report: StepReport) -> None:
-        """Count one forward pass; called on the model thread."""
+        """Count one forward pass; the model thread calls this."""
         self._forward.observe(report.seconds)
         self._sessions.observe(report.sessions)
         self._tokens.observe(report.tokens)
@@ -61,9 +60,9 @@ class ModelMetrics:
 
 
 class IdleTime(Collector):
-    """Seconds in which the model thread had nothing to do: all but its passes, and what is between
-    two of them. A pass that still runs counts as idle until it ends, so the newest figure may be a
-    little too high; it never falls.
+    """Counts the seconds in which the model thread had nothing to do: all but its passes and the
+    host's work between two passes. A pass that still runs counts as idle until it ends, so the
+    newest figure may be a little too high; the figure never falls.
     """
 
     def __init__(self, owner: str, clock: Callable[[], float]) -> None:
@@ -71,7 +70,7 @@ class IdleTime(Collector):
         self._name, self._clock, self._began, self._idle = owner, clock, clock(), 0.0
 
     def collect(self) -> list[Metric]:
-        """Called by the exporter."""
+        """Return the idle seconds; the exporter calls this at every scrape."""
         self._idle = max(self._idle, self._clock() - self._began - self.busy)
         text = "Seconds in which the model had nothing to do"
         return [CounterMetricFamily(f"tandem_{self._name}_idle_seconds", text, self._idle)]
@@ -84,7 +83,7 @@ class SessionCollector(Collector):
         self._sessions = sessions
 
     def collect(self) -> list[Metric]:
-        """Called by the exporter."""
+        """Return the metrics of sessions and cache; the exporter calls this at every scrape."""
         counts = self._sessions.counts
         misses = CounterMetricFamily(
             "tandem_session_misses", "Calls that had to send all tokens again", labels=["reason"]

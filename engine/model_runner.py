@@ -1,5 +1,5 @@
-"""What scheduler, self-test and services need of whatever runs a model: passes over segments, and a
-cache with KV ranges in it. `engine.runner` has it.
+"""The interface to an object that runs a model, as scheduler, self-test and services need it:
+passes over segments, and a cache with KV ranges. `engine.runner` implements it.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from tandem.engine.model.load import HFModel
 
 
 class ModelRunner(Protocol):
-    """Passes of one model over many sessions."""
+    """Runs forward passes of one model over many sessions."""
 
     exact: bool
 
     @property
     def model(self) -> HFModel:
-        """What it runs."""
+        """The model that is run."""
 
     @property
     def pool(self) -> KVCache:
-        """Where it keeps what it was fed."""
+        """The KV cache in which the fed positions are kept."""
 
     @property
     def backend(self) -> str:
-        """How it runs a step."""
+        """The attention backend by which a step is run."""
 
     @property
     def problem(self) -> str | None:
-        """Why it is not as fast as it could be; None if it is."""
+        """Why the runner is slower than it could be; None if it is not."""
 
     @property
     def lost(self) -> str | None:
@@ -41,7 +41,7 @@ class ModelRunner(Protocol):
 
     @property
     def kernels(self) -> str:
-        """What multiplies its weights, and how much of a pass is done without Python."""
+        """The kernels that multiply the weights, and how much of a pass is done without Python."""
 
     @property
     def unfused(self) -> str | None:
@@ -49,18 +49,20 @@ class ModelRunner(Protocol):
 
     @property
     def batch_variant(self) -> str | None:
-        """Whose kernels round a row differently by how many there are, so that it cannot be exact;
-        None if none do.
+        """The library whose kernels round a row differently with the number of rows, which makes
+        the runner inexact; None if there is none.
         """
 
     def give_up_exactness(self) -> bool:
-        """Give up to be exact, and what it costs; whether it goes another way from now on."""
+        """Give up exactness and its cost; return whether passes run differently from now on."""
 
     def capture_passes(self) -> int:
-        """Prepare whatever would take time while serving; how many passes that are captured."""
+        """Capture the passes that would otherwise take time while serving; return how many."""
 
     def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """Feed all; float32 logits per segment, [wanted, vocab], NaN where it overflowed."""
+        """Feed all segments in one step. Returns float32 logits per segment, [wanted, vocab], NaN
+        where the model overflowed.
+        """
 
     def wait(self) -> None:
-        """Until the device has done all passes, which may only have been launched."""
+        """Wait until the device has done all passes, which may only have been launched."""

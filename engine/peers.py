@@ -1,5 +1,5 @@
-"""Sessions belong to the peer that opened them: names are made its own before anything is looked up
-by them.
+"""Tie the names of sessions and clients to the peer that sent them, before anything is looked up
+by a name: a session belongs to the peer that opened it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from tandem.protos.types import Context
 
 
 def own(peer: str, name: bytes) -> bytes:
-    """The name of a session, or of a client, which may be empty, as this peer's: no other can make
-    the same. Without TLS there are no peers, and names are as they were sent.
+    """Return the name of a session or a client (which may be empty) as this peer's own: no other
+    peer can make the same name. Without TLS there are no peers, and names stay as they were sent.
     """
     if not peer:
         return name
@@ -20,6 +20,6 @@ def own(peer: str, name: bytes) -> bytes:
 
 
 def owned(peer: str, context: Context) -> Context:
-    """What an opening reports, with names of this peer."""
+    """Return the context of an opening with its names made this peer's own."""
     session_id, client = own(peer, context.session_id), own(peer, context.client)
     return replace(context, session_id=session_id, client=client)

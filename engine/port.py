@@ -1,4 +1,4 @@
-"""The port of a model service: what drafter and verifier have in common there."""
+"""Serve a model service at its port, in the way that drafter and verifier share."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def serving(
     streams: StreamServer[Any, Any],
     registry: CollectorRegistry,
 ) -> AbstractAsyncContextManager[str]:
-    """Serve the model of `host` until the scope ends, and then until its streams are drained;
-    yields the address. Raises Unusable if the port is taken.
+    """Serve the model of `host` until the scope ends, and then until its streams are drained. The
+    scope's value is the address. Raises Unusable if the port is taken.
     """
     guard = Peers(config.peers) if config.tls else None
     return rpc.serving(

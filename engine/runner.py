@@ -1,6 +1,7 @@
-"""One forward pass for many sessions: the layout, the pool and the model, joined.
+"""Run one forward pass for many sessions: this joins the layout, the pool and the model.
 
-Knows no sessions and no jobs: segments in, logits out, and nothing about what the logits are for.
+The runner takes segments and returns logits. It knows no sessions and no jobs, nor what the logits
+are for.
 """
 
 from __future__ import annotations
@@ -37,23 +38,24 @@ from tandem.protos.errors import Unusable
 
 
 class AttentionBackend(StrEnum):
-    """How a step is run."""
+    """The way in which a step computes attention."""
 
     PATHS = "paths"  # every row along its path, by compiled kernels, on a CPU
     TILES = "tiles"  # a tile of rows at a time, on any device
     ROWS = "rows"  # all rows at once, on CUDA
-    GRAPHS = "graphs"  # the same, captured and replayed
+    GRAPHS = "graphs"  # all rows at once, captured and replayed
 
 
 BY_ROWS = (AttentionBackend.ROWS, AttentionBackend.GRAPHS)
 
 
 class HFRunner:
-    """A model and memory for `positions` cached tokens, or more as `footprint` says. `exact`:
-    batch-invariant, bit for bit, where the model allows it; tiles do not. Without a `backend` it
-    takes the fastest that can be used; raises Unusable if the one asked for cannot, MemoryError or
-    OutOfMemoryError. Along paths and by rows it goes by a `program` where there is one; `unfused`
-    is why there is none.
+    """Runs a model, with memory for `positions` cached tokens, or more where `footprint` allows it.
+
+    If `exact`, logits are batch-invariant, bit for bit, where the model allows it; tiles do not.
+    Without a `backend` the fastest usable one is taken. Raises Unusable if the given backend cannot
+    be used, MemoryError or OutOfMemoryError. With `program`, passes along paths and by rows run a
+    program of the network where there is one; `unfused` says why there is none.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class HFRunner:
         self._layout = KVLayout(self.pool.positions, width, together)
         self.backend = AttentionBackend.TILES
         self._problem: str | None = None
-        # neither holds on to this object, so that the memory goes with it
+        # no reference back to this object, so that its memory is freed with it
         self._plain = partial(_run, model, self.pool)
         self._run: Callable[[Any], torch.Tensor] = self._plain
         self._program: Program | None = None
@@ -103,7 +105,7 @@ class HFRunner:
 
     @property
     def problem(self) -> str | None:
-        """Why it is not as fast as it could be on its device; None if it is."""
+        """Why the runner is slower than it could be on its device; None if it is not."""
         return self._runner.problem if isinstance(self._runner, CudaGraphs) else self._problem
 
     @property
@@ -113,7 +115,7 @@ class HFRunner:
 
     @property
     def kernels(self) -> str:
-        """What multiplies the weights, and how much of a pass is done without Python."""
+        """The kernels that multiply the weights, and how much of a pass is done without Python."""
         if self._program:
             return "{}, fused {} of {}".format(self.model.kernels, *self._program.fused)
         by_tiles = self.backend is AttentionBackend.TILES
@@ -121,16 +123,16 @@ class HFRunner:
 
     @property
     def batch_variant(self) -> str | None:
-        """Whose kernels round a row differently by how many there are; None if none do."""
+        """The library whose kernels round a row differently with the number of rows, or None."""
         return "PyTorch" if self.backend is AttentionBackend.TILES else None
 
     def give_up_exactness(self) -> bool:
-        """Give up to be exact, and what it costs; whether it goes another way from now on."""
+        """Give up exactness and its cost; return whether passes run differently from now on."""
         before, self.exact, self.sizes = self.sizes, False, SIZES
         return before is not SIZES
 
     def fuse(self) -> None:
-        """Go by a program of the network as it is now, if there is one that computes the same."""
+        """Run passes by a program of the network as it is now, if it proves to compute the same."""
         model, self._run, self.unfused = self.model, self._plain, None
         sizes, self._program = (model.context_length, model.vocab_size), None
         by_rows = self.backend in BY_ROWS
@@ -146,8 +148,8 @@ class HFRunner:
 
     @torch.inference_mode()
     def capture_passes(self) -> int:
-        """Capture a pass of every form that there is, so that none has to be while serving; how
-        many. Raises OutOfMemoryError.
+        """Capture a pass of every form, so that none has to be captured while serving. Returns how
+        many were captured. Raises OutOfMemoryError.
         """
         if not isinstance(self._runner, CudaGraphs):
             return 0
@@ -155,10 +157,10 @@ class HFRunner:
 
     @torch.inference_mode()
     def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """Feed all segments in one pass; float32 logits per segment, [wanted, vocab].
+        """Feed all segments in one step. Returns float32 logits per segment, [wanted, vocab].
 
-        Where a model overflows, its logits are NaN, and so is what it left in the pages: no row of
-        another text may be given them as cached.
+        Where a model overflows, its logits are NaN, and so are the keys and values that it wrote:
+        those pages must not be given to another text as cached.
         """
         for segment in segments:
             end = segment.context + len(segment.parents)
@@ -168,7 +170,7 @@ class HFRunner:
         return list(logits.split([segment.wanted for segment in segments]))
 
     def wait(self) -> None:
-        """Until the device has done all passes: on CUDA they are launched and not awaited."""
+        """Wait until the device has done all passes: on CUDA they are launched and not awaited."""
         if self.model.device.type == "cuda":
             torch.cuda.current_stream(self.model.device).synchronize()
 
@@ -184,7 +186,7 @@ class HFRunner:
 
     @torch.inference_mode()
     def _choose(self, backend: AttentionBackend | None, program: bool) -> None:
-        """Go by rows if that can be done, by a program if that is wanted."""
+        """Use a backend by rows if one can be used, and with `program` a program of the network."""
         self._problem = self._row_problem(backend)
         if self._problem and backend:
             raise Unusable(f"the model cannot attend by rows: {self._problem}")
@@ -200,7 +202,7 @@ class HFRunner:
             self.sizes = invariant_sizes(self._runner, self.pool, self._layout, longest, vocabulary)
 
     def _row_problem(self, backend: AttentionBackend | None) -> str | None:
-        """Why passes by rows cannot be used, found out by trying one; None if they can."""
+        """Try a pass by rows. Returns why such passes cannot be used; None if they can."""
         model = self.model
         if backend is not AttentionBackend.ROWS and model.device.type != "cuda":
             return f"there are no graphs on {model.device}"
@@ -217,7 +219,7 @@ class HFRunner:
 
 
 def _whole_plan(layout: KVLayout, device: torch.device, segments: Sequence[Segment]) -> RowPlan:
-    """A pass by rows of just what is fed, without padding."""
+    """Plan a pass by rows over exactly the fed rows, without padding."""
     table = RowTable.of(segments, layout)
     return rows_plan(table, layout, int(table.rows[4].sum())).to(device)
 
@@ -225,14 +227,14 @@ def _whole_plan(layout: KVLayout, device: torch.device, segments: Sequence[Segme
 def _launch(
     run: Callable[[RowPlan], torch.Tensor], device: torch.device, rows: RowPlan
 ) -> torch.Tensor:
-    """A pass that is not captured."""
+    """Run a pass that is not captured."""
     return run(rows.to(device))
 
 
 def _run(
     model: HFModel, pool: KVPool, step: tiles.TilePlan | paths.PathPlan | RowPlan
 ) -> torch.Tensor:
-    """The model's pass over a step; logits of the rows that were asked for, [rows, vocab]."""
+    """Run the model over a step; return the logits of the rows asked for, [rows, vocab]."""
     with attention.in_step(attention.AttentionStep(step, pool, model.context_length)):
         logits: torch.Tensor = model.network(
             input_ids=step.token_ids,

@@ -1,7 +1,7 @@
-"""The serving end of a model service's streams: openings become jobs, what arrives for them goes to
-their inboxes, and what they send goes out, all of a step in one message.
+"""The serving end of a model service's streams. Openings become jobs, items that arrive for a job
+go to its inbox, and all items that jobs send to a caller in one step leave in one message.
 
-One gRPC call carries all sessions of one caller. Knows neither facts nor guesses.
+One gRPC call carries all sessions of one caller. This module knows neither facts nor guesses.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = structlog.get_logger()
 
 
 class StreamServer(Generic[In, Out]):
-    """All callers of one service; to be made on its event loop."""
+    """Serves all callers of one service; it must be made on the service's event loop."""
 
     def __init__(
         self, thread: ModelThread, drain: Drain | None = None, spans: tuple[str, str] = ("", "")
@@ -55,7 +55,7 @@ class StreamServer(Generic[In, Out]):
 
     @property
     def passes(self) -> PassTimes:
-        """How long forward passes take."""
+        """How long forward passes take at present."""
         return self._thread.progress.passes(perf_counter())
 
     async def serve(
@@ -65,9 +65,10 @@ class StreamServer(Generic[In, Out]):
         respond: Callable[[Call[In, Out]], Response],
         peer: str = "",
     ) -> AsyncGenerator[Response, None]:
-        """One call until its caller ends it, or is silent for too long. `receive` takes a message,
-        `respond` makes one of what there is to send, and every quarter of a second. The service
-        ends no call: while its caller writes, what was sent could be lost (grpc/grpc#36066).
+        """Serve one call until its caller ends it, or is silent for too long. `receive` takes a
+        message of the caller. `respond` makes a message of the items to send, at least once every
+        heartbeat. The service ends a call only when it stops: while the caller writes, messages
+        that were sent could be lost (grpc/grpc#36066).
         """
         call: Call[In, Out] = Call(peer)
         self._calls.add(call)
@@ -96,7 +97,9 @@ class StreamServer(Generic[In, Out]):
         opening: Opening,
         start: Callable[[Opening, JobStream[In, Out]], Job],
     ) -> JobStream[In, Out] | None:
-        """Start a job for an opening; it ends the older one of its session, and of its number."""
+        """Start a job for an opening, and end the older job of the same session and that of the
+        same stream number. Returns the job's stream, or None if the opening failed.
+        """
         context, request_id = owned(call.peer, opening.context), opening.request_id
         opening = replace(opening, context=context)
         name, part = self._spans
@@ -131,7 +134,7 @@ class StreamServer(Generic[In, Out]):
         return stream
 
     def fail(self, call: Call[In, Out], stream_id: int, error: TandemError) -> None:
-        """Report that an opening failed."""
+        """Report to the caller that a stream failed."""
         call.failures.append(common_pb2.Failure(stream=stream_id, status=status.pack(error)))
         call.changed.set()
 
@@ -141,8 +144,8 @@ class StreamServer(Generic[In, Out]):
         closings: Iterable[common_pb2.Closing],
         forget: Callable[[bytes, int], None],
     ) -> None:
-        """End sessions' jobs and forget the sessions, in turn with the other work on them; ignores
-        what is older than a session's newest opening.
+        """End the jobs of sessions and forget the sessions, after the work that was submitted for
+        them before. Ignores a closing that is older than its session's newest opening.
         """
         for closing in closings:
             session_id, turn = own(call.peer, closing.session_id), closing.turn
@@ -154,7 +157,7 @@ class StreamServer(Generic[In, Out]):
             self._thread.submit(session_id, partial(forget, session_id, turn), closing=True)
 
     async def drained(self) -> None:
-        """Take no new sessions, let what runs finish, and end all calls."""
+        """Take no new sessions, let running jobs finish, and end all calls."""
         await self._drain.finish()
         self._finished = True
         for call in self._calls:
@@ -166,7 +169,7 @@ class StreamServer(Generic[In, Out]):
         call: Call[In, Out],
         receive: Callable[[Request, Call[In, Out]], None],
     ) -> None:
-        """Take messages until the caller ends the call, or is silent; then its jobs end."""
+        """Take messages until the caller ends the call or is silent; then end the call's jobs."""
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(SILENCE_SECONDS) as silence:
@@ -183,9 +186,9 @@ class StreamServer(Generic[In, Out]):
                 self.end(stream)
 
     def end(self, stream: CallStream[In, Out], reason: TandemError | None = None) -> None:
-        """End a stream and its job; with a `reason`, its caller gets it as an error."""
+        """End a stream and its job. If there is a `reason`, the caller gets it as an error."""
         if stream.call.streams.get(stream.stream_id) is not stream:
-            return  # it was ended, or is another by now
+            return  # the stream was ended, or its number is another stream's by now
         del stream.call.streams[stream.stream_id]
         if reason:
             self.fail(stream.call, stream.stream_id, reason)
@@ -199,7 +202,7 @@ class StreamServer(Generic[In, Out]):
         request_id: str,
         error: BaseException | None,
     ) -> None:
-        """A job is done; if it failed and its stream is still open, the caller gets the error."""
+        """Clean up after a job; if it failed and its stream is open, send the caller the error."""
         self._drain.end_one()
         stream.span.end(error)
         if self.live.get(owner) is stream:
@@ -210,7 +213,7 @@ class StreamServer(Generic[In, Out]):
         self.end(stream, error)
 
     def _after_step(self) -> None:
-        """Called by the model thread after a step: what was sent may leave."""
+        """Let the items leave that a step has sent; the model thread calls this after a step."""
         if any(call.outgoing for call in list(self._calls)):
             self._loop.call_soon_threadsafe(self._announce)
 

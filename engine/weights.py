@@ -1,6 +1,7 @@
-"""How much memory a model's weights take, as they lie there: converted, in panels, or rounded.
+"""Measure the memory that a model's weights take in the form in which they are held: converted, in
+panels, or rounded.
 
-Keys and values are not part of it.
+Keys and values do not count.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from tandem.engine.model.load import HFModel
 
 
 def weights_bytes(model: HFModel) -> int:
-    """Bytes of all weights; those that layers share count once."""
+    """Return the bytes of all weights of a model; weights that layers share count once."""
     return network_bytes(model.network)
 
 
 def network_bytes(network: nn.Module) -> int:
-    """Those that a network holds."""
+    """Return the bytes of all tensors that a network holds; a shared one counts once."""
     storages = (tensor.untyped_storage() for tensor in _tensors(network))
     return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
 
 def _tensors(network: nn.Module) -> Iterator[torch.Tensor]:
-    """All that a network holds, also in the layers that took the place of its own."""
+    """Yield all tensors that a network holds, also in layers that replaced its own."""
     seen, left = set[int](), list[Any]([network])
     while left:
         each = left.pop()
@@ -46,7 +47,9 @@ def _tensors(network: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _held(holder: Any) -> Iterable[Any]:
-    """What may hold weights: of layers, of our own objects, and of functions put in their place."""
+    """Return the objects inside a layer, an object of this project or a replacing function that may
+    hold weights.
+    """
     if isinstance(holder, dict):
         return list(holder.values())
     if isinstance(holder, list | tuple):

@@ -1,5 +1,5 @@
-"""The embedded pair: a small target and its drafter, trained here on simple English (see
-README.md).
+"""Paths of the models in this folder: the embedded pair, which is a small target and its drafter
+trained here on simple English (see README.md), and models to test with.
 """
 
 from pathlib import Path
@@ -8,4 +8,4 @@ EMBEDDED = Path(__file__).parent / "embedded"
 TARGET = EMBEDDED / "target"
 DRAFT = EMBEDDED / "draft"
 FOREIGN = Path(__file__).parent / "foreign"  # a drafter with another tokenizer
-SMOLLM2 = Path(__file__).parent / "smollm2"  # a real model, once `make real-model` has made it
+SMOLLM2 = Path(__file__).parent / "smollm2"  # a real model; `make real-model` makes it

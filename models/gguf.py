@@ -1,8 +1,8 @@
-"""A Llama model directory, such as those of the embedded pair, as one GGUF file; or a file with its
-weights quantised otherwise.
+"""Write a Llama model directory, such as those of the embedded pair, as one GGUF file, or write a
+GGUF file again with its weights quantised otherwise.
 
-Knows the names and layouts of that one architecture; llama.cpp's own `convert_hf_to_gguf.py` knows
-all the others.
+This knows the names and layouts of the Llama architecture only; llama.cpp's own
+`convert_hf_to_gguf.py` knows the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gguf import (
 )
 from safetensors.torch import load_file
 
-FILES = {  # what most of a file is, by its name
+FILES = {  # the type of most weights in a file
     "f32": LlamaFileType.ALL_F32,
     "f16": LlamaFileType.MOSTLY_F16,
     "bf16": LlamaFileType.MOSTLY_BF16,
@@ -54,7 +54,7 @@ OTHERS = {
 
 
 def convert(folder: Path, file: Path, kind: str) -> None:
-    """Write a model directory to a file; matrices are stored as `kind`, the rest as float32."""
+    """Write a model directory to a GGUF file: matrices as `kind`, other weights as float32."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if config["model_type"] != "llama":
         raise SystemExit(f"{folder} is a {config['model_type']}, not a llama")
@@ -67,7 +67,7 @@ def convert(folder: Path, file: Path, kind: str) -> None:
 
 
 def requantise(file: Path, made: Path, kind: str) -> None:
-    """Write a file with its matrices stored as `kind`, whatever they were."""
+    """Write the GGUF file `file` to `made`, with its matrices stored as `kind`."""
     reader = GGUFReader(file)
     writer = GGUFWriter(made, reader.fields["general.architecture"].contents())
     copy_metadata(reader, writer)
@@ -98,7 +98,7 @@ def _describe(writer: GGUFWriter, config: dict[str, Any], kind: str) -> None:
 
 
 def _add_tokens(writer: GGUFWriter, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
-    """The vocabulary of a byte-level BPE that splits text as GPT-2 does."""
+    """Add the vocabulary of a byte-level BPE tokenizer that splits text as GPT-2 does."""
     model, split = tokenizer["model"], tokenizer["pre_tokenizer"]
     if model["type"] != "BPE" or split["type"] != "ByteLevel" or not split["use_regex"]:
         raise SystemExit("the tokenizer is no byte-level BPE that splits text as GPT-2 does")
@@ -128,7 +128,9 @@ def _add(
     config: dict[str, Any],
     kind: GGMLQuantizationType,
 ) -> None:
-    """A weight under its name there; rows of queries and keys lie in pairs that turn together."""
+    """Add a weight under its GGUF name. In GGUF, rows of queries and keys lie in pairs that rotate
+    together.
+    """
     array = weight.float().numpy()
     if name.startswith("model.layers."):
         _, _, layer, what = name.removesuffix(".weight").split(".", 3)
@@ -152,7 +154,7 @@ def _store(
 
 
 def copy_metadata(reader: GGUFReader, writer: GGUFWriter) -> None:
-    """All but what says how weights are stored."""
+    """Copy all metadata except the fields that say how weights are stored."""
     for name, field in reader.fields.items():
         if name.startswith("GGUF.") or name in ("general.architecture", "general.file_type"):
             continue
@@ -161,7 +163,7 @@ def copy_metadata(reader: GGUFReader, writer: GGUFWriter) -> None:
 
 
 def write(writer: GGUFWriter) -> None:
-    """Write all that was added."""
+    """Write all that was added to a writer, and close its file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -171,7 +173,7 @@ def write(writer: GGUFWriter) -> None:
 def main(
     model: Annotated[Path, typer.Argument(help="Llama model directory, or GGUF file")],
     file: Annotated[Path, typer.Argument(help="GGUF file to write")],
-    type: Annotated[str, typer.Option(help=f"of the weights: {', '.join(TYPES)}")] = "q8_0",
+    type: Annotated[str, typer.Option(help=f"type of the weights: {', '.join(TYPES)}")] = "q8_0",
 ) -> None:
     """Write a Llama model directory, or another GGUF file, as a GGUF file."""
     if type not in TYPES:

@@ -1,7 +1,7 @@
 """Grow a small Llama to a realistic size without changing what it computes, up to rounding.
 
-Such a model writes the small one's texts, so drafts are accepted as before, at the cost of a large
-one. Reads and writes model directories; nothing here is imported by a service.
+The grown model writes the small one's texts, so drafts are accepted as before, at the cost of a
+large model. This reads and writes model directories; no service imports it.
 
     python -m tandem.models.grow SOURCE OUT --hidden 768 --heads 24 --kv-heads 12 --mlp 2560
 """
@@ -22,16 +22,15 @@ from transformers.utils import logging
 
 from tandem.protos.errors import TandemError, Unusable
 
-WRITERS = ("embed_tokens", "o_proj", "down_proj")  # what adds to the residual stream
+WRITERS = ("embed_tokens", "o_proj", "down_proj")  # weights that add to the residual stream
 PROBE_TOKENS = 60
-TOLERANCE = 1e-3  # of a logit
+TOLERANCE = 1e-3  # the largest difference of a logit
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The size of a Llama, under transformers' names.
-
-    By default 110 million parameters with the embedded vocabulary.
+    """The sizes of a Llama, under transformers' names. The defaults make 110 million parameters
+    with the embedded vocabulary.
     """
 
     hidden_size: int = 768
@@ -43,7 +42,9 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """What came out: parameters, and by how much a logit differs from the source's at most."""
+    """The result of growing: the number of parameters, and the largest difference of a logit from
+    the source's.
+    """
 
     parameters: int
     difference: float
@@ -72,7 +73,7 @@ def grow(source: Path, out: Path, shape: Shape) -> Grown:
 
 
 def load(folder: Path) -> LlamaForCausalLM:
-    """A model directory in float32."""
+    """Load a model directory in float32."""
     model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(
         folder, dtype=torch.float32, local_files_only=True
     )
@@ -80,7 +81,7 @@ def load(folder: Path) -> LlamaForCausalLM:
 
 
 def problem(config: Mapping[str, Any], shape: Shape) -> str | None:
-    """Why a model cannot grow to this shape, or None."""
+    """Return why a model of this configuration cannot grow to a shape, or None."""
     if config["model_type"] != "llama":
         return f"it is a {config['model_type']}, not a llama"
     for name, size in asdict(shape).items():
@@ -97,11 +98,12 @@ def problem(config: Mapping[str, Any], shape: Shape) -> str | None:
 
 @torch.no_grad()
 def enlarged(small: LlamaForCausalLM, shape: Shape) -> LlamaForCausalLM:
-    """A random model with the small one in the corner of its tensors.
+    """Make a large random model with the small one in the corner of its tensors.
 
-    What would write anything else to the residual stream is zero, so its added width stays zero and
-    the rest of what is random goes unseen. A norm divides by the root of the mean over the width:
-    the same sum over more places makes the mean smaller, and weights and epsilon make up for it.
+    Other weights that would write to the residual stream are zero, so the added width of the stream
+    stays zero, and the remaining random weights have no effect. A norm divides by the root of the
+    mean square over the width: the same sum over more places makes the mean smaller, and the norms'
+    weights and epsilon make up for that.
     """
     wider = shape.hidden_size / small.config.hidden_size
     config = small.config.to_dict() | asdict(shape)
@@ -123,7 +125,7 @@ def enlarged(small: LlamaForCausalLM, shape: Shape) -> LlamaForCausalLM:
 
 @torch.inference_mode()
 def difference(one: LlamaForCausalLM, other: LlamaForCausalLM) -> float:
-    """The largest difference between the logits of two models on a few random tokens."""
+    """Return the largest difference between the logits of two models on a few random tokens."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(one.config.vocab_size, (1, PROBE_TOKENS), generator=generator)
     return float((one(ids).logits - other(ids).logits).abs().max())

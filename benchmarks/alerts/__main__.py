@@ -2,8 +2,8 @@
 
     python -m tandem.benchmarks.alerts
 
-Two of each service on the embedded pair run in processes of their own, under load. First nothing is
-wrong for a while: no alert may fire, and no process may report that it does not serve. Then one
+Two of each service run on the embedded pair in processes of their own, under load. First there is
+no fault for a while: no alert may fire, and no process may report that it does not serve. Then one
 fault follows another.
 """
 
@@ -27,14 +27,14 @@ from tandem.v1 import orchestrator_pb2 as api
 
 MOST_SECONDS = 60.0
 SLOW_SECONDS = {
-    "TandemLatencySLOBurn": 1200.0,  # it looks back an hour, of which most was good
-    "TandemErrorRatioHigh": 180.0,  # two clients wait 30 s for each error, and it wants four
+    "TandemLatencySLOBurn": 1200.0,  # the alert looks back an hour, of which most was good
+    "TandemErrorRatioHigh": 180.0,  # two clients wait 30 s for an error, the alert needs four
 }
 LONG = "Once upon a time there was a little girl. " * 30
 
 
 class Fault(StrEnum):
-    """What goes wrong."""
+    """The faults that are made."""
 
     FAR_DRAFTER = "far-drafter"
     OVERLOAD = "overload"
@@ -57,7 +57,7 @@ ALERTS = {
 
 
 async def expect(webhook: Webhook, fault: Fault) -> bool:
-    """Print how long each alert took; whether all came in time."""
+    """Print how long each alert of a fault took; return whether all came in time."""
     began, all_came = time.monotonic(), True
     for name in set(ALERTS[fault]) & set(webhook.firing):
         print(f"{fault:18} {name:30} was firing already", flush=True)
@@ -72,7 +72,7 @@ async def expect(webhook: Webhook, fault: Fault) -> bool:
 
 
 async def lost_and_slow(clean: float, faults: Collection[Fault], folder: Path) -> bool:
-    """Faults of processes, links and load."""
+    """Make the faults of processes, links and load. Returns whether all went as it must."""
     async with (
         running(models.DRAFT, "--max-running", "8") as system,
         watching(folder, system.pages) as webhook,
@@ -101,7 +101,9 @@ async def lost_and_slow(clean: float, faults: Collection[Fault], folder: Path) -
 
 
 async def bad_drafts(folder: Path) -> bool:
-    """A drafter that was never trained, and a rule with which every draft is verified."""
+    """Run a drafter that was never trained, with a rule that verifies every draft. Returns whether
+    the alerts came.
+    """
     async with (
         running(ignorant(models.DRAFT, folder / "draft")) as system,
         watching(folder, system.pages) as webhook,
@@ -112,9 +114,11 @@ async def bad_drafts(folder: Path) -> bool:
 
 def main(
     clean: Annotated[float, typer.Option(help="seconds of load without a fault, at first")] = 30.0,
-    fault: Annotated[list[Fault], typer.Option(help="may be repeated")] = list(Fault),  # noqa: B006
+    fault: Annotated[list[Fault], typer.Option(help="fault; may be repeated")] = list(Fault),  # noqa: B006
 ) -> None:
-    """Exit code 1 if an alert fires without a fault, or too late after its own."""
+    """Make each alert fire by its fault. Exits with 1 if an alert fires without a fault, or too
+    late after its own.
+    """
 
     async def both(folder: Path) -> bool:
         (folder / "one").mkdir()

@@ -1,4 +1,4 @@
-"""Two of each service on the embedded pair, in processes of their own, and clients."""
+"""Run two of each service on the embedded pair, in processes of their own, and clients."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from tandem.protos.transport.health import is_serving
 from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
 
-CHECK_SECONDS = 1.0  # between two questions for the health of each process
-ANSWER_SECONDS = 2.0  # in which one answers
+CHECK_SECONDS = 1.0  # between two health checks of a process
+ANSWER_SECONDS = 2.0  # timeout of a health check
 
 
 @dataclass(slots=True)
 class System:
-    """Processes by role, the links of the drafters, and a stub of the client API."""
+    """A running system: processes by role, links to the drafters, and a stub of the client API."""
 
     processes: dict[str, list[Process]] = field(default_factory=dict)
     pages: dict[str, list[str]] = field(default_factory=dict)
-    addresses: list[tuple[str, str]] = field(default_factory=list)  # of a role
+    addresses: list[tuple[str, str]] = field(default_factory=list)  # each with its role
     links: list[Any] = field(default_factory=list)
     stub: Any = None
 
     @asynccontextmanager
     async def killed(self, role: str, number: int) -> AsyncIterator[None]:
-        """The newest so many of a role, at once."""
+        """Kill the newest `number` processes of a role at once."""
         for it in self.processes[role][-number:]:
             if it.returncode is None:
                 it.kill()
@@ -47,7 +47,7 @@ class System:
 
     @asynccontextmanager
     async def far(self) -> AsyncIterator[None]:
-        """The drafters are far away while the scope lasts."""
+        """Make the drafters far away while the scope lasts."""
         for link in self.links:
             await link.become(State(round_trip=0.8))
         yield
@@ -55,7 +55,7 @@ class System:
             await link.become(State())
 
     async def start(self, scope: AsyncExitStack, role: str, *flags: str) -> str:
-        """One more process; its address."""
+        """Start one more process; return its address."""
         page = f"{HOST}:{rpc.free_port(HOST)}"
         module = role if role == "orchestrator" else f"{role}_service"
         port = page.rpartition(":")[2]
@@ -68,8 +68,8 @@ class System:
         return self.addresses[-1][1]
 
     async def check(self, seconds: float) -> tuple[int, int]:
-        """Ask every process for its health again and again: how often, and how often it did not
-        report that it serves.
+        """Check the health of every process every CHECK_SECONDS. Returns how many checks there
+        were, and in how many the process did not report that it serves.
         """
         checks = alarms = 0
         async with AsyncExitStack() as scope:
@@ -92,7 +92,7 @@ class System:
 
 @asynccontextmanager
 async def running(draft: Path, *flags: str) -> AsyncIterator[System]:
-    """Two verifiers, two drafters behind links, and a front end."""
+    """Run two verifiers, two drafters behind links, and a front end while the scope lasts."""
     system, tokens = System(), str(models.TARGET)
     async with AsyncExitStack() as scope:
         given = []
@@ -116,7 +116,7 @@ async def running(draft: Path, *flags: str) -> AsyncIterator[System]:
 
 @asynccontextmanager
 async def load(stub: Any, clients: int, **options: Any) -> AsyncIterator[None]:
-    """So many clients, each with one request after another, while the scope lasts."""
+    """Run `clients` clients, each with one request after another, while the scope lasts."""
 
     async def client(number: int) -> None:
         while True:
@@ -134,7 +134,7 @@ async def load(stub: Any, clients: int, **options: Any) -> AsyncIterator[None]:
 
 
 def request(number: int, text: str = "Once upon a time", rule: int = 0) -> api.GenerateRequest:
-    """One; every third of those with a rule of their own is decoded plainly."""
+    """Make a request. Every third of those with a `rule` is decoded plainly."""
     asked = api.GenerateRequest(text=text)
     asked.sampling.temperature, asked.sampling.seed = 0.7, number
     asked.stopping.max_new_tokens, asked.stopping.ignore_eos = 60, True

@@ -1,5 +1,5 @@
-"""A Prometheus and an Alertmanager with the files of `deploy/prometheus`, and a webhook that gets
-the alerts.
+"""Run a Prometheus and an Alertmanager with the files of `deploy/prometheus`, and a webhook that
+gets the alerts.
 
 Only addresses are replaced in the files: intervals and thresholds are those that are shipped.
 """
@@ -25,18 +25,18 @@ from tandem.protos.errors import Unusable
 from tandem.protos.transport import rpc
 
 FILES, HOST = HERE / "deploy" / "prometheus", "127.0.0.1"
-LOOK_SECONDS = 0.2
+LOOK_SECONDS = 0.2  # between two looks at the firing alerts
 
 
 @dataclass(slots=True)
 class Webhook:
-    """The alerts that fire, and when each was reported."""
+    """A webhook that keeps the alerts that fire, with the times at which they were reported."""
 
     firing: dict[str, float] = field(default_factory=dict)
     ever: set[str] = field(default_factory=set)
 
     def receive(self, alerts: Iterable[Mapping[str, object]]) -> None:
-        """What Alertmanager posts."""
+        """Take the alerts that Alertmanager posts."""
         for alert in alerts:
             labels = alert["labels"]
             assert isinstance(labels, dict)
@@ -48,14 +48,14 @@ class Webhook:
                 self.firing.pop(name, None)
 
     async def until(self, name: str, seconds: float) -> bool:
-        """Whether an alert fires within so many seconds."""
+        """Wait at most `seconds` for an alert; return whether it fires."""
         until = time.monotonic() + seconds
         while name not in self.firing and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_SECONDS)
         return name in self.firing
 
     def listen(self) -> ThreadingHTTPServer:
-        """An HTTP server for it, on a free port."""
+        """Start an HTTP server for the webhook, on a free port."""
         receive = self.receive
 
         class Receiver(BaseHTTPRequestHandler):
@@ -66,7 +66,7 @@ class Webhook:
                 self.end_headers()
 
             def log_message(self, format: str, *args: object) -> None:
-                """Nothing is logged."""
+                """Log nothing."""
 
         server = ThreadingHTTPServer((HOST, 0), Receiver)
         threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True).start()
@@ -75,7 +75,7 @@ class Webhook:
 
 @asynccontextmanager
 async def watching(folder: Path, pages: Mapping[str, Sequence[str]]) -> AsyncIterator[Webhook]:
-    """Have these metrics pages, by role, watched while the scope lasts; raises Unusable."""
+    """Have the metrics pages of each role watched while the scope lasts; raises Unusable."""
     webhook = Webhook()
     server = webhook.listen()
     manager, monitor = f"{HOST}:{rpc.free_port(HOST)}", f"{HOST}:{rpc.free_port(HOST)}"
@@ -115,7 +115,7 @@ async def watching(folder: Path, pages: Mapping[str, Sequence[str]]) -> AsyncIte
 
 @asynccontextmanager
 async def program(name: str, *flags: str) -> AsyncIterator[None]:
-    """A program that runs while the scope lasts; raises Unusable if it is not installed."""
+    """Run a program while the scope lasts; raises Unusable if it is not installed."""
     if not (path := shutil.which(name)):
         raise Unusable(f"{name} is not installed; `make tools` installs it")
     process = await asyncio.create_subprocess_exec(path, *flags, stdout=DEVNULL, stderr=DEVNULL)

@@ -1,1 +1,1 @@
-"""Faults against the processes of a running system, and whether a client could tell."""
+"""Make faults in the processes of a running system, and check whether a client could tell."""

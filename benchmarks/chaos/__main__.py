@@ -1,4 +1,4 @@
-"""Faults against a system of several of each service, while clients stream.
+"""Make faults in a system with several of each service, while clients stream.
 
     tandem chaos --faults 100 --verifiers 2 --drafters 2 --cells 2
 
@@ -54,7 +54,7 @@ STEADY_SECONDS = 2.0  # of streaming before the first fault
 
 
 def requests(target: Path, seed: int, tokens: int) -> list[dict[str, object]]:
-    """Greedy and seeded ones."""
+    """Make greedy and seeded requests."""
     rng = random.Random(seed)
     return [
         {
@@ -86,13 +86,13 @@ class Watch:
         self._rng, self._streams = random.Random(seed), count()
 
     async def learn(self) -> None:
-        """What is right, before anything has happened."""
+        """Record the right answers, before the first fault."""
         for number, request in enumerate(self._asked):
             answer = await self._client.generate(**request)  # type: ignore[arg-type]
             self._record(Truth(number, tuple(answer.token_ids)))
 
     async def stream(self) -> None:
-        """One client's life."""
+        """Stream random requests as one client, until `done` is set."""
         while not self.done:
             stream, number = next(self._streams), self._rng.randrange(len(self._asked))
             self._record(Asked(monotonic(), stream, number))
@@ -108,16 +108,18 @@ class Watch:
             self._record(Ended(monotonic(), stream, error))
 
     def strike(self, fault: Fault) -> None:
-        """A fault begins."""
+        """Record that a fault begins."""
         self._record(Struck(monotonic(), f"{fault.kind} {fault.role}", str(fault)))
 
     def heal(self) -> None:
-        """It is over."""
+        """Record that the newest fault is over."""
         self._record(Healed(monotonic()))
 
 
 async def run(system: System, watch: Watch, plan: list[Fault], streams: int) -> str:
-    """All faults of a plan, one after the other, under streams; what ended it before the last."""
+    """Make all faults of a plan, one after the other, under streams. Returns the problem that ended
+    the run before its last fault, or "".
+    """
     await watch.learn()
     async with asyncio.TaskGroup() as clients:
         for _ in range(streams):
@@ -137,8 +139,8 @@ async def run(system: System, watch: Watch, plan: list[Fault], streams: int) -> 
 
 
 def recorded(file: Path, whole: Callable[[Record], Coroutine[Any, Any, str]]) -> str:
-    """A run, written down while it happens; what ended it before its last fault. Raises Unusable if
-    the file cannot be written.
+    """Run `whole`, and write its events to a file while they happen. Returns the problem that ended
+    the run before its last fault, or "". Raises Unusable if the file cannot be written.
     """
     try:
         opened = file.open("w", buffering=1, encoding="utf-8")
@@ -152,7 +154,7 @@ def recorded(file: Path, whole: Callable[[Record], Coroutine[Any, Any, str]]) ->
 
 
 def table(verdict: Verdict) -> Table:
-    """By kind of fault, and all together."""
+    """Return the table of gaps by kind of fault, and of all together."""
     shown = Table("fault", "times", "longest gap, s", "with all services up, s")
     for what in sorted(verdict.gaps):
         gaps = f"{verdict.gaps[what]:.2f}", f"{verdict.healthy_gaps[what]:.2f}"
@@ -165,8 +167,8 @@ def table(verdict: Verdict) -> Table:
 
 
 def show(file: Path, figures: Path | None) -> None:
-    """Print what a history shows, and write it to a file if one is given; exits with 1 unless it is
-    flawless.
+    """Print the verdict on a history, and write it to `figures`, if given. Exits with 1 unless the
+    history is flawless.
     """
     try:
         verdict = history.judge(history.read(file))
@@ -184,7 +186,7 @@ def show(file: Path, figures: Path | None) -> None:
         raise SystemExit(1)
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)  # whose tables cut names
+app = typer.Typer(add_completion=False, rich_markup_mode=None)  # rich's tables cut names
 
 
 @app.command()
@@ -192,19 +194,21 @@ def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
     number: Annotated[int, typer.Option("--faults", help="one after the other", min=0)] = 50,
-    seed: Annotated[int, typer.Option(help="of the faults and the requests")] = 0,
-    kind: Annotated[list[Kind] | None, typer.Option(help="may be repeated; all")] = None,
+    seed: Annotated[int, typer.Option(help="seed of the faults and the requests")] = 0,
+    kind: Annotated[
+        list[Kind] | None, typer.Option(help="kind of fault; may be repeated; by default all")
+    ] = None,
     verifiers: Annotated[int, typer.Option(min=1)] = 1,
     drafters: Annotated[int, typer.Option(min=1)] = 1,
     cells: Annotated[int, typer.Option(min=1)] = 1,
-    streams: Annotated[int, typer.Option(help="at once", min=1)] = 8,
-    tokens: Annotated[int, typer.Option(help="of an answer", min=1)] = 120,
+    streams: Annotated[int, typer.Option(help="streams at once", min=1)] = 8,
+    tokens: Annotated[int, typer.Option(help="tokens of an answer", min=1)] = 120,
     file: Annotated[Path | None, typer.Option("--history", help="write what happened")] = None,
     check: Annotated[Path | None, typer.Option(help="only judge a history again")] = None,
     figures: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
-    """Faults one after the other while clients stream; Ctrl-C ends it early. Exits with 1 if a
-    client could tell more than a pause.
+    """Make faults one after the other while clients stream; Ctrl-C ends the run early. Exits with 1
+    if a client noticed more than a pause.
     """
     if check:
         show(check, figures)

@@ -1,5 +1,5 @@
-"""What happened: faults, and every chunk that a client received. Written as JSON lines while it
-happens, so that it can be judged at any time.
+"""The history of a run: its faults, and every chunk that a client received. It is written as JSON
+lines while the run goes on, so that it can be judged at any time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LAG = 0.25  # seconds in which chunks that were on their way still arrive after 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What the target alone says to one of the requests."""
+    """The right answer to one of the requests: the tokens that the system sent before any fault."""
 
     request: int
     tokens: Tokens
@@ -55,7 +55,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A chunk: its tokens, and how many there should be with them."""
+    """A client received a chunk: its tokens, and how many tokens there should be so far."""
 
     at: float
     stream: int
@@ -65,7 +65,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A stream ended: well, or with an error."""
+    """A stream ended, well or with an error."""
 
     at: float
     stream: int
@@ -80,9 +80,10 @@ KINDS: dict[str, type[Any]] = {
 
 @dataclass
 class Verdict:
-    """`gaps`: seconds between two chunks of a stream, the longest for every kind of fault that
-    began during it or last before it; those with several faults apart, by the first of them.
-    `healthy_gaps`: the longest part of such a gap in which no fault lasted.
+    """The verdict on a history. `gaps`: the longest seconds between two chunks of a stream, for
+    every kind of fault that began during the gap or last before it; gaps with several faults count
+    apart, by the first of them. `healthy_gaps`: the longest part of such a gap in which no fault
+    lasted.
     """
 
     faults: int = 0
@@ -175,13 +176,13 @@ def _healthy(before: float, after: float, faults: Iterable[tuple[float, float]])
 
 
 def write(event: Event, lines: TextIO) -> None:
-    """As a line of JSON."""
+    """Write an event as a line of JSON."""
     fields = {"kind": type(event).__name__.lower(), **asdict(event)}
     lines.write(json.dumps(fields) + "\n")
 
 
 def read(file: Path) -> Iterator[Event]:
-    """What was written; raises Unusable."""
+    """Read the events of a history; raises Unusable."""
     try:
         with file.open(encoding="utf-8") as lines:
             for line in lines:

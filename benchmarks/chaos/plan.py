@@ -1,4 +1,4 @@
-"""Which fault comes next: pure, and the same for the same seed."""
+"""Plan the faults of a run: pure, and the same for the same seed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What can happen to a process."""
+    """A kind of fault of a process."""
 
     KILL = "kill"  # SIGKILL, and started again
     TERM = "term"  # SIGTERM, and started again
     STOP = "stop"  # SIGSTOP for a while
     HANG = "hang"  # its event loop blocks for a while, its connections stay
     SLOW = "slow"  # every step of its model takes .2 s longer, for a while
-    CRAWL = "crawl"  # 2 s longer
+    CRAWL = "crawl"  # every step of its model takes 2 s longer, for a while
 
 
 MODEL, PROCESS = frozenset(Kind), frozenset(Kind) - {Kind.SLOW, Kind.CRAWL}
@@ -25,13 +25,13 @@ SUFFERS = {
     "drafter": MODEL,
     "cell": PROCESS,
 }
-SECONDS = (1.0, 6.0)  # that a fault lasts
-PAUSE = (0.2, 2.0)  # until the next, once the system is whole
+SECONDS = (1.0, 6.0)  # shortest and longest time that a fault lasts
+PAUSE = (0.2, 2.0)  # until the next fault, once the system is whole
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: to whom, for how long, and how long to wait before it."""
+    """One fault: its process, how long it lasts, and how long to wait before it."""
 
     kind: Kind
     role: str
@@ -45,7 +45,7 @@ class Fault:
 
 
 def faults(seed: int, members: Mapping[str, int], kinds: Sequence[Kind]) -> Iterator[Fault]:
-    """Faults without end. `members`: how many there are of each role."""
+    """Yield random faults without end. `members`: how many processes there are of each role."""
     rng = random.Random(seed)
     choices = [
         (kind, role)

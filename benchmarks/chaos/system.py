@@ -1,5 +1,5 @@
-"""Several of each service in processes of their own, started again whenever they end, and what may
-happen to them.
+"""Run several of each service in processes of their own, which are started again whenever they end,
+and make faults in them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MODEL_SIGNALS = {Kind.HANG: victim.HANG, Kind.SLOW: victim.SLOW, Kind.CRAWL: vic
 
 @dataclass(slots=True)
 class Member:
-    """One process, on a port of its own for ever."""
+    """One process of a service, which always has the same port."""
 
     role: str
     flags: Sequence[str]
@@ -43,17 +43,19 @@ class Member:
 
     @property
     def address(self) -> str:
-        """Where it serves."""
+        """The address at which the process serves."""
         return f"{HOST}:{self.port}"
 
     @property
     def pid(self) -> int:
-        """Of the process now."""
+        """The id of the process that runs now."""
         assert self._process
         return self._process.pid
 
     async def live(self) -> None:
-        """Run it again and again; raises Unusable if it does not serve the first time."""
+        """Run the process, and start it again whenever it ends. Raises Unusable if it does not
+        serve the first time.
+        """
         module, flags = MODULES[self.role], (*self.flags, "--host", HOST, "--port", str(self.port))
         served = False
         while True:
@@ -70,7 +72,7 @@ class Member:
             self.serving.clear()
 
     async def suffer(self, fault: Fault) -> None:
-        """Have it happen; returns when it is over and the process serves again."""
+        """Make a fault in the process; return when it is over and the process serves again."""
         if fault.kind in (Kind.KILL, Kind.TERM):
             self.serving.clear()
             self.signal(signal.SIGKILL if fault.kind is Kind.KILL else signal.SIGTERM)
@@ -83,7 +85,7 @@ class Member:
             self.signal(number)
             await asyncio.sleep(fault.seconds)
             self.signal(victim.RECOVER)
-            await asyncio.sleep(victim.DELAYS.get(number, 0.0))  # of a pass that has begun
+            await asyncio.sleep(victim.DELAYS.get(number, 0.0))  # a pass that has begun ends
         try:
             async with asyncio.timeout(START_SECONDS):
                 await self.serving.wait()
@@ -91,7 +93,7 @@ class Member:
             raise Unusable(f"{fault}: it did not serve again in {START_SECONDS:.0f} s") from None
 
     def signal(self, number: int) -> None:
-        """Send it to the process, if there is one now."""
+        """Send a signal to the process, if it runs now."""
         assert self._process
         with suppress(ProcessLookupError):
             self._process.send_signal(number)
@@ -99,17 +101,17 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """Members by role."""
+    """A running system: its processes by role."""
 
     members: dict[str, list[Member]]
 
     @property
     def addresses(self) -> list[str]:
-        """Of the cells."""
+        """The addresses of the cells."""
         return [member.address for member in self.members[CELL]]
 
     async def suffer(self, fault: Fault) -> None:
-        """Have a fault happen; returns when all is well again."""
+        """Make a fault; return when it is over and its process serves again."""
         await self.members[fault.role][fault.index].suffer(fault)
 
 
@@ -122,8 +124,8 @@ async def running(
     cells: int,
     more: Callable[[], Sequence[str]] = tuple,
 ) -> AsyncIterator[System]:
-    """A whole system while the scope lasts, whose cells have `more` flags each; raises Unusable if
-    it does not start.
+    """Run a whole system while the scope lasts. Each cell gets the flags that `more` returns.
+    Raises Unusable if the system does not start.
     """
 
     def of(role: str, count: int, *flags: str) -> list[Member]:

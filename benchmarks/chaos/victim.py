@@ -1,5 +1,5 @@
-"""A service that can be made to hang, to be slow, and to send bad drafts: `victim MODULE FLAGS...`
-runs a module as `python -m` would, and obeys signals meanwhile.
+"""Run a service that can be made to hang, to be slow, and to send bad drafts: `victim MODULE
+FLAGS...` runs a module as `python -m` would, and obeys signals meanwhile.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any
 from tandem.protos.streams import Guess
 from tandem.protos.types import MAX_NODES
 
-HANG_SECONDS = 0.05  # at a time
+HANG_SECONDS = 0.05  # between two checks whether a hang is over
 HANG, RECOVER, SLOW, CRAWL, GARBAGE, TWICE = (signal.SIGRTMIN + number for number in range(1, 7))
 DELAYS = {SLOW: 0.2, CRAWL: 2.0}  # seconds that every step takes longer
 MODEL_SERVICES = ("tandem.verifier_service", "tandem.drafter_service")
 
 
 def garbage(guess: Guess) -> Guess:
-    """As many tokens, nearly all of them wrong, and certain."""
+    """Return a guess with as many tokens, nearly all of them wrong, each claimed to be certain."""
     wrong = tuple(token ^ 1 for token in guess.tokens)
     return replace(guess, tokens=wrong, scores=(0.0,) * len(wrong), distributions=())
 
 
 def twice(guess: Guess) -> Guess:
-    """Beside every node another one, as likely: twice as many as were asked for, or as many as a
-    guess may have.
+    """Return a guess with another node, as likely, beside every node: twice as many nodes as were
+    asked for, or as many as a guess may have.
     """
     more = MAX_NODES - len(guess.tokens)
     return replace(
@@ -44,12 +44,12 @@ SPOILS = {GARBAGE: garbage, TWICE: twice}
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     del sys.argv[0]
     mode = RECOVER
 
     def become(number: int, _: object) -> None:
-        """HANG: the event loop blocks, and with it everything but threads, until RECOVER."""
+        """Take a mode. HANG blocks the event loop, and so everything but threads, until RECOVER."""
         nonlocal mode
         mode = number
         while number == mode == HANG:

@@ -1,1 +1,1 @@
-"""What is timed and checked, and how figures are shown."""
+"""Tools that benchmarks share: timed steps, checks, and the way in which figures are shown."""

@@ -1,4 +1,4 @@
-"""What captured passes take of the device alone."""
+"""Measure the time that captured passes take on the device alone."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ REPLAYS = 10  # of each captured pass, in a row
 
 
 def replayed(forward: HFRunner) -> dict[int, float]:
-    """Seconds that the device alone takes for a captured pass whose rows all give logits, by its
-    rows; on a CPU, nothing.
+    """Return the seconds that captured passes take on the device alone, by their number of rows,
+    for passes whose rows all give logits. Empty on a CPU.
     """
     graphs = forward._runner
     if forward.model.device.type == "cpu" or not isinstance(graphs, CudaGraphs):
@@ -26,7 +26,9 @@ def replayed(forward: HFRunner) -> dict[int, float]:
 
 
 def device_seconds(replay: Replay) -> float:
-    """What one of several replays in a row takes, while the device never waits for the host."""
+    """Return the seconds of one of several replays in a row: so the device never waits for the
+    host.
+    """
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     replay()
     began.record()
@@ -39,7 +41,7 @@ def device_seconds(replay: Replay) -> float:
 
 
 def pass_table(figures: Figures) -> str:
-    """Milliseconds of a captured pass by rows; nothing where none was timed."""
+    """Return a table of the milliseconds of captured passes by rows; "" where none was timed."""
     if not (passes := figures.captured()):
         return ""
     lines = [
@@ -51,7 +53,7 @@ def pass_table(figures: Figures) -> str:
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """A table whose columns are as wide as what is in them."""
+    """Return a table as text, with columns as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()

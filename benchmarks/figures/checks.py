@@ -1,7 +1,7 @@
-"""What has to hold before steps are timed: bits that do not depend on company, replayed passes like
-launched ones, chains and trees like transformers' own logits.
+"""Check what has to hold before steps are timed: a session's bits do not depend on the others,
+replayed passes give what launched ones give, and chains and trees give transformers' own logits.
 
-Raises Unusable for what does not; knows no clock.
+A check that fails raises Unusable. Nothing is timed here.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ from tandem.protos.errors import Unusable
 
 SESSIONS, LONGEST = 4, 320  # texts, and tokens of each at the most
 HEADS = (1, 5, 90, 130)  # tokens that become text; two long ones reach beyond a tail
-NODES = (0, 0, 3, 16)  # guessed behind them
+NODES = (0, 0, 3, 16)  # nodes guessed after these tokens
 STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """What a session is fed: the last `head` tokens of its text, and a tree of guesses behind."""
+    """The input of a session: the last `head` tokens of its text, then a tree of guesses."""
 
     session: int
     text: tuple[int, ...]
     head: int
     draft: tuple[int, ...]
-    parents: tuple[int, ...]  # of all that is fed
+    parents: tuple[int, ...]  # parents of all fed tokens
 
     @property
     def context(self) -> int:
-        """Tokens that the session has cached."""
+        """The number of tokens that the session has cached."""
         return len(self.text) - self.head
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """All that is fed."""
+        """All fed tokens: those of the text, and then the guesses."""
         return self.text[self.context :] + self.draft
 
 
 def exact(forward: HFRunner, name: str) -> None:
-    """The self-test: right logits, and batch-invariant."""
+    """Check by the self-test that logits are right and batch-invariant."""
     if problem := self_test(forward, name).problem:
         raise Unusable(f"a check failed: not exact, {problem}")
 
 
 def replays(launched: HFRunner, replayed: HFRunner) -> None:
-    """Replayed passes give the bits of the same passes launched operation by operation, and every
-    pass can be replayed.
+    """Check that replayed passes give the same bits as passes that are launched operation by
+    operation, and that every pass can be replayed.
     """
     with _tables(launched) as ours, _tables(replayed) as theirs:
         for step in walk(launched.model):
@@ -75,8 +75,9 @@ def replays(launched: HFRunner, replayed: HFRunner) -> None:
 
 
 def right(forwards: Mapping[str, HFRunner], network: PreTrainedModel) -> dict[str, float]:
-    """Chains and trees give what transformers computes for each path, but for rounding; how far
-    off the typical row of each system is. Of one model: what transformers computes serves for all.
+    """Check that chains and trees give what transformers computes for each path, up to rounding.
+    Returns how far off the typical row of each system is. All systems must run one model, since one
+    computation by transformers serves for all of them.
     """
     model = next(iter(forwards.values())).model
     texts = ReferenceTexts(network, model.dtype, fused=network._supports_sdpa)
@@ -98,7 +99,7 @@ def right(forwards: Mapping[str, HFRunner], network: PreTrainedModel) -> dict[st
 
 
 def walk(model: HFModel) -> Iterator[list[Fed]]:
-    """Steps of random sessions in random company, until their texts are long."""
+    """Yield steps of random sessions in random company, until their texts are long."""
     rng, longest = random.Random(0), min(LONGEST, model.context_length)
     texts: list[tuple[int, ...]] = [()] * SESSIONS
 
@@ -118,7 +119,7 @@ def walk(model: HFModel) -> Iterator[list[Fed]]:
 
 
 def room_for(model: HFModel) -> int:
-    """Cached tokens that a check needs space for."""
+    """Return the number of cached tokens that a check needs memory for."""
     return max(SESSIONS * page_aligned(LONGEST), positions_tried(model))
 
 
@@ -135,7 +136,7 @@ def _tables(forward: HFRunner) -> Iterator[list[PageTable]]:
 def _feed(
     forward: HFRunner, tables: Sequence[PageTable], step: Sequence[Fed]
 ) -> list[torch.Tensor]:
-    """The logits of a step, [tokens, vocab] for each session; they are ours to keep."""
+    """Return the logits of a step, [tokens, vocab] for each session; no later pass changes them."""
     return forward(
         [
             Segment(tables[fed.session], fed.context, fed.tokens, fed.parents, len(fed.tokens))
@@ -146,7 +147,7 @@ def _feed(
 
 @torch.inference_mode()
 def _references(texts: ReferenceTexts, fed: Fed) -> list[tuple[list[int], ReferenceText]]:
-    """Plain passes over all paths of a tree, with the nodes of each."""
+    """Run plain passes over all paths of a tree. Returns the nodes of each path, and the result."""
     found = []
     for leaf in set(range(len(fed.parents))) - set(fed.parents):
         path = tree.path(fed.parents, leaf)
@@ -158,7 +159,7 @@ def _references(texts: ReferenceTexts, fed: Fed) -> list[tuple[list[int], Refere
 def _differences(
     paths: Sequence[tuple[list[int], ReferenceText]], fed: Fed, logits: torch.Tensor
 ) -> list[Difference]:
-    """How far each row is off from the plain passes."""
+    """Return how far each row is off from the plain passes."""
     off: dict[int, Difference] = {}
     for path, text in paths:
         places = range(fed.context, len(text.tokens))

@@ -1,7 +1,7 @@
-"""Passes by rows on a CPU, as a CUDA device runs them: attention as one operation, and passes that
-are replayed on the memory that they were captured on.
+"""Emulate on a CPU how a CUDA device runs passes by rows: with attention as one operation, and with
+passes that are replayed on the memory on which they were captured.
 
-For checks where there is no device: what it shows is right there, but for the device's own kernels.
+This is for checks where there is no device. They cover all but the device's own kernels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tandem.engine.runner import AttentionBackend, HFRunner
 
 @contextmanager
 def emulated() -> Iterator[None]:
-    """Within the scope attention by rows is one operation, so that a pass is made of operations."""
+    """Make attention by rows one operation while the scope lasts, as it is on a device."""
     library = torch.library.Library("tandem_emulated", "DEF")
     library.define(
         "attend(Tensor longs, Tensor ints, Tensor query, Tensor keys, Tensor values, int outputs, "
@@ -43,7 +43,7 @@ def by_operation(
     values: torch.Tensor,
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """`attention.definition` as an operation."""
+    """Attend as `attention.definition` does, by one operation."""
     how = options.scaling, options.window, options.softcap, options.sinks
     found: torch.Tensor = torch.ops.tandem_emulated.attend(
         rows.longs, rows.ints, query, keys, values, rows.shape.outputs, *how
@@ -61,19 +61,21 @@ def attend(
     outputs: int,
     *how: Any,
 ) -> torch.Tensor:
-    """What the operation does."""
+    """Attend on the operation's arguments: rebuild the plan, and call the definition."""
     plan = RowPlan(PassShape(query.shape[2], outputs), longs, ints, 0, len(ints))
     return spelled_out(plan, query, keys, values, AttentionOptions(*how))
 
 
 def capture(run: Callable[[], torch.Tensor]) -> tuple[Replay, torch.Tensor]:
-    """`engine.forward.cuda.graphs.Capture`: the pass runs again, and writes the same logits."""
+    """Capture a pass as `engine.forward.cuda.graphs.Capture` does. A replay runs the pass again
+    and writes its logits to the same memory.
+    """
     logits = run().clone()
     return lambda: logits.copy_(run()), logits
 
 
 def replaying(forward: HFRunner) -> HFRunner:
-    """One by rows that replays its passes from now on."""
+    """Have a runner by rows replay its passes from now on; return it."""
     forward._runner = CudaGraphs(forward._run, forward.model.device, capture)
     forward.backend = AttentionBackend.GRAPHS
     return forward

@@ -1,6 +1,6 @@
-"""On what something was measured: this machine, its processors and the installed packages.
+"""Describe the machine of a measurement: its processors and the installed packages.
 
-Needs PyTorch and transformers alone, like all that a device is measured with.
+This needs only PyTorch and transformers, like all modules by which a device is measured.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ PACKAGES = ("torch", "transformers")
 
 
 def described(threads: str) -> str:
-    """CPU model, cores, compiled kernels, threads as the caller names them, package versions."""
+    """Describe CPU model, cores, compiled kernels, threads (as the caller says) and packages."""
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     return f"{processor()}, {os.cpu_count()} cores, {build()}, {threads}, {packages}"
 
 
 def build() -> str:
-    """The compiled kernels that this processor runs, without which a CPU is slow."""
+    """Name the compiled kernels that this processor runs; without them a CPU is slow."""
     found = kernels()
     return f"{found.name} kernels" if found else "no compiled kernels"
 
 
 def processor() -> str:
-    """The CPU model as the kernel names it."""
+    """Return the CPU model as the operating system names it."""
     if CPU_FACTS.is_file():
         for line in CPU_FACTS.read_text().splitlines():
             if line.startswith("model name"):
@@ -42,7 +42,7 @@ def processor() -> str:
 
 
 def facts(device: torch.device) -> dict[str, Any]:
-    """All that figures depend on, for programs."""
+    """Return all facts of the machine on which figures depend, for programs."""
     found: dict[str, Any] = {
         "processor": processor(),
         "cores": os.cpu_count(),

@@ -1,6 +1,6 @@
-"""What every benchmark prints and writes: on what it was measured, tables, and the same as JSON.
+"""Print and write the figures of a benchmark: the machine, tables, and the same figures as JSON.
 
-Knows nothing of what the figures mean. `make results` takes the JSON files that are in
+This knows nothing of what the figures mean. `make results` takes the JSON files in
 benchmarks/results into RESULTS.md and README.md.
 """
 
@@ -26,7 +26,7 @@ NARROWEST = 110  # columns; a log file is as wide as its longest line
 
 
 def title(target: Path, draft: Path, what: str, dtype: str = "float32") -> str:
-    """The pair, what was asked of it, and where."""
+    """Return a title that says which pair was measured, what was asked of it, and where."""
     return f"{target.name} + {draft.name}, {what}: {described('one thread per model')}, {dtype}"
 
 
@@ -43,7 +43,7 @@ def publish(
 
 
 def write(heading: str, rows: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """The rows, for programs, and the command, machine, date and commit that they come from."""
+    """Write rows for programs, with the command, machine, date and commit that they come from."""
     origin = {
         "command": _command(sys.orig_argv),
         "machine": f"{processor()}, {os.cpu_count()} cores",
@@ -55,7 +55,7 @@ def write(heading: str, rows: Sequence[Mapping[str, Any]], file: Path) -> None:
 
 
 def _command(words: Sequence[str]) -> str:
-    """The command that this process runs, without the file for programs."""
+    """Return the command that this process runs, without the option `--json`."""
     kept = [word for word in words[1:] if word != "-P" and not word.startswith("--json=")]
     if "--json" in kept:
         place = kept.index("--json")
@@ -64,7 +64,7 @@ def _command(words: Sequence[str]) -> str:
 
 
 def _commit() -> str:
-    """The version of the checkout, `-dirty` if files differ from it."""
+    """Return the version of the checkout, with `-dirty` if files differ from it."""
     command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     with suppress(OSError, subprocess.CalledProcessError):
         here = Path(__file__).resolve().parent

@@ -1,7 +1,7 @@
-"""The steps that the engine benchmark compares: the engine's in exact and in fast mode, those of
-transformers with its own cache, and reading as many bytes as the weights have.
+"""Build and time the steps that the engine benchmark compares: the engine's in exact and in fast
+mode, those of transformers with its own cache, and reading as many bytes as the weights have.
 
-Builds and times them; knows nothing of what the times say.
+Nothing here knows what the times say.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from tandem.protos.errors import Unusable
 Action = Callable[[], object]
 Name = TypeVar("Name")
 ALONE = 256  # cached tokens of one session
-FEWEST, MOST = 64, 448  # of several
+FEWEST, MOST = 64, 448  # cached tokens of several sessions
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """What a step feeds: a tree of tokens to each session; the logits of all are wanted."""
+    """The input of a step: a tree of tokens for each session, with the logits of all wanted."""
 
     sessions: int
     parents: tuple[int, ...]
@@ -47,14 +47,14 @@ class Feed:
 
     @property
     def tokens(self) -> int:
-        """Tokens per session."""
+        """The number of tokens per session."""
         return len(self.parents)
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Random tokens that all sessions share: each has cached them up to its own place, at most the
-    limit, and is fed those behind it.
+    """Random tokens that all sessions share. Each session has cached them up to its own place, at
+    most `limit`, and is fed the tokens after it.
     """
 
     ids: tuple[int, ...]
@@ -62,7 +62,7 @@ class Text:
 
     @classmethod
     def fit(cls, model: HFModel, most_fed: int) -> Text:
-        """As long as the model's context allows; raises Unusable if that is nothing."""
+        """Make a text as long as the model's context allows; raises Unusable if it is too short."""
         limit = min(MOST, model.context_length - most_fed)
         if limit < 1:
             raise Unusable(f"a context of {model.context_length} tokens is too short to measure")
@@ -70,7 +70,7 @@ class Text:
         return cls(tuple(rng.randrange(model.token_count) for _ in range(limit + most_fed)), limit)
 
     def contexts(self, sessions: int) -> list[int]:
-        """How much each of several sessions has cached: evenly from few tokens to many."""
+        """Return how many tokens each session has cached: evenly spread from few to many."""
         if sessions == 1:
             return [min(ALONE, self.limit)]
         first, last = min(FEWEST, self.limit), min(MOST, self.limit)
@@ -78,12 +78,12 @@ class Text:
 
 
 class Engine:
-    """The engine in one mode, with so many sessions whose KV ranges hold the text."""
+    """The engine in one mode, with `sessions` sessions whose KV ranges hold the text."""
 
     @torch.inference_mode()
     def __init__(
         self,
-        build: Callable[[int], HFRunner],  # with so many positions
+        build: Callable[[int], HFRunner],  # from the number of positions
         text: Text,
         sessions: int,
     ) -> None:
@@ -98,7 +98,7 @@ class Engine:
             self.forward.pool.copy(self._tables[0], table, 0, length)
 
     def step(self, feed: Feed) -> Action:
-        """All sessions in one pass."""
+        """Return the action that feeds all sessions in one pass."""
         segments = [
             Segment(
                 table,
@@ -129,7 +129,7 @@ class Library:
         self._pass(self._filled, torch.tensor([text.ids], device=device))
 
     def step(self, feed: Feed) -> Action:
-        """All sessions, one after the other; what was fed is taken back."""
+        """Return the action that feeds all sessions, one by one, and crops their caches again."""
         sessions = []
         for context in self._text.contexts(feed.sessions):
             cache = copy.deepcopy(self._filled)
@@ -150,20 +150,22 @@ class Library:
 
 
 def weights_read(network: PreTrainedModel) -> int:
-    """Bytes of the weights that a step reads: all but embeddings that are only looked up."""
+    """Return the bytes of the weights that a step reads: all but embeddings that are only looked
+    up.
+    """
     embeddings = {module.weight for module in network.modules() if isinstance(module, nn.Embedding)}
     looked_up = embeddings - {network.get_output_embeddings().weight}
     return sum(weight.nbytes for weight in network.parameters() if weight not in looked_up)
 
 
 def reading(count: int, device: torch.device = CPU) -> Action:
-    """Reads so many bytes, as fast as this machine can: their sum."""
+    """Return an action that reads `count` bytes as fast as this machine can, by adding them up."""
     return torch.ones(count // 4, device=device).sum
 
 
 def timed(actions: Mapping[Name, Action], turns: Iterable[int]) -> dict[Name, float]:
-    """Median seconds of each action, but for turn 0. They take turns, in another order each time,
-    so that a noisy machine hits all alike.
+    """Time actions, and return the median seconds of each, without turn 0. The actions take turns,
+    in another order each time, so that a noisy machine hits all alike.
     """
     seconds: dict[Name, list[float]] = {name: [] for name in actions}
     order, rng = list(actions), random.Random(0)

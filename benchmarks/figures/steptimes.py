@@ -1,6 +1,6 @@
-"""What is known of the steps of one model after they were timed, for people and for programs.
+"""The figures of one model's steps after they were timed, for people and for programs.
 
-Knows neither how they were timed nor how they are shown.
+Nothing here knows how steps are timed or how tables are shown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIBRARY, FLOOR = "transformers", "floor"
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was measured with one dtype: median seconds by system and feed, and bytes."""
+    """The figures of one dtype: median seconds by system and feed, and bytes."""
 
     dtype: str
     exactness: str
@@ -33,12 +33,12 @@ class Figures:
     seconds: Mapping[tuple[str, Feed], float]
     floor: float  # seconds
     weights: int
-    read: int  # of the weights, by a step
-    token: int  # of the cache
-    passes: Mapping[int, float] = field(default_factory=dict)  # seconds of captured ones, by rows
+    read: int  # bytes of the weights that a step reads
+    token: int  # bytes of cache per token
+    passes: Mapping[int, float] = field(default_factory=dict)  # of captured passes: rows to seconds
 
     def row(self, system: str, feed: Feed) -> dict[str, Any]:
-        """One step of one system, for programs."""
+        """Return the figures of one step of one system, for programs."""
         seconds, alone = self.seconds[system, feed], self.seconds.get((LIBRARY, feed))
         return {
             "dtype": self.dtype,
@@ -54,7 +54,7 @@ class Figures:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """The floor and all steps, for programs."""
+        """Return the figures of the floor and of all steps, for programs."""
         floor = {
             "dtype": self.dtype,
             "system": FLOOR,
@@ -68,7 +68,7 @@ class Figures:
         return [floor, *(self.row(*step) for step in self.seconds)]
 
     def captured(self) -> list[dict[str, Any]]:
-        """The captured passes, on the device alone, for programs."""
+        """Return the figures of captured passes on the device alone, for programs."""
         return [
             {
                 "dtype": self.dtype,
@@ -80,7 +80,7 @@ class Figures:
         ]
 
     def heading(self) -> str:
-        """The bytes, and what the steps have in common, in lines that fit."""
+        """Return lines of text with the bytes, and with what all steps have in common."""
         one, several = self.text.contexts(ONE.sessions), self.text.contexts(TOGETHER.sessions)
         speed = f"{self.read / self.floor / 1e9:.1f} GB/s"
         return (
@@ -93,7 +93,9 @@ class Figures:
 
 
 def chosen(dtypes: str) -> list[str]:
-    """The names between commas; raises Unusable if one is unknown, before anything is measured."""
+    """Return the dtypes between commas. Raises Unusable, before anything is measured, if one is
+    unknown.
+    """
     names = dtypes.split(",")
     for name in names:
         if name not in DTYPES:

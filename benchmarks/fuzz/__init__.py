@@ -1,1 +1,1 @@
-"""Generated requests: whatever a caller sends, a service answers and lives."""
+"""Send generated requests: whatever a caller sends, a service must answer and live."""

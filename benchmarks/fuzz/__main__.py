@@ -1,9 +1,9 @@
-"""Generated requests for every method of every service, and for the HTTP port.
+"""Send generated requests to every method of every service, and to the HTTP port.
 
     python -m tandem.benchmarks.fuzz --requests 100000 --seconds 300
 
-No process may end, and no answer may be INTERNAL, UNKNOWN or 500. Memory is compared with that
-after the first tenth.
+No process may end, and no answer may be INTERNAL, UNKNOWN or 500. The memory of processes at the
+end is shown beside that after the first tenth of the requests.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tandem.protos.service.process import configure_logging
 from tandem.protos.transport import rpc
 
 BAD = ("INTERNAL", "UNKNOWN", "500")
-SETTLED = 0.1  # part of all requests until memory is that of a process at work
+SETTLED = 0.1  # share of all requests after which memory is that of a process at work
 AT_ONCE = 8
 OF = {
     "OrchestratorService": CELL,
@@ -49,14 +49,14 @@ OF = {
 
 @dataclass
 class Outcome:
-    """What came of all requests: how often each status of each target, and what was wrong."""
+    """The outcome of all requests: the count of each status of each target, and what was wrong."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
-    memory: dict[str, list[float]] = field(default_factory=dict)  # MB, at first and in the end
+    memory: dict[str, list[float]] = field(default_factory=dict)  # MB, at first and at the end
 
     def add(self, number: int, name: str, status: str, message: str) -> None:
-        """One request has ended."""
+        """Count a request that has ended."""
         self.counts[name, status] += 1
         if status in BAD:
             self.wrong.append(f"request {number}: {name}: {status}: {message[:300]}")
@@ -64,7 +64,7 @@ class Outcome:
 
 @asynccontextmanager
 async def targets(system: System, port: int) -> AsyncIterator[list[Target]]:
-    """All that can be asked."""
+    """Yield all targets of a system, with connections to them while the scope lasts."""
     async with AsyncExitStack() as scope:
         found: list[Target] = []
         for method in methods():
@@ -80,19 +80,19 @@ async def targets(system: System, port: int) -> AsyncIterator[list[Target]]:
 
 
 def pids(system: System) -> dict[str, int]:
-    """Of each process."""
+    """Return the process id of each role."""
     return {member.role: member.pid for some in system.members.values() for member in some}
 
 
 def memory(system: System) -> dict[str, float]:
-    """MB of each process."""
+    """Return the megabytes of memory of each process."""
     return {role: psutil.Process(pid).memory_info().rss / 1e6 for role, pid in pids(system).items()}
 
 
 async def ask(
     asked: list[Target], requests: range, seed: int, until: float, outcome: Outcome, done: Any
 ) -> None:
-    """Requests one after the other, by several callers at once."""
+    """Send requests one after the other, by several callers at once."""
     numbers = iter(requests)
 
     async def caller() -> None:
@@ -113,7 +113,7 @@ async def ask(
 async def whole(
     requests: range, seconds: float, seed: int, target: Path, draft: Path
 ) -> tuple[Outcome, bool]:
-    """All of it; whether every process lived. Raises TandemError."""
+    """Run all requests; return the outcome and whether every process lived. Raises TandemError."""
     port, outcome = rpc.free_port("127.0.0.1"), Outcome()
     os.environ["TANDEM__ORCHESTRATOR__HTTP_PORT"] = str(port)
     os.environ["TANDEM__ORCHESTRATOR__REGISTRATION_TOKEN"] = secrets.token_hex(16)
@@ -136,13 +136,15 @@ async def whole(
 
 def main(
     count: Annotated[int, typer.Option("--requests", min=1)] = 100_000,
-    first: Annotated[int, typer.Option(help="to begin with, to see one again", min=0)] = 0,
+    first: Annotated[
+        int, typer.Option(help="number to begin with, to repeat a request", min=0)
+    ] = 0,
     seconds: Annotated[float, typer.Option(help="at most", min=1)] = 300,
     seed: Annotated[int, typer.Option()] = 0,
     target: Annotated[Path, typer.Option()] = models.TARGET,
     draft: Annotated[Path, typer.Option()] = models.DRAFT,
 ) -> None:
-    """Ask, and print what came of it; exits with 1 if anything was wrong."""
+    """Send generated requests, and print the outcome. Exits with 1 if anything was wrong."""
     configure_logging("critical")
     try:
         outcome, lived = asyncio.run(

@@ -1,4 +1,4 @@
-"""Bodies of HTTP requests made from the models that they are parsed with. Pure."""
+"""Make bodies of HTTP requests from the models that parse them. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VALID: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {  # fields, and a bo
     "/detokenize": ((*DetokenizeBody.model_fields,), {"tokens": [5]}),
 }
 CHANGES = (1, 1, 1, 2, 4)
-LIKELY: dict[str, tuple[Any, ...]] = {  # of the right kind
+LIKELY: dict[str, tuple[Any, ...]] = {  # values of the right kind, by field
     "temperature": (0, 0.7, 1e-45, 3.4e38),
     "top_p": (1e-45, 0.5, 1),
     "min_p": (0, 1),
@@ -90,7 +90,7 @@ LIKELY: dict[str, tuple[Any, ...]] = {  # of the right kind
 
 
 def body(path: str, rng: Random) -> bytes:
-    """A request that could be served, with odd changes; or no request at all."""
+    """Make the body of a request that could be served, with odd changes; or no request at all."""
     if rng.random() < 0.03:
         return rng.choice((b"", b"{", b"[" * 1000, b"null", rng.randbytes(50), b'"\\ud800"'))
     fields, valid = VALID[path]

@@ -1,4 +1,4 @@
-"""Every method of every service, found in the schemas, and one call of it: how it ended."""
+"""Find every method of every service in the schemas, and call a method."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tandem.v1 import (
 )
 
 MODULES = (orchestrator_pb2, verifier_pb2, drafter_pb2, registration_pb2)
-SECONDS = 1.0  # of a call
-ENDED_WHILE_SENDING = "Internal error from Core"  # the library's own, on the caller's side
-ENOUGH = 40  # responses of a stream
+SECONDS = 1.0  # timeout of a call
+ENDED_WHILE_SENDING = "Internal error from Core"  # an error of the gRPC library at the caller
+ENOUGH = 40  # responses of a stream after which the call is cancelled
 SENT = (1, 1, 2, 3)  # messages of a stream
-GARBLED = 0.03  # of all messages
+GARBLED = 0.03  # share of messages that are random bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Method:
         return self.path.split("/")[1].rpartition(".")[2]
 
     def messages(self, rng: Random) -> list[bytes]:
-        """What is sent in one call."""
+        """Make the messages of one call."""
         return [self._message(rng) for _ in range(rng.choice(SENT) if self.takes_stream else 1)]
 
     def _message(self, rng: Random) -> bytes:
@@ -57,7 +57,7 @@ class Method:
 
 
 def methods() -> Iterator[Method]:
-    """Those of all schemas."""
+    """Yield the methods of all schemas."""
     for module in MODULES:
         for service in module.DESCRIPTOR.services_by_name.values():
             for method in service.methods:
@@ -78,7 +78,7 @@ def _valid(base: Message) -> Message:
 async def call(
     channel: aio.Channel, method: Method, sent: Sequence[bytes], metadata: Any = ()
 ) -> tuple[str, str]:
-    """The name of the status and its message; what goes on too long is ended."""
+    """Call a method, and end a call that goes on too long. Returns the status name and message."""
     kind = f"{'stream' if method.takes_stream else 'unary'}_"
     kind += "stream" if method.gives_stream else "unary"
     invoke: Any = getattr(channel, kind)(method.path)

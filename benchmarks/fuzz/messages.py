@@ -1,4 +1,4 @@
-"""Messages made from the schemas: some fields of them are odd. Pure: chance is an argument."""
+"""Change fields of messages to odd values, by their schemas. Pure: chance is an argument."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from tandem.benchmarks.fuzz import odd
 
-LIKELY: dict[str, tuple[str, ...]] = {  # texts of fields of these names
+LIKELY: dict[str, tuple[str, ...]] = {  # likely texts, by the name of a field
     "json_schema": tuple(json.dumps(schema) for schema in odd.SCHEMAS),
     "parameters": tuple(json.dumps(schema) for schema in odd.SCHEMAS),
     "regex": odd.GRAMMARS["regex"],
@@ -34,7 +34,7 @@ FLOATS = FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE
 
 
 def change(message: Message, rng: Random, depth: int = 0) -> None:
-    """Change one field or some, at any depth."""
+    """Change one or several fields of a message, at any depth."""
     fields: Any = message.DESCRIPTOR.fields
     for _ in range(rng.choice(CHANGES) if fields else 0):
         _change(message, rng.choice(fields), rng, depth)

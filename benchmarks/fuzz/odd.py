@@ -1,4 +1,4 @@
-"""Values at the limits of their kinds, and beyond. Pure: chance is an argument."""
+"""Draw values at the limits of their kinds, and beyond. Pure: chance is an argument."""
 
 from __future__ import annotations
 
@@ -44,29 +44,29 @@ LISTED = (1, 1, 2, 40)  # entries of a list
 
 
 def whole(rng: Random, bits: int, signed: bool) -> int:
-    """A number of so many bits."""
+    """Draw a whole number of at most `bits` bits."""
     most = (1 << (bits - signed)) - 1
     least = -most - 1 if signed else 0
     return rng.choice((0, 1, 2, 7, 255, 512, most, most - 1, least, rng.randint(least, most)))
 
 
 def number(rng: Random) -> float:
-    """A number with a fraction, or none."""
+    """Draw a float: whole, with a fraction, infinite or NaN."""
     return rng.choice((*FLOATS, rng.uniform(-3, 3)))
 
 
 def text(rng: Random) -> str:
-    """Letters of any kind."""
+    """Draw a text with letters of any kind."""
     return rng.choice(TEXTS)
 
 
 def octets(rng: Random) -> bytes:
-    """Bytes, sixteen as the most likely length."""
+    """Draw bytes, most likely sixteen of them."""
     return rng.randbytes(rng.choice((0, 1, 16, 16, 16, 17, 500)))
 
 
 def json_value(rng: Random, depth: int = 0) -> Any:
-    """Anything that a JSON text can hold."""
+    """Draw anything that a JSON text can hold."""
     plain = (None, True, False, whole(rng, 64, True), whole(rng, 32, False), number(rng), text(rng))
     kind = rng.randrange(len(plain) + (2 if depth < 3 else 0))
     if kind < len(plain):

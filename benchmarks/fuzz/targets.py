@@ -1,4 +1,4 @@
-"""Who is asked: a method at a gRPC port, or a path at an HTTP port."""
+"""The targets of generated requests: a method at a gRPC port, or a path at an HTTP port."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from grpc import aio
 from tandem.benchmarks.fuzz.bodies import body
 from tandem.benchmarks.fuzz.calls import Method, call
 
-SECONDS = 10.0
+SECONDS = 10.0  # timeout of an HTTP request
 CONFIG = "tokenizer_config.json"
 TEMPLATE = """{# tools <tool_call> <think> #}{% for m in messages %}
 {{- m.role ~ ': ' ~ m.content | trim ~ tone }}
 {% endfor %}"""
 JSON = {"content-type": "application/json"}
-LEFT = 0.1  # of all answers over HTTP, whose client leaves
+LEFT = 0.1  # share of answers over HTTP before whose end the client leaves
 
 
 def with_template(model: Path, folder: Path) -> Path:
-    """The same model, with a chat template."""
+    """Make a folder with the same model and a chat template."""
     for file in model.iterdir():
         if file.name != CONFIG:
             (folder / file.name).symlink_to(file.resolve())
@@ -34,19 +34,19 @@ def with_template(model: Path, folder: Path) -> Path:
 
 
 class Target(Protocol):
-    """Something that can be asked."""
+    """A target that takes generated requests."""
 
     @property
     def name(self) -> str:
-        """As people know it."""
+        """The name of the target as people know it."""
 
     async def ask(self, rng: Random) -> tuple[str, str]:
-        """Send one generated request: the status, and what goes with it."""
+        """Send one generated request. Returns the status, and the message or text with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One method."""
+    """One method at a gRPC port."""
 
     channel: aio.Channel
     method: Method
@@ -54,11 +54,11 @@ class Port:
 
     @property
     def name(self) -> str:
-        """Without the package."""
+        """The name of the method without its package."""
         return self.method.path.rpartition(".")[2]
 
     async def ask(self, rng: Random) -> tuple[str, str]:
-        """As of every target."""
+        """Call the method with generated messages; return the status and its message."""
         return await call(self.channel, self.method, self.method.messages(rng), self.metadata)
 
 
@@ -73,11 +73,11 @@ class HttpPort:
     )
 
     def at(self, path: str) -> HttpPort:
-        """A path."""
+        """Return the target of a path at this port."""
         return HttpPort(self.url, path, self.client)
 
     async def ask(self, rng: Random) -> tuple[str, str]:
-        """As of every target."""
+        """Post one generated body; return the status, and the response's text."""
         try:
             return await self._ask(rng)
         except httpx2.TimeoutException:

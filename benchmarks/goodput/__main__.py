@@ -1,8 +1,8 @@
-"""Goodput of the drafting policy in simulated worlds, beside the best fixed shape and beside plain
-decoding.
+"""Compare the goodput of the drafting policy in simulated worlds with that of the best fixed shape
+and of plain decoding.
 
-Time is simulated and all is seeded: a run gives the same figures on every machine. What decides how
-much is drafted and verified is the code that serves; models, kernels and networks only take time.
+Time is simulated and all chance is seeded: a run gives the same figures on every machine. The code
+that serves decides how much is drafted and verified; models, kernels and networks only take time.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from tandem.benchmarks.goodput.simulation import Simulation
 from tandem.benchmarks.goodput.world import World, worlds
 from tandem.protos.service.process import configure_logging
 
-BEHIND = 0.93  # of the best goodput of smaller shapes: larger ones will be no better
+BEHIND = 0.93  # below this share of the best smaller shape's goodput, larger ones are not tried
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Tokens per second in one world, after the start, means over the seeds."""
+    """The tokens per second in one world, after the start, as means over the seeds."""
 
     name: str
     plain: float
-    best: str  # fixed shape
+    best: str  # the best fixed shape
     fixed: float
     policy: float
 
@@ -48,7 +48,7 @@ class Row:
 
 
 def measure(world: World, seeds: int) -> Row:
-    """Run a world with the policy and with what it is compared with."""
+    """Run a world with the policy, with plain decoding and with fixed shapes."""
 
     def goodput(policy: Policy) -> float:
         return fmean(Simulation(world, policy, seed).run() for seed in range(seeds))
@@ -64,7 +64,7 @@ def measure(world: World, seeds: int) -> Row:
 def rising(
     family: Iterable[Policy], goodput: Callable[[Policy], float], best: float
 ) -> dict[str, float]:
-    """The goodput of ever larger shapes, until one falls behind what was best before it."""
+    """Return the goodput of ever larger shapes, until one falls behind the best before it."""
     found: dict[str, float] = {}
     for policy in family:
         found[policy.name] = goodput(policy)
@@ -75,7 +75,7 @@ def rising(
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """What people see."""
+    """Return the table that people see."""
     shown = Table("world", "plain", "best fixed shape", box=None)
     for heading in ("its goodput", "policy", "policy/\nfixed", "policy/\nplain"):
         shown.add_column(heading, justify="right")
@@ -93,20 +93,20 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def entry(row: Row) -> dict[str, Any]:
-    """The same for programs."""
+    """Return a row as the JSON file for programs has it."""
     return asdict(row) | {"to_fixed": row.to_fixed, "to_plain": row.to_plain}
 
 
 def main(
     worlds_: Annotated[
-        int | None, typer.Option("--worlds", help="only so many of them", min=1)
+        int | None, typer.Option("--worlds", help="only so many worlds", min=1)
     ] = None,
     seeds: Annotated[int, typer.Option(help="runs of each world", min=1)] = 1,
     json: Annotated[
         Path | None, typer.Option("--json", help="write the figures to this file too")
     ] = None,
 ) -> None:
-    """Simulate the drafting policy."""
+    """Simulate the drafting policy, and print its goodput."""
     configure_logging("warning")
     chosen = list(worlds())
     chosen = chosen[:: -(-len(chosen) // (worlds_ or len(chosen)))]

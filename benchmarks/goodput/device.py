@@ -1,5 +1,5 @@
-"""A model thread in simulated time: steps are composed and learned from as `engine.schedule` does
-it, but their forward pass only takes its time.
+"""Simulate a model thread: it composes steps and learns from them as `engine.schedule` does, but a
+forward pass only takes simulated time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONTEXT = 1 << 20
 
 
 class Events:
-    """What happens when; `now` is in seconds."""
+    """The events of a simulation, in the order of their time; `now` is in seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -34,11 +34,11 @@ class Events:
         self._order = count()
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Do something later."""
+        """Do an action in `seconds` seconds."""
         heapq.heappush(self._heap, (self.now + seconds, next(self._order), action))
 
     def run(self, until: float) -> None:
-        """Let everything happen up to a time."""
+        """Do all actions that are due up to a time."""
         while self._heap and self._heap[0][0] <= until:
             self.now, _, action = heapq.heappop(self._heap)
             action()
@@ -54,53 +54,53 @@ class Nothing:
     prefixes = Prefixes()
 
     def parts(self, table: PageTable) -> Iterable[tuple[int, int, int]]:
-        """Nothing takes any memory."""
+        """Return no parts: nothing takes any memory."""
         return ()
 
     def price(self, table: PageTable, length: int, narrow: bool = False) -> int:
-        """What a table lacks."""
+        """Return how many positions a table lacks."""
         return page_aligned(length) - table.capacity
 
     def trim(self, table: PageTable, length: int) -> None:
-        """Nothing is bare."""
+        """Do nothing: no page is bare."""
 
     def allocate(self, length: int) -> PageTable | None:
-        """There is always enough."""
+        """Make a table; there is always enough memory."""
         table = PageTable()
         self.grow(table, length)
         return table
 
     def grow(self, table: PageTable, length: int, narrow: bool = False) -> bool:
-        """The same."""
+        """Give a table pages; there is always enough memory."""
         table.pages += [0] * ((page_aligned(length) - table.capacity) // PAGE)
         return True
 
     def release(self, table: PageTable, start: int = 0) -> None:
-        """Nothing was taken."""
+        """Do nothing: no memory was taken."""
 
     def copy(self, source: PageTable, target: PageTable, start: int, stop: int) -> None:
-        """There are no keys."""
+        """Do nothing: there are no keys."""
 
     def compact(self, table: PageTable, start: int, path: Sequence[int]) -> None:
-        """Nor to be moved."""
+        """Do nothing: there are no keys to move."""
 
     def finite(self, table: PageTable, start: int, stop: int) -> bool:
-        """Nothing overflows."""
+        """Return true: nothing overflows."""
         return True
 
 
 class NoLogits:
-    """What the forward pass of no model returns."""
+    """The logits of a forward pass without a model."""
 
     def numel(self) -> int:
-        """There is none that could be no number."""
+        """Return 0: there is no logit that could be NaN."""
         return 0
 
 
 class Device:
-    """One model service's thread. `seconds` is what a step takes, `flush` sends what jobs emitted.
-    With `fixed` the likeliest so many rows are added to each segment whatever they cost, and no
-    step waits.
+    """The model thread of one service. `seconds` returns what a step takes, `flush` sends what jobs
+    emitted. With `fixed`, that many of the likeliest rows are added to each segment whatever they
+    cost, and no step waits.
     """
 
     def __init__(
@@ -126,13 +126,13 @@ class Device:
         return task
 
     def end(self, task: Task) -> None:
-        """End one early."""
+        """End a job early."""
         if task.step_input:
             task.end(RuntimeError("nobody waits for it"))
             task.step_input = None
 
     def wake(self) -> None:
-        """There may be something new for a job."""
+        """Run a step if a job has something to feed and no step runs."""
         if self._busy:
             return
         ready = self._ready()
@@ -154,7 +154,7 @@ class Device:
         return ready
 
     def _wait(self, task: Task) -> float:
-        """Seconds that a step of this task alone waits for more rows."""
+        """Return the seconds that a step of this task alone waits for more rows."""
         now, step = self._events.now, self.costs.model.predict(LIGHT)
         self._until = self._until or now + step
         assert task.step_input

@@ -1,4 +1,4 @@
-"""The jobs of both services without models: the real ones, but for what a model would have said."""
+"""The real jobs of both services without models: tokens and guesses come from simulated texts."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from tandem.verifier_service.decoding import DecodeJob
 
 @dataclass(slots=True)
 class SimulatedSampler:
-    """The target's draws, which are those of the text (`verifier_service.target_sampler`);
-    `position` is where the next one lies.
+    """Draws the target's tokens, which are those of the simulated text, in the place of
+    `verifier_service.target_sampler`. `position` is where the next token lies.
     """
 
     draft: Draft
@@ -39,17 +39,17 @@ class SimulatedSampler:
     overflowed: bool = False
 
     def decide(self, node: int, children: Sequence[int]) -> Decision:
-        """Nodes are asked about along the text."""
+        """Decide which child to accept by the text's next token; nodes come along the text."""
         self.position += 1
         return match(self.draft, children, self.text.token(self.position - 1))
 
     def logprobs(self, accepted: Sequence[int], token: int) -> tuple[TokenLogprobs, ...]:
-        """Nobody asks for them."""
+        """Return none: no simulated request asks for log-probabilities."""
         return ()
 
 
 def sample(texts: dict[bytes, SimulatedText], stepping: Sequence[Task]) -> None:
-    """Give the decoding jobs of a step what their target draws."""
+    """Give each decoding job of a step the sampler of its target's tokens."""
     for task in stepping:
         job = task.step_input
         if isinstance(job, DecodeJob):
@@ -64,7 +64,7 @@ class ModellessText(SessionText):
     source: SimulatedText
 
     def expand(self, nodes: Sequence[DraftNode], logits: torch.Tensor, guess: Expander) -> None:
-        """What follows a node is known without logits."""
+        """Expand nodes by the simulated guesses, without logits."""
         self.tree.expand(nodes, self.source.children([node.position for node in nodes]))
 
 
@@ -76,7 +76,7 @@ def draft_job(
     source: SimulatedText,
     clock: Callable[[], float],
 ) -> Job:
-    """As `drafter_service.drafting` makes it; whole drafts without `worth`."""
+    """Make a drafting job as `drafter_service.drafting` does; without `worth`, of whole drafts."""
     nothing: Any = NoLogits()
     with DeferredPrefill(device.sessions, opening.context, stream.inbox, worth, clock) as prefill:
         yield prefill.step_input
@@ -94,5 +94,5 @@ def draft_job(
 
 
 def never(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
-    """No logits are read."""
+    """Raise AssertionError: no logits may be read."""
     raise AssertionError("there is no model")

@@ -1,4 +1,4 @@
-"""How much is drafted in a simulation: as much as pays, or always the same."""
+"""The policies of a simulation: draft as much as pays, or always the same shape."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from itertools import product
 
 from tandem.protos.types import NO_DRAFT_SHAPE, DraftShape
 
-LEVELS = {8: 6, 16: 8, 32: 10, 64: 12}  # of trees, by their nodes
+LEVELS = {8: 6, 16: 8, 32: 10, 64: 12}  # nodes of a tree to its levels
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What is drafted ahead at most, or always, if it is `fixed`: then all of it is verified that
-    has arrived or, in `lockstep`, what was guessed after exactly the text.
+    """The `shape` that is drafted ahead at most, or always, if it is `fixed`. Then all guesses are
+    verified that have arrived or, in `lockstep`, those that were made after exactly the text.
     """
 
     name: str
@@ -28,7 +28,7 @@ TANDEM = Policy("policy")
 
 
 def families() -> Iterator[list[Policy]]:
-    """Fixed shapes, those of a family in the order of their size."""
+    """Yield families of fixed shapes, each in the order of size."""
     chains = {f"chain of {nodes}": DraftShape.chain(nodes) for nodes in (2, 4, 8)}
     trees = {f"tree of {nodes}": DraftShape(LEVELS[nodes], 4, nodes) for nodes in LEVELS}
     for shapes, lockstep in product((chains, trees), (False, True)):

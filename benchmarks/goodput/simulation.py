@@ -1,4 +1,6 @@
-"""One run: users who ask one request after another, a verifier and a drafter a round trip apart."""
+"""Simulate one run: users who ask one request after another, with a verifier and a drafter that are
+a round trip apart.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +31,17 @@ from tandem.verifier_service.sources import Sources
 
 PROMPT = 48  # tokens
 ANSWER = (64, 256)  # tokens
-NOISE, HICCUPS, HICCUP = 0.05, 0.01, 3.0  # of a step's seconds: spread; how often, how long
+NOISE, HICCUPS, HICCUP = 0.05, 0.01, 3.0  # a step's spread; share of slow steps; times as slow
 
 
 class Way:
-    """Messages from one service to the other: none overtakes another."""
+    """The way of messages from one service to the other, on which none overtakes another."""
 
     def __init__(self, events: Events, seconds: Callable[[], float]) -> None:
         self._events, self._seconds, self._newest = events, seconds, 0.0
 
     def send(self, action: Callable[[], None]) -> None:
-        """Do what a message causes when it arrives."""
+        """Send a message: do its `action` when it arrives."""
         self._newest = max(self._newest, self._events.now + self._seconds())
         self._events.after(self._newest - self._events.now, action)
 
@@ -59,7 +61,7 @@ class Request:
 
 
 class Simulation:
-    """A world with a policy."""
+    """The simulation of a world with a policy."""
 
     def __init__(self, world: World, policy: Policy, seed: int) -> None:
         self._world, self._policy, self._seed = world, policy, seed
@@ -82,7 +84,7 @@ class Simulation:
         self._to_verifier = Way(self._events, lambda: self._delay / 2)
 
     def run(self) -> float:
-        """Tokens per second, after the start."""
+        """Run the simulation; return the tokens per second after the start."""
         self._rehearse()
         for share, _ in self._world.sessions:
             self._events.after(share * self._world.seconds, self._ask)
@@ -90,7 +92,7 @@ class Simulation:
         return self._tokens / (self._world.seconds - self._world.start)
 
     def _rehearse(self) -> None:
-        """As the services do before they serve."""
+        """Rehearse both devices as services do before they serve."""
         for device in (self._verifier, self._drafter):
             device.start(NAME, rehearsal(device.sessions, max(ROWS)))
         self._events.run(math.inf)
@@ -99,7 +101,7 @@ class Simulation:
 
     @property
     def _share(self) -> float:
-        """Of the time that is over."""
+        """The share of the time that is over."""
         return min(1.0, self._events.now / self._world.seconds)
 
     @property
@@ -107,7 +109,7 @@ class Simulation:
         return 1e-3 * at(self._world.delay, self._share)
 
     def _ask(self) -> None:
-        """There are as many requests as users now."""
+        """Begin requests until there are as many as users."""
         while len(self._requests) < at(self._world.sessions, self._share):
             self._begin()
 
@@ -133,7 +135,7 @@ class Simulation:
         self._verifier.start(name, job.run())
 
     def _open(self, request: Request, tokens: tuple[int, ...]) -> None:
-        """The drafter is asked to guess after these tokens."""
+        """Ask the drafter to guess after `tokens`."""
         policy, drafter = self._policy, self._drafter
         opening = Drafting(Context(request.name, 1, 0, tokens), SamplingParams(), policy.shape)
         cost = 0.0 if policy.fixed else draft_cost(shared=self._world.contention > 0)
@@ -145,7 +147,7 @@ class Simulation:
         request.drafting = drafter.start(request.name, job)
 
     def _send_facts(self) -> None:
-        """The verifier's, and what it reports of itself."""
+        """Send the verifier's facts to the drafter, with what the verifier reports of itself."""
         while self._facts:
             number, fact = self._facts.popleft()
             request = self._requests[number]
@@ -164,7 +166,7 @@ class Simulation:
                 self._events.after(0.0, self._ask)
 
     def _receive(self, request: Request, fact: Fact, known: tuple[float, float]) -> None:
-        """A fact arrives at the drafter."""
+        """Handle a fact that arrives at the drafter."""
         self._conditions.price, self._conditions.token_seconds = known
         self._conditions.delay = self._delay
         if request.drafting is None:
@@ -176,26 +178,26 @@ class Simulation:
         self._drafter.wake()
 
     def _send_guesses(self) -> None:
-        """The drafter's."""
+        """Send the drafter's guesses to the verifier."""
         while self._guesses:
             number, guess = self._guesses.popleft()
             if request := self._requests.get(number):
                 self._to_verifier.send(partial(self._hear, request, guess))
 
     def _hear(self, request: Request, guess: Guess) -> None:
-        """A guess arrives at the verifier."""
+        """Handle a guess that arrives at the verifier."""
         request.guesses.inbox.append(replace(guess, arrived=self._events.now))
         self._verifier.wake()
         request.backoff.arrived = True
 
     def _verify_seconds(self, load: StepLoad) -> float:
-        """A step of the verifier, with what the drafter took from it."""
+        """Return the seconds of a verifier's step, with the time that the drafter took from it."""
         seconds = TARGETS[self._world.target].seconds(load) * noise(self._target_noise)
         debt, self._debt = self._debt, 0.0
         return seconds + debt
 
     def _draft_seconds(self, load: StepLoad) -> float:
-        """A step of the drafter, unless it hangs."""
+        """Return the seconds of a drafter's step; while it hangs, the seconds until it recovers."""
         now, slower = self._share, at(self._world.slowness, self._share)
         if math.isinf(slower):
             ends = (share for share, _ in self._world.slowness if share > now)
@@ -207,6 +209,6 @@ class Simulation:
 
 
 def noise(rng: random.Random) -> float:
-    """What a step takes, times the usual."""
+    """Draw the factor by which a step takes longer than usual."""
     hiccup = HICCUP if rng.random() < HICCUPS else 1.0
     return hiccup * math.exp(rng.gauss(0.0, NOISE))

@@ -1,7 +1,7 @@
 """Simulated texts and guesses at them: a token is the rank that the drafter gave it.
 
-The drafter's children of a node depend on the node's position alone, which is easy or hard; what
-follows in the text is drawn with the chances that they truly have.
+The drafter's children of a node depend only on the node's position, which is easy or hard. The next
+token of the text is drawn with the chances that the children truly have.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from tandem.drafter_service.tree.node import Child, Expansion
 BRANCHES = 4
 UNFORESEEN = BRANCHES  # the token that no guess has
 PERIOD = 4096  # positions after which a text begins again
-REST = 0.5  # of the chance that is left, that the next child has
+REST = 0.5  # the next child's share of the chance that is left
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedText:
-    """A text without end, and what a drafter guesses at each of its positions."""
+    """A text without end, and the drafter's guesses at each of its positions."""
 
     tokens: Sequence[int]
     guesses: Sequence[Expansion]
     offset: int = 0
 
     def token(self, position: int) -> int:
-        """The text's, where so many precede it."""
+        """Return the text's token at a position."""
         return self.tokens[(self.offset + position) % PERIOD]
 
     def children(self, positions: Sequence[int]) -> list[Expansion]:
-        """What the drafter takes to follow texts of these lengths."""
+        """Return the drafter's guesses at positions."""
         return [self.guesses[(self.offset + position) % PERIOD] for position in positions]
 
 
 @lru_cache(maxsize=16)
 def text_of(skill: Skill, seed: int) -> SimulatedText:
-    """What a drafter of this skill is asked about."""
+    """Make a text, and the guesses of a drafter of this skill at it."""
     rng = random.Random(seed)
     tokens: list[int] = []
     guesses: list[Expansion] = []
@@ -57,7 +57,7 @@ def text_of(skill: Skill, seed: int) -> SimulatedText:
 
 
 def chances(first: float) -> list[float]:
-    """Those of all children, the first one's given, likeliest first."""
+    """Return the chances of all children, likeliest first, from that of the first one."""
     left = 1 - first
     others = [min(first, left * REST ** (rank + 1)) for rank in range(BRANCHES - 1)]
     return [first, *others]

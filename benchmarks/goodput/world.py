@@ -1,5 +1,5 @@
-"""The worlds that are simulated: how good guesses are, what steps cost, how far apart the services
-are, who asks, and what goes wrong with the drafter.
+"""The simulated worlds: how good guesses are, what steps cost, how far apart the services are, how
+many users ask, and what goes wrong with the drafter.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from itertools import product
 
 from tandem.engine.schedule.cost import StepLoad
 
-STEPS = 600  # of plain decoding with one session
-CROWD = 8  # sessions with which it is half as many
-START = 0.4  # of the time
-LOST = 0.1  # of its chances are true where a drafter is of no use
+STEPS = 600  # steps of plain decoding with one session that a simulation lasts
+CROWD = 8  # with so many sessions a simulation lasts half as many steps
+START = 0.4  # share of the time that does not count
+LOST = 0.1  # a useless drafter's chances are truly this share of what it claims
 
 Phases = tuple[tuple[float, float], ...]
-"""From which share of the time on which value holds."""
+"""Pairs of a share of the time and the value that holds from then on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """How likely a drafter takes its likeliest guess to be, Beta distributed over positions, and
-    by what that is to be multiplied; with `alternate`, every other so many tokens by `LOST`.
+    """The skill of a drafter. The chance that it claims for its likeliest guess is Beta(`alpha`,
+    `beta`) distributed over positions; the true chance is `honesty` times that. With `alternate`,
+    the factor is `LOST` in every other stretch of so many tokens.
     """
 
     alpha: float
@@ -47,8 +48,8 @@ SKILLS = {
 
 @dataclass(frozen=True, slots=True)
 class StepCurve:
-    """Milliseconds of a step by its rows, linear between the `rows` that have one and after the
-    last two, and of a million keys.
+    """The time of a step: `milliseconds` at each of `rows`, linear between them and after the last
+    two, and `keys` milliseconds for a million attended keys.
     """
 
     rows: tuple[int, ...]
@@ -56,7 +57,7 @@ class StepCurve:
     keys: float
 
     def seconds(self, load: StepLoad) -> float:
-        """Of a step without noise."""
+        """Return the seconds of a step without noise."""
         right = min(max(1, bisect_left(self.rows, load.tokens)), len(self.rows) - 1)
         (before, after), (low, high) = (
             each[right - 1 : right + 1] for each in (self.rows, self.milliseconds)
@@ -79,7 +80,7 @@ DRAFTS = {
 }
 
 
-CONTENTION = {"one core": 0.5, "two cores": 0.2}  # for verifier and drafter, and all else
+CONTENTION = {"one core": 0.5, "two cores": 0.2}  # cores for verifier, drafter and all else
 TROUBLES: dict[str, Phases] = {
     "200 ms slower": ((0, 0), (0.45, 0.2)),
     "2 s slower": ((0, 0), (0.45, 2.0)),
@@ -90,9 +91,9 @@ TROUBLES: dict[str, Phases] = {
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """`delay` are milliseconds from a fact to what it causes, `sessions` how many are open,
-    `slowness` seconds that a step of the drafter takes longer, infinite while it hangs. A second of
-    the drafter takes `contention` seconds from the verifier.
+    """A world. `delay`: milliseconds from a fact to the guess that it causes. `sessions`: how many
+    are open. `slowness`: seconds that a step of the drafter takes longer, infinite while it hangs.
+    A second of the drafter takes `contention` seconds from the verifier.
     """
 
     target: str
@@ -106,7 +107,7 @@ class World:
 
     @property
     def name(self) -> str:
-        """What people see."""
+        """The name that people see."""
         trips, users = (
             "-".join(f"{value:g}" for _, value in each) for each in (self.delay, self.sessions)
         )
@@ -114,29 +115,29 @@ class World:
 
     @property
     def seconds(self) -> float:
-        """How long it is simulated: for as many steps of plain decoding as show what is learned."""
+        """The simulated seconds: as many steps of plain decoding as it takes to show learning."""
         most = int(max(value for _, value in self.sessions))
         load = StepLoad(most, most * 150, most)
         return STEPS / (1 + most / CROWD) * TARGETS[self.target].seconds(load)
 
     @property
     def start(self) -> float:
-        """Seconds that do not count: by then the policy has learned what it learns."""
+        """The seconds at the start that do not count: by then the policy has learned."""
         return START * self.seconds
 
 
 def at(phases: Phases, share: float) -> float:
-    """What holds after this share of the time."""
+    """Return the value that holds after a share of the time."""
     return [value for start, value in phases if start <= share][-1]
 
 
 def steady(target: str, delay: float, sessions: int, skills: tuple[Skill, ...] = (GOOD,)) -> World:
-    """One in which nothing changes."""
+    """Make a world in which nothing changes."""
     return World(target, ((0, delay),), ((0, sessions),), skills)
 
 
 def worlds() -> Iterator[World]:
-    """All of them."""
+    """Yield all simulated worlds."""
     for each in product(TARGETS, (0, 20, 80), (1, 8, 32)):
         yield steady(*each)
     for note, target, sessions in product(list(SKILLS)[1:], TARGETS, (1, 8)):

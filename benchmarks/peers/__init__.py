@@ -1,1 +1,1 @@
-"""What is compared: systems, checkouts, links, and the prompts that they all get."""
+"""The parties of comparisons: systems, checkouts, links, and the prompts that they all get."""

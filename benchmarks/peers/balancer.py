@@ -1,5 +1,5 @@
-"""A load balancer of connections, as a Kubernetes Service is: a new one goes to what is chosen at
-that time, and stays there.
+"""A load balancer of connections, as a Kubernetes Service is: a new connection goes to the address
+that is chosen at that time, and stays there.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 HOST = "127.0.0.1"
-CHUNK = 1 << 16  # bytes
+CHUNK = 1 << 16  # bytes read at once
 
 
 @asynccontextmanager
 async def balanced(choose: Callable[[], str]) -> AsyncIterator[str]:
-    """Forwards connections to addresses that are chosen one by one; yields its own."""
+    """Forward each connection to the address that `choose` returns then; yield the own address."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host, _, port = choose().rpartition(":")

@@ -12,7 +12,7 @@ KINDS = re.compile(r"trained|random|hung|killed|slow(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One combination."""
+    """One combination of drafter, requests and link."""
 
     drafter: str
     temperature: float
@@ -24,7 +24,7 @@ class Cell:
 
     @property
     def link(self) -> State:
-        """The link to such a drafter."""
+        """The state of the link to the drafter of this cell."""
         kind = KINDS.fullmatch(self.drafter)
         assert kind, "checked where cells are made"
         seconds, extra = self.round_trip / 1000, int(kind[1] or 0) / 1000

@@ -1,7 +1,7 @@
-"""The services of a checkout of the project, each a process that runs that checkout's code, with a
-link of `benchmarks.peers.delay` between orchestrator and drafter.
+"""Run the services of a checkout of the project, each as a process that runs that checkout's code,
+with a link of `benchmarks.peers.delay` between orchestrator and drafter.
 
-Starts and stops them by their command lines; asks them nothing.
+The services are started and stopped by their command lines; nothing is asked of them here.
 """
 
 from __future__ import annotations
@@ -29,26 +29,29 @@ from tandem.protos.transport import rpc
 from tandem.v1 import orchestrator_pb2_grpc
 
 HERE = Path(__file__).resolve().parents[2]
-FORGETFUL = "--recent-tokens", "0"  # the same is asked again and again: a drafter is to be judged
+FORGETFUL = "--recent-tokens", "0"  # earlier answers must not help: requests come several times
 GRACE_SECONDS = 20.0
 QUIET = ("--log-level", "error")
 
 
 Threads: TypeAlias = Mapping[str, float]
-"""Processor seconds of each."""
+"""The processor seconds of each thread of a process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Bytes, and processor seconds."""
+    """The bytes that a link has carried, and the processor seconds of the threads of processes with
+    models and of others.
+    """
 
     carried: Mapping[str, int]
     models: Sequence[Threads]
     others: Sequence[Threads]
 
     def since(self, before: Spent) -> dict[str, float]:
-        """Bytes to the drafter and back, and processor seconds but for the threads that run models:
-        of each process that has one, the thread that was busiest.
+        """Return the bytes to the drafter (`up`) and back (`down`) since `before`, and the
+        `processor` seconds without the threads that run models. In a process with a model, the
+        busiest thread is taken for the one that runs it.
         """
         models = map(grown, self.models, before.models)
         beside = [*map(sum, map(grown, self.others, before.others))]
@@ -58,25 +61,27 @@ class Spent:
 
 
 def grown(now: Threads, before: Threads) -> list[float]:
-    """Seconds that threads have taken since."""
+    """Return the seconds that each thread has taken since `before`."""
     return [seconds - before.get(thread, 0.0) for thread, seconds in now.items()]
 
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """Its folder, the address of its verifier, and the link to its drafter."""
+    """A checkout whose services run: its folder, the addresses of its verifier and of the link to
+    its drafter, and its processes.
+    """
 
     folder: Path
     target: Path
     verifier: str
     drafter: str
     delay: Process
-    models: Sequence[Process]  # the services that run one
-    tls: Path | None = None  # a folder of certificates: every hop has TLS
+    models: Sequence[Process]  # the services that run a model
+    tls: Path | None = None  # a folder of certificates; with one, every hop has TLS
     others: list[Process] = field(default_factory=list)
 
     async def link(self, state: State | None = None) -> Mapping[str, int]:
-        """Change the link, if a state is given; the bytes that it has carried."""
+        """Change the link, if a state is given. Returns the bytes that it has carried."""
         assert self.delay.stdin and self.delay.stdout
         told = asdict(state) if state else {}
         self.delay.stdin.write(json.dumps(told).encode() + b"\n")
@@ -84,13 +89,13 @@ class Checkout:
         return carried
 
     async def spent(self) -> Spent:
-        """What its link has carried and its processes have taken so far."""
+        """Return the bytes that the link has carried and the seconds of the processes so far."""
         models, others = map(processor_seconds, self.models), map(processor_seconds, self.others)
         return Spent(await self.link(), tuple(models), tuple(others))
 
     @asynccontextmanager
     async def orchestrated(self) -> AsyncIterator[Any]:
-        """A new orchestrator while the scope lasts; yields a stub of its client API."""
+        """Run a new orchestrator while the scope lasts; yield a stub of its client API."""
         flags = f"--verifier {self.verifier} --drafter {self.drafter} --port 0 --no-ray".split()
         flags += ["--tokenizer", str(self.target), *credentials(self.tls, "orchestrator")]
         own = certificates.tls_of(self.tls, certificates.CLIENT) if self.tls else None
@@ -106,7 +111,7 @@ class Checkout:
 
 
 def credentials(folder: Path | None, role: str) -> list[str]:
-    """Flags that have a service use its certificate, if there are certificates."""
+    """Return the flags by which a service uses its certificate; none without certificates."""
     return certificates.flags(folder, role) if folder else []
 
 
@@ -114,7 +119,7 @@ def credentials(folder: Path | None, role: str) -> list[str]:
 async def serving(
     folder: Path, target: Path, draft: Path, tls: Path | None = None
 ) -> AsyncIterator[Checkout]:
-    """A checkout's verifier and drafter while the scope lasts; raises Unusable."""
+    """Run a checkout's verifier and drafter while the scope lasts; raises Unusable."""
     async with AsyncExitStack() as stack:
         verifier, drafter = [
             await stack.enter_async_context(
@@ -136,10 +141,12 @@ async def serving(
 
 
 def processor_seconds(process: Process) -> Threads:
-    """Of each thread of a process; none where the system does not tell."""
+    """Return the processor seconds of each thread of a process; empty where the system does not
+    tell.
+    """
     seconds = {}
     for thread in Path(f"/proc/{process.pid}/task").glob("*/stat"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the thread has ended
             words = thread.read_text().rpartition(")")[2].split()
             seconds[str(thread)] = (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
     return seconds
@@ -147,7 +154,7 @@ def processor_seconds(process: Process) -> Threads:
 
 @asynccontextmanager
 async def child(folder: Path, module: str, *flags: str) -> AsyncIterator[Process]:
-    """A process that runs a checkout's module while the scope lasts."""
+    """Run a checkout's module in a process while the scope lasts."""
     source = str(folder / "src")
     async with python("-m", f"tandem.{module}", *flags, folder=folder, PYTHONPATH=source) as it:
         yield it
@@ -157,8 +164,8 @@ async def child(folder: Path, module: str, *flags: str) -> AsyncIterator[Process
 async def python(
     *arguments: str, folder: Path | None = None, enter: Sequence[str] = (), **variables: str
 ) -> AsyncIterator[Process]:
-    """A Python process while the scope lasts, which ends when its standard input closes; one that
-    does not is killed. `enter` is a command that runs it elsewhere.
+    """Run a Python process while the scope lasts. It has to end when its standard input closes; if
+    it does not, it is killed. `enter` is a command that runs it elsewhere.
     """
     process = await asyncio.create_subprocess_exec(
         *enter,
@@ -183,7 +190,7 @@ async def python(
 
 
 async def address(process: Process) -> str:
-    """Where it serves, once it does; raises Unusable."""
+    """Wait until a process serves, and return its address; raises Unusable."""
     assert process.stdout
     async for line in process.stdout:
         fact = announcement(line)
@@ -195,7 +202,7 @@ async def address(process: Process) -> str:
 
 
 def ignorant(draft: Path, folder: Path) -> Path:
-    """The same model in a folder, as if it had never been trained."""
+    """Save a draft model in a folder with random weights, as if it had never been trained."""
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(draft)).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -1,4 +1,4 @@
-"""Systems that complete prompts in turns, and what each of them did."""
+"""Have systems complete prompts in turns, and keep the runs of each."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ AT_ONCE = 8
 
 @dataclass(slots=True)
 class Runs:
-    """What one system did: per request its tokens and seconds; `wall` seconds in all, shared ones
-    counted once.
+    """The runs of one system: the tokens and seconds of each request, and the `wall` seconds of
+    all, where time that requests shared counts once.
     """
 
     completions: list[Completion] = field(default_factory=list)
@@ -28,28 +28,28 @@ class Runs:
 
     @property
     def tokens(self) -> int:
-        """Emitted tokens."""
+        """The number of emitted tokens."""
         return sum(len(completion.tokens) for completion in self.completions)
 
     @property
     def total_speed(self) -> float:
-        """Tokens per second of the wall clock."""
+        """The tokens per second of the wall clock."""
         return self.tokens / self.wall
 
     @property
     def median_speed(self) -> float:
-        """Tokens per second of one request, median over requests."""
+        """The tokens per second of one request, as the median over requests."""
         pairs = zip(self.completions, self.seconds, strict=True)
         return median(len(completion.tokens) / seconds for completion, seconds in pairs)
 
     @property
     def tokens_per_step(self) -> float | None:
-        """Mean acceptance length, if the system reports its steps."""
+        """The mean acceptance length; None if the system does not report its steps."""
         steps = sum(completion.steps for completion in self.completions)
         return self.tokens / steps if steps else None
 
     def differing(self, reference: Runs) -> int:
-        """Requests whose tokens are not those of the reference."""
+        """Return the number of requests whose tokens are not those of the reference."""
         right = dict(zip(reference.prompts, reference.completions, strict=True))
         answers = zip(self.prompts, self.completions, strict=True)
         return sum(completion.tokens != right[prompt].tokens for prompt, completion in answers)
@@ -57,8 +57,8 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """What is compared: systems that serve one request at a time, and one that serves several at
-    once.
+    """A comparison of systems that serve one request `alone` at a time, and of one that serves
+    several requests `together`.
     """
 
     alone: Mapping[str, System]
@@ -66,12 +66,12 @@ class Contest:
     max_new_tokens: int
 
     async def warm_up(self, prompt: Prompt) -> None:
-        """Every system once, untimed."""
+        """Run every system once, untimed."""
         for system in self.alone.values():
             await system.complete(prompt, self.max_new_tokens)
 
     async def run(self, prompts: Sequence[Prompt]) -> dict[str, Runs]:
-        """All systems on all prompts, in an order that rotates from prompt to prompt."""
+        """Run all systems on all prompts, in an order that rotates from prompt to prompt."""
         runs = {name: Runs() for name in (*self.alone, self.together[0])}
         names = list(self.alone)
         await self.warm_up(prompts[0])

@@ -5,8 +5,8 @@ connections.
 
     python -m tandem.benchmarks.peers.delay HOST:PORT
 
-is told the state of the link on standard input, a JSON object per line, and answers each with the
-bytes carried so far. It knows nothing of what it carries.
+The proxy reads states of the link from standard input, a JSON object per line, and answers each
+with the bytes carried so far. It knows nothing of what it carries.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from tandem.protos.service.process import announce
 
 HOST = "127.0.0.1"
 SEGMENT = 1448  # bytes, of Ethernet
-RESEND_SECONDS = 0.2  # and a round trip, after which TCP sends a lost segment again
+RESEND_SECONDS = 0.2  # TCP sends a lost segment again after this and a round trip
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How a link is: seconds, and whether it forwards and accepts anything."""
+    """The state of a link: its delays in seconds, and whether it forwards and accepts anything."""
 
     round_trip: float = 0.0
-    extra: float = 0.0  # of what comes back
-    jitter: float = 0.0  # by which a delay may be longer, uniformly distributed
-    loss: float = 0.0  # part of the segments that TCP has to send again
+    extra: float = 0.0  # further delay of bytes that come back
+    jitter: float = 0.0  # seconds by which a delay may be longer, uniformly distributed
+    loss: float = 0.0  # share of the segments that TCP has to send again
     rate: float = 0.0  # bits per second in each direction; 0 = no limit
     hung: bool = False  # connections stay, their bytes wait
-    hung_up: bool = False  # those to the service alone
-    hung_down: bool = False  # those from the service alone
+    hung_up: bool = False  # only bytes to the service wait
+    hung_down: bool = False  # only bytes from the service wait
     refusing: bool = False  # connections are closed, and new ones refused
 
     def waits(self, back: bool) -> bool:
-        """Whether bytes of a direction wait."""
+        """Return whether bytes of a direction wait."""
         return self.hung or (self.hung_down if back else self.hung_up)
 
     @property
     def longest(self) -> float:
-        """Seconds that bytes take, there or back, if a segment is lost at most once."""
+        """The most seconds that bytes take, there or back, if a segment is lost at most once."""
         again = RESEND_SECONDS + self.round_trip if self.loss else 0.0
         return self.round_trip + self.extra + self.jitter + again
 
     def seconds(self, size: int, back: bool) -> float:
-        """How long so many bytes take in a direction."""
+        """Draw the seconds that `size` bytes take in a direction."""
         delay = self.round_trip / 2 + (self.extra if back else 0.0)
         delay += random.uniform(0.0, self.jitter)
         segments = -(-size // SEGMENT)
@@ -67,18 +67,18 @@ class State:
 
 @dataclass(slots=True)
 class Way:
-    """One direction of a connection: bytes on their way, then None for its end."""
+    """One direction of a connection: the bytes on their way, and None for the end."""
 
     link: Link
     back: bool
-    due: float = 0.0  # when what was sent last arrives: nothing may overtake it
+    due: float = 0.0  # when the newest bytes arrive, which no others may overtake
     carried: int = 0
     end: asyncio.Transport | None = None
     _sent: deque[bytes | None] = field(default_factory=deque)
-    _arrived: int = 0  # of what was sent, not yet delivered
+    _arrived: int = 0  # how many of the sent have arrived and are not yet delivered
 
     def send(self, data: bytes | None) -> None:
-        """Bytes set out."""
+        """Send bytes, or None for the end, on their way."""
         loop, size = asyncio.get_running_loop(), len(data or b"")
         self.carried += size
         self._sent.append(data)
@@ -90,68 +90,70 @@ class Way:
             loop.call_at(self.due, self._arrive)
 
     def _arrive(self) -> None:
-        self._arrived += 1  # whichever timer fires first, it is for the first that was sent
+        self._arrived += 1  # whichever timer fires first stands for the first bytes sent
         self.deliver()
 
     def deliver(self) -> None:
-        """Hand over what has arrived, if there is an end to take it and the link is not hung."""
+        """Hand over arrived bytes, if there is an end to take them and the link is not hung."""
         while self._arrived and self.end and not self.link.state.waits(self.back):
             self._arrived -= 1
             data = self._sent.popleft()
             if data is None:
                 self.end.close()
-            elif not self.end.is_closing():  # it may be lost already
+            elif not self.end.is_closing():  # the connection may be lost already
                 self.end.write(data)
 
 
 class End(asyncio.Protocol):
-    """One end of a connection: where the one direction begins and the other ends."""
+    """One end of a connection, at which one direction begins and the other ends."""
 
     def __init__(self, away: Way, home: Way) -> None:
         self._away, self._home = away, home
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by asyncio; what has arrived already is delivered."""
+        """Take the transport (asyncio calls this), and deliver bytes that have arrived already."""
         assert isinstance(transport, asyncio.Transport)
         self._home.end = transport
         self._home.deliver()
 
     def data_received(self, data: bytes) -> None:
-        """Called by asyncio."""
+        """Send received bytes on their way; asyncio calls this."""
         self._away.send(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by asyncio; the other end learns of it behind all bytes."""
+        """Send the connection's end on its way after all bytes; asyncio calls this."""
         self._away.send(None)
 
 
 class Link:
-    """Listens on a port of its own, which it keeps, and forwards to a service."""
+    """A link that listens on a port of its own, which it keeps, and forwards to a service."""
 
     def __init__(self, host: str, port: int) -> None:
         self.state = State()
         self.port = 0
         self._service = host, port
-        self.busy = {False: 0.0, True: 0.0}  # until when each direction sends, back or not
+        self.busy = {False: 0.0, True: 0.0}  # by direction (back or not), until when it sends
         self._ways: list[tuple[Way, Way]] = []
         self._dialling: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
     @property
     def carried(self) -> dict[str, int]:
-        """Bytes so far, up to the service and down from it."""
+        """The bytes carried so far, up to the service and down from it."""
         up, down = (sum(pair[side].carried for pair in self._ways) for side in (0, 1))
         return {"up": up, "down": down}
 
     def leave(self, size: int, back: bool, now: float) -> float:
-        """Send bytes in a direction, behind those that wait there; when the last of them leaves."""
+        """Send `size` bytes in a direction, after bytes that wait there. Returns the time at which
+        the last of them leaves.
+        """
         if not self.state.rate:
             return now
         self.busy[back] = max(now, self.busy[back]) + 8 * size / self.state.rate
         return self.busy[back]
 
     async def become(self, state: State) -> None:
-        """Be so from now on; bytes that are on their way keep their time of arrival."""
+        """Change the link's state; bytes that are on their way keep their time of arrival."""
         self.state = state
         if state.refusing:
             await self._close()
@@ -175,8 +177,8 @@ class Link:
             self._server = None
 
     def _accept(self) -> End:
-        """A client connects. Its first bytes set out when it has been answered, a round trip later,
-        and the service sees the connection when they arrive.
+        """Accept a client's connection. Its first bytes set out once the client is answered, a
+        round trip later, and the service sees the connection when they arrive.
         """
         loop = asyncio.get_running_loop()
         up, down = Way(self, back=False), Way(self, back=True)
@@ -198,7 +200,7 @@ class Link:
 
 @asynccontextmanager
 async def linked(address: str) -> AsyncIterator[Link]:
-    """A link to a service while the scope lasts."""
+    """Run a link to a service while the scope lasts."""
     host, _, port = address.rpartition(":")
     link = Link(host, int(port))
     await link.become(State())
@@ -209,7 +211,7 @@ async def linked(address: str) -> AsyncIterator[Link]:
 
 
 async def serve(address: str) -> None:
-    """Be as standard input tells, until it closes."""
+    """Run a link in the states that come from standard input, until that closes."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin

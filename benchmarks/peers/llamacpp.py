@@ -1,8 +1,9 @@
 """llama.cpp as a system to compare with: its steps, and texts that it writes plainly or by chains
 of drafted tokens, all of them in one process and on one thread.
 
-As its own programs have it, keys and values in float16, flash attention on or off. It drafts
-what its draft model finds likeliest and keeps what the target draws too, as `speculative-simple`.
+As in its own programs, keys and values are float16, with flash attention on or off. It drafts its
+draft model's likeliest tokens and keeps those that the target draws too, as `speculative-simple`
+does.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ import numpy.typing as npt
 from tandem.benchmarks.figures.steps import Action, Feed, Text
 from tandem.benchmarks.peers.systems import Completion, Prompt
 
-BATCH = 512
+BATCH = 512  # tokens of a batch at most
 KINDS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 Logits = npt.NDArray[np.float32]
 
 
 def installed() -> bool:
-    """Whether there is llama.cpp to compare with."""
+    """Return whether llama.cpp is installed."""
     return find_spec("llama_cpp") is not None and find_spec("gguf") is not None
 
 
 def convert(folder: Path, file: Path, dtype: str) -> None:
-    """A model directory as a GGUF file of the same numbers; raises SystemExit for one of another
-    architecture than Llama.
+    """Write a model directory as a GGUF file with the same weights. Raises SystemExit for a model
+    of another architecture than Llama.
     """
     import_module("tandem.models.gguf").convert(folder, file, KINDS[dtype])
 
 
 class Llama:
-    """A GGUF file, loaded, with a cache of so many tokens that `sequences` share. With `flash`
-    attention, its default, one row is faster and many are slower.
+    """A loaded GGUF file with a cache of `tokens` tokens, which `sequences` sequences share. With
+    `flash` attention, the default, one row is faster and many are slower.
     """
 
     def __init__(self, file: Path, tokens: int, sequences: int = 1, flash: bool = True) -> None:
@@ -64,7 +65,9 @@ class Llama:
         self._batch = self._lib.llama_batch_init(BATCH, 0, 1)
 
     def decode(self, rows: Sequence[tuple[int, int, int]]) -> Logits:
-        """Feed (token, position, sequence); logits of all, [rows, vocab], until the next call."""
+        """Feed rows of (token, position, sequence). Returns the logits of all, [rows, vocab], which
+        hold until the next call.
+        """
         batch = self._batch
         batch.n_tokens = len(rows)
         for row, (token, position, sequence) in enumerate(rows):
@@ -81,16 +84,16 @@ class Llama:
         return self.decode([(token, start + place, 0) for place, token in enumerate(tokens)])
 
     def cut(self, length: int, sequence: int = 0) -> None:
-        """A sequence ends after so many tokens."""
+        """Cut a sequence to its first `length` tokens."""
         self._lib.llama_memory_seq_rm(self._memory, sequence, length, -1)
 
     def share(self, sequence: int, length: int) -> None:
-        """Another sequence begins as the first one does."""
+        """Let another sequence begin with the first `length` tokens of the first one."""
         self._lib.llama_memory_seq_cp(self._memory, 0, sequence, 0, length)
 
 
 class Steps:
-    """Steps over sequences that hold a text, up to different places."""
+    """Steps of llama.cpp over sequences that hold a text up to different places."""
 
     def __init__(self, file: Path, text: Text, sessions: int, flash: bool) -> None:
         self._llama = Llama(file, (2 + sessions) * len(text.ids), sessions + 1, flash)
@@ -99,7 +102,9 @@ class Steps:
             self._llama.feed(text.ids[start : start + BATCH], start)
 
     def step(self, feed: Feed) -> Action:
-        """All sessions in one batch, all logits; what was fed is taken back."""
+        """Return the action that feeds all sessions in one batch, with all logits, and then takes
+        the fed tokens back.
+        """
         contexts = self._text.contexts(feed.sessions)
         rows = [
             (self._text.ids[context + place], context + place, number)
@@ -118,7 +123,7 @@ class Steps:
 
 
 class LlamaCpp:
-    """Completes prompts: plainly, or by chains of `drafted` tokens of another file's model."""
+    """Completes prompts by llama.cpp, plainly or by chains of `drafted` tokens of a draft model."""
 
     def __init__(
         self, target: Path, draft: Path | None, drafted: int, tokens: int, temperature: float = 0.0
@@ -126,11 +131,11 @@ class LlamaCpp:
         self._target = Llama(target, tokens, flash=draft is None)  # whichever is faster
         self._draft = Llama(draft, tokens) if draft else None
         self._drafted, self._temperature = drafted, temperature
-        self._known: list[int] = []  # to the draft model
+        self._known: list[int] = []  # tokens in the draft model's cache
         self._random = np.random.default_rng(0)
 
     async def complete(self, prompt: Prompt, max_new_tokens: int) -> Completion:
-        """Off the event loop, which has channels to keep alive."""
+        """Complete a prompt off the event loop, which has channels to keep alive."""
         return await asyncio.to_thread(self._complete, prompt, max_new_tokens)
 
     def _complete(self, prompt: Prompt, max_new_tokens: int) -> Completion:
@@ -154,7 +159,7 @@ class LlamaCpp:
         return Completion(tuple(text[len(prompt) :]), steps)
 
     def _guesses(self, text: list[int], count: int) -> list[int]:
-        """What the draft model finds likeliest."""
+        """Return a chain of the draft model's `count` likeliest tokens."""
         if self._draft is None or count < 1:
             return []
         pairs = enumerate(zip(self._known, text[:-1], strict=False))

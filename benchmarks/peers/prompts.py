@@ -1,7 +1,7 @@
 """The prompts of all benchmarks: the first words of short stories that no model of the embedded
 pair was trained on, and where it matters code and noise.
 
-Reads the file beside it and tokenises as the orchestrator does; knows nothing of models.
+This reads the file beside it and tokenises as the orchestrator does; it knows nothing of models.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ for i in range(10):
 
 
 def story_prompts() -> list[str]:
-    """All prompts."""
+    """Return all story prompts."""
     return [
         str(json.loads(line)["prompt"]) for line in FILE.read_text(encoding="utf-8").splitlines()
     ]
 
 
 def story_count() -> int:
-    """How many there are."""
+    """Return how many story prompts there are."""
     return len(story_prompts())
 
 
 def tokenised(target: Path, count: int) -> list[tuple[int, ...]]:
-    """The first `count` prompts as token ids of a model directory; raises Unusable."""
+    """Return the first `count` prompts as token ids of a model directory; raises Unusable."""
     tokenizer = load_tokenizer(target)
     return [tuple(tokenizer.encode(prompt).ids) for prompt in story_prompts()[:count]]
 
 
 def kinds(target: Path) -> dict[str, list[tuple[int, ...]]]:
-    """Prompts that the pair knows, hardly knows, and cannot know; raises Unusable."""
+    """Return prompts that the pair knows, hardly knows, and cannot know; raises Unusable."""
     tokenizer, rng = load_tokenizer(target), random.Random(0)
     code, size = tuple(tokenizer.encode(CODE).ids), tokenizer.get_vocab_size()
     story = tokenised(target, story_count())

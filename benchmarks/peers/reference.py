@@ -1,6 +1,7 @@
-"""transformers' own `generate()` with the arithmetic of exact mode, to compare texts with.
+"""Run transformers' own `generate()` with the arithmetic of exact mode, to compare texts with.
 
-One session, its own cache, one token at a time; only the attention function is ours, as in a step.
+It has one session and its own cache, and feeds one token at a time; only the attention function is
+the engine's, as in a step.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def attend(
     s_aux: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention of the newest rows; [1, rows, heads, value size]."""
+    """Compute the causal attention of the newest rows, [1, rows, heads, value size]."""
     refuse_options(options)
     count, length = query.shape[2], key.shape[2]
     rule = AttentionOptions(scaling, sliding_window, softcap, s_aux)

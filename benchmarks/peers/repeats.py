@@ -1,7 +1,7 @@
-"""Prompts whose answers repeat something: questions that are asked again with small changes, and
-programs of which one name is to be changed. For models that chat.
+"""Prompts, for models that chat, whose answers repeat something: questions that are asked again
+with small changes, and programs of which one name is to be changed.
 
-Renders and tokenises as the orchestrator does; knows nothing of models.
+Prompts are rendered and tokenised as the orchestrator does; nothing here knows of models.
 """
 
 from __future__ import annotations
@@ -120,19 +120,19 @@ EDIT = "Rename the variable `{}` to `{}` in this program, and answer with the wh
 
 
 def questions() -> tuple[list[str], list[str]]:
-    """Questions, and the same ones with small changes."""
+    """Return questions, and the same questions with small changes."""
     changed = [CHANGED[place % len(CHANGED)].format(each) for place, each in enumerate(QUESTIONS)]
     return list(QUESTIONS), changed
 
 
 def edits() -> list[str]:
-    """What asks for programs again with one name changed."""
+    """Return texts that ask for programs again with one name changed."""
     return [EDIT.format(*each) for each in PROGRAMS]
 
 
 def chats(target: Path, texts: Sequence[str]) -> list[Tokens]:
-    """Prompts that ask a model each text; raises Unusable, and InvalidRequest without a chat
-    template.
+    """Return prompts that ask a model each text, as token ids. Raises Unusable, and InvalidRequest
+    for a model without a chat template.
     """
     template, tokenizer = load_chat_template(target), load_tokenizer(target)
     asked = (template.render(Conversation((ChatMessage("user", text),))) for text in texts)

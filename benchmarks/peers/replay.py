@@ -1,7 +1,7 @@
-"""Drafters without a model on texts that are known: how much of each would be accepted.
+"""Count how many tokens of drafters without a model would be accepted on texts that are known.
 
 A target's text is the same with and without drafts, so it is made once, and each drafter is judged
-along it by counting. Knows no model and no clock.
+along it by counting. This needs no model and no clock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Tokens = tuple[int, ...]
 
 @dataclass(slots=True)
 class Count:
-    """Rounds of a drafter: each emits what was accepted and one token more."""
+    """The counts of a drafter's rounds; each round emits the accepted tokens and one more."""
 
     rounds: int = 0
     without_a_draft: int = 0
@@ -34,7 +34,7 @@ class Count:
 
     @property
     def accepted_per_round(self) -> float:
-        """Accepted draft tokens."""
+        """The number of accepted draft tokens per round."""
         return self.accepted / self.rounds if self.rounds else 0.0
 
 
@@ -42,13 +42,13 @@ class Session(Protocol):
     """A drafter in one text."""
 
     def draft(self, text: Tokens) -> Draft:
-        """What it guesses behind all that is known of the text."""
+        """Return the drafter's guess after the known text."""
 
     def accepted(self, nodes: Sequence[int], token: int) -> None:
-        """These nodes of its draft were right, and the first token was this one."""
+        """Learn which nodes of the draft were right, and the first token after the text."""
 
     def end(self) -> None:
-        """The text is at its end."""
+        """Note that the text is at its end."""
 
 
 class PromptLookup:
@@ -60,19 +60,21 @@ class PromptLookup:
         )
 
     def draft(self, text: Tokens) -> Draft:
-        """A chain."""
+        """Return a chain of what followed the text's last tokens before."""
         found, _ = self._found.get_candidates(torch.LongTensor([text]))
         return Draft.chain(tuple(found[0, len(text) :].tolist()))
 
     def accepted(self, nodes: Sequence[int], token: int) -> None:
-        """It does not learn."""
+        """Do nothing: this drafter does not learn."""
 
     def end(self) -> None:
-        """It remembers nothing."""
+        """Do nothing: this drafter remembers nothing."""
 
 
 class Suffix:
-    """The verifier's own guesses; all of them are verified, the likeliest up to the shape's."""
+    """The verifier's own guesses by suffix. The likeliest are verified, as many as the shape has
+    nodes, whatever they cost.
+    """
 
     def __init__(self, sources: Sources, shape: DraftShape, prompt: Tokens) -> None:
         opening = Decoding(
@@ -83,7 +85,7 @@ class Suffix:
         self._guesses, self._draft = Guesses(len(prompt), 1 << 20), NO_DRAFT
 
     def draft(self, text: Tokens) -> Draft:
-        """A tree, or a chain if the shape is one."""
+        """Return a tree, or a chain if the shape is one."""
         if news := text[self._known :]:
             self._suffixes.extend(news)
             self._guesses.advance(news)
@@ -96,16 +98,16 @@ class Suffix:
         return self._draft
 
     def accepted(self, nodes: Sequence[int], token: int) -> None:
-        """Sources are trusted as they deserve."""
+        """Adjust the trust in the sources by what was accepted."""
         self._sources.observe(self._guesses, self._draft, token, nodes, waited=False)
 
     def end(self) -> None:
-        """The answer is remembered, if answers are."""
+        """Remember the answer, if answers are remembered."""
         self._suffixes.remember()
 
 
 def replay(session: Session, prompt: Tokens, answer: Tokens, count: Count) -> None:
-    """Count what is accepted of a drafter along an answer."""
+    """Count the accepted tokens of a drafter along an answer."""
     told = 0
     while told < len(answer):
         draft = session.draft(prompt + answer[:told])
@@ -121,7 +123,7 @@ def replay(session: Session, prompt: Tokens, answer: Tokens, count: Count) -> No
 
 
 def right(draft: Draft, text: Sequence[int]) -> list[int]:
-    """The nodes of a draft that a text goes through."""
+    """Return the nodes of a draft that a text goes through."""
     children, path = tree.children(draft.parents), list[int]()
     for token in text:
         below = children[path[-1] + 1 if path else 0]

@@ -1,7 +1,7 @@
-"""Many generations at once, in lockstep: each round asks a drafter for a draft, and a verifier what
-of it is accepted.
+"""Run many generations at once, in lockstep: each round asks a drafter for a draft, and a verifier
+for the accepted part of it.
 
-Knows no clock, so what it counts depends on the models alone.
+No clock plays a part, so the counts depend on the models alone.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ AT_ONCE = 8
 
 
 class Drafter(Protocol):
-    """A drafter, near or far."""
+    """A drafter that is asked round by round, in this process or in another."""
 
     async def propose(
         self, context: Context, shape: DraftShape, sampling: SamplingParams
     ) -> Proposal:
-        """A draft for the context."""
+        """Propose a draft for the context."""
 
     async def close(self, session_id: bytes) -> None:
         """Free the session."""
 
 
 class Verifier(Protocol):
-    """A verifier."""
+    """A verifier that is asked round by round."""
 
     async def verify(self, context: Context, draft: Draft, sampling: SamplingParams) -> Verdict:
-        """Which nodes are accepted, and the next token."""
+        """Verify a draft: return the accepted nodes and the next token."""
 
     async def close(self, session_id: bytes) -> None:
         """Free the session."""
@@ -54,7 +54,7 @@ class Verifier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The tokens that a round emitted: of `drafted` ones `accepted`, then the next token."""
+    """The tokens that a round emitted: the `accepted` of `drafted` ones, then the next token."""
 
     tokens: Tokens
     drafted: int
@@ -67,7 +67,7 @@ Told = tuple[Tokens, list[Round]]
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """A drafter and a verifier, and where generations end."""
+    """A drafter, a verifier, and the tokens that end generations."""
 
     drafter: Drafter
     verifier: Verifier
@@ -81,8 +81,8 @@ class Runner:
         shape: DraftShape,
         at_once: int = AT_ONCE,
     ) -> list[Told]:
-        """Every prompt, with its index as the seed, and all its rounds; `at_once` of them at a
-        time. Raises a TandemError.
+        """Complete every prompt, with its index as the seed, `at_once` of them at a time. Returns
+        each completion with its rounds. Raises a TandemError.
         """
         places = asyncio.Semaphore(at_once)
 
@@ -97,7 +97,7 @@ class Runner:
         return await asyncio.gather(*(one(*each) for each in enumerate(prompts)))
 
     async def _run(self, generation: Generation, shape: DraftShape) -> list[Round]:
-        """All rounds of a generation; its sessions are closed."""
+        """Run all rounds of a generation, and close its sessions."""
         rounds: list[Round] = []
         try:
             while generation.finish is None:
@@ -121,7 +121,7 @@ class Runner:
 
 
 def within(shape: DraftShape, levels: int) -> DraftShape:
-    """A shape with no more levels than can still be accepted."""
+    """Return a shape with at most `levels` levels: deeper ones could not be accepted any more."""
     levels = min(shape.levels, levels)
     nodes = shape.nodes if shape.branches > 1 else min(shape.nodes, levels)
     return replace(shape, levels=levels, nodes=nodes)

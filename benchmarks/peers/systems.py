@@ -1,8 +1,8 @@
 """The systems that the throughput benchmark compares: transformers' `generate()` and Tandem's
 client API.
 
-Each turns a prompt into tokens, greedy ones at temperature 0; timing and comparing them is not done
-here.
+Each system turns a prompt into tokens, greedy ones at temperature 0. They are timed and compared
+elsewhere.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
 
 Prompt = tuple[int, ...]
-ALWAYS = ("--draft-cost", "0")  # for a drafter that guesses whatever it costs
+ALWAYS = ("--draft-cost", "0")  # flags of a drafter that guesses whatever it costs
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Emitted tokens and, where the system reports it, in how many steps."""
+    """The emitted tokens and, where the system reports it, the number of steps."""
 
     tokens: tuple[int, ...]
     steps: int = 0
 
 
 class System(Protocol):
-    """Completes prompts."""
+    """A system that completes prompts."""
 
     async def complete(self, prompt: Prompt, max_new_tokens: int) -> Completion:
-        """The tokens after the prompt, up to the end of the story."""
+        """Return the tokens after the prompt, up to the end of the story."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Plain:
     temperature: float = 0.0
 
     async def complete(self, prompt: Prompt, max_new_tokens: int) -> Completion:
-        """Off the event loop, which has channels to keep alive."""
+        """Complete a prompt off the event loop, which has channels to keep alive."""
         return await asyncio.to_thread(self._generate, prompt, max_new_tokens)
 
     @torch.inference_mode()
@@ -74,8 +74,8 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Tandem:
-    """The client API; `levels` and `branches` as the server chooses unless given, levels 0 decodes
-    plainly.
+    """Tandem's client API. The server chooses `levels` and `branches` of drafts unless they are
+    given; with 0 levels it decodes plainly.
     """
 
     stub: Any
@@ -84,7 +84,7 @@ class Tandem:
     temperature: float = 0.0
 
     async def complete(self, prompt: Prompt, max_new_tokens: int) -> Completion:
-        """One unary call; raises a TandemError."""
+        """Complete a prompt by one unary call; raises a TandemError."""
         request = api.GenerateRequest(
             token_ids=api.TokenIds(ids=prompt),
             sampling=api.Sampling(temperature=self.temperature, seed=0),
@@ -99,7 +99,7 @@ class Tandem:
 
 
 def load(folder: Path, dtype: str = "float32") -> Any:
-    """A model as transformers loads it."""
+    """Load a model as transformers does."""
     network = AutoModelForCausalLM.from_pretrained(
         folder, dtype=getattr(torch, dtype), local_files_only=True
     )
@@ -108,8 +108,8 @@ def load(folder: Path, dtype: str = "float32") -> Any:
 
 @asynccontextmanager
 async def tandem_up(target: Path, draft: Path, ray: bool, *drafter: str) -> AsyncIterator[Any]:
-    """`tandem up` on a free port while the scope lasts, its drafter with more flags; yields a stub
-    of its client API. Raises Unusable.
+    """Run `tandem up` on a free port while the scope lasts, with the flags `drafter` for its
+    drafter. Yields a stub of the client API. Raises Unusable.
     """
     plan = Plan(target, draft, port=0, ray=ray, drafter=drafter)
     async with (

@@ -1,4 +1,4 @@
-"""A verifier without a model, to measure all that is around models: every so many seconds each
+"""A verifier without a model, to measure all that is around models: at every tick of a clock each
 session gets the next tokens of a text that its first tokens determine.
 
     python -m tandem.benchmarks.peers.table --tokenizer DIR --step 0.01
@@ -21,17 +21,17 @@ from tandem.protos.transport import rpc
 from tandem.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 
 HEAD, CONTEXT = 4, 1 << 16
-MANY = 1000  # facts of a message
+MANY = 1000  # facts of a message at most
 
 
 def token_at(head: tuple[int, ...], position: int, vocabulary: int) -> int:
-    """The token at a position of the text that begins with these tokens."""
+    """Return the token at a position of the text that begins with the tokens `head`."""
     return (sum(head) + 7919 * position) % vocabulary
 
 
 @dataclass(slots=True)
 class Open:
-    """A stream: what its text begins with, how far it is, and where it ends."""
+    """An open stream: the first tokens of its text, its length so far, and where it ends."""
 
     head: tuple[int, ...]
     length: int
@@ -40,7 +40,7 @@ class Open:
 
 
 class TableVerifier(verifier_pb2_grpc.VerifierServiceServicer):
-    """Takes a step whenever the clock is a multiple of `seconds`, for all sessions at once."""
+    """A verifier that takes a step for all sessions at every multiple of `seconds`."""
 
     def __init__(self, model: common_pb2.ModelDescription, seconds: float, tokens: int) -> None:
         self._model, self._seconds, self._tokens = model, seconds, tokens
@@ -48,7 +48,7 @@ class TableVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     async def Decode(
         self, requests: AsyncIterator[verifier_pb2.DecodeRequest], context: Any
     ) -> AsyncIterator[verifier_pb2.DecodeResponse]:
-        """Steps until the caller ends the call."""
+        """Send the facts of every step until the caller ends the call."""
         streams: dict[int, Open] = {}
         sent = 0.0
 
@@ -82,7 +82,7 @@ class TableVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     async def DescribeVerifier(
         self, request: verifier_pb2.DescribeVerifierRequest, context: Any
     ) -> verifier_pb2.DescribeVerifierResponse:
-        """The table."""
+        """Describe the table as a model."""
         return verifier_pb2.DescribeVerifierResponse(model=self._model)
 
     def _step(self, number: int, stream: Open) -> common_pb2.Fact | None:
@@ -96,7 +96,7 @@ class TableVerifier(verifier_pb2_grpc.VerifierServiceServicer):
 
 
 def table_model(tokenizer: Path) -> common_pb2.ModelDescription:
-    """The table's description, with the tokens of a model directory."""
+    """Return the table's description, with the tokens of a model directory."""
     return common_pb2.ModelDescription(
         name="table",
         tokenizer_fingerprint=fingerprint(tokenizer),
@@ -109,10 +109,10 @@ def table_model(tokenizer: Path) -> common_pb2.ModelDescription:
 
 def main(
     tokenizer: Annotated[Path, typer.Option(help="model directory whose tokens it has")],
-    step: Annotated[float, typer.Option(help="seconds")] = 0.01,
-    tokens: Annotated[int, typer.Option(help="of a step")] = 1,
+    step: Annotated[float, typer.Option(help="seconds between steps")] = 0.01,
+    tokens: Annotated[int, typer.Option(help="tokens of a step")] = 1,
 ) -> None:
-    """Serve until stopped."""
+    """Serve the table as a verifier until stopped."""
     model = table_model(tokenizer)
 
     async def serve() -> None:

@@ -1,7 +1,7 @@
-"""Many requests at once through the client API, in turns of several servers: when tokens came, at
-what rate, and whether all gave the same.
+"""Send many requests at once through the client API, in turns of several servers, and note when
+tokens came, at what rate, and whether all servers gave the same.
 
-Asks and counts; who takes a turn when, and what lies between them, is not known here.
+This module asks and counts; it does not know which server takes a turn when, or over which link.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from grpc import aio
 
 from tandem.v1 import orchestrator_pb2 as api
 
-LONGEST_SECONDS = 20.0  # of a turn without an answer
-LOOK_SECONDS = 0.01
-FEWEST_TOKENS, FEWEST_SECONDS = 16, 2.0  # one of them makes a rate
+LONGEST_SECONDS = 20.0  # of a turn in which no answer has ended
+LOOK_SECONDS = 0.01  # between two looks whether a turn is over
+FEWEST_TOKENS, FEWEST_SECONDS = 16, 2.0  # so many tokens or seconds make a rate
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request."""
+    """A request: a prompt, and how the answer is drawn."""
 
     prompt: str
     seed: int
@@ -35,8 +35,8 @@ class Job:
 
     @classmethod
     def drawn(cls, prompt: str, temperature: float, tokens: int, rng: random.Random) -> Job:
-        """One with a seed of its own, and half of so many tokens more or less: requests of one
-        length would begin and end together where there are no drafts.
+        """Draw a request with a seed of its own, whose length differs from `tokens` by up to half:
+        requests of one length would begin and end together where there are no drafts.
         """
         length = rng.randint(tokens // 2, tokens + tokens // 2)
         return cls(prompt, rng.getrandbits(32), temperature, length)
@@ -44,24 +44,24 @@ class Job:
 
 @dataclass(slots=True)
 class Answer:
-    """What came of a request so far: tokens, and how many there were when."""
+    """The answer to a request so far: its tokens, and how many there were at which time."""
 
     job: Job
     began: float
     tokens: list[int] = field(default_factory=list)
     arrivals: list[tuple[float, int]] = field(default_factory=list)
-    rounds: int = 0  # told at the end
+    rounds: int = 0  # which the server reports at the end
     failed: bool = False
     ended: float | None = None
 
     @property
     def first(self) -> float | None:
-        """Seconds to the first token."""
+        """The seconds to the first token; None if there is none."""
         return self.arrivals[0][0] - self.began if self.arrivals else None
 
     def paced(self, skip: int, end: float) -> tuple[int, float]:
-        """Tokens behind the first `skip`, and the seconds they took: until the answer's end, or
-        that of the turn.
+        """Return how many tokens came after the first `skip`, and the seconds that they took, up to
+        the end of the answer or of the turn.
         """
         for when, count in [(self.began, 0), *self.arrivals]:
             if count >= skip:
@@ -69,7 +69,9 @@ class Answer:
         return 0, 0.0
 
     def differs(self, other: Answer) -> bool:
-        """Whether the tokens differ as far as both go."""
+        """Return whether the tokens differ as far as both answers go, or two whole answers differ
+        in length.
+        """
         short = min(len(self.tokens), len(other.tokens))
         whole = all(each.ended and not each.failed for each in (self, other))
         return self.tokens[:short] != other.tokens[:short] or (
@@ -79,8 +81,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a server did while so many places were taken, until the end, and what it took: bytes to
-    the drafter (`up`) and back (`down`), and processor seconds beside the models.
+    """A server's turn: its answers while `at_once` requests ran at a time, the turn's `end`, and
+    what it `spent`: bytes to the drafter (`up`) and back (`down`), and processor seconds beside the
+    models.
     """
 
     answers: Sequence[Answer]
@@ -90,12 +93,12 @@ class Turn:
 
     @property
     def tokens(self) -> int:
-        """How many came."""
+        """The number of tokens of all answers."""
         return sum(len(answer.tokens) for answer in self.answers)
 
     def rate(self, skip: int = 0) -> float | None:
-        """Tokens per second in all places, behind the first `skip` tokens of each answer; None if
-        hardly an answer came so far.
+        """Return the tokens per second of all requests together, after the first `skip` tokens of
+        each answer. None if hardly an answer came so far.
         """
         paced = [answer.paced(skip, self.end) for answer in self.answers]
         tokens, seconds = sum(each for each, _ in paced), sum(each for _, each in paced)
@@ -107,8 +110,8 @@ class Turn:
 async def take(
     stub: Any, levels: int | None, jobs: Sequence[Job], at_once: int, seconds: float
 ) -> Turn:
-    """So many requests at a time while all places are taken: until the first ends that no other
-    one follows, or the time is over and at least one has ended. The rest are given up.
+    """Take a turn with `at_once` requests at a time. It ends with the first request that no other
+    one follows, or when the time is over and at least one has ended. The rest are given up.
     """
     answers, waiting, began = list[Answer](), iter(jobs), time.perf_counter()
 
@@ -128,13 +131,13 @@ async def take(
     for each in places:
         each.cancel()
     await asyncio.gather(*places, return_exceptions=True)
-    await asyncio.gather(*ended)  # whatever went wrong is raised
+    await asyncio.gather(*ended)  # raises the error of a request, if there is one
     return turn
 
 
 async def ask(stub: Any, levels: int | None, answer: Answer) -> None:
-    """Stream an answer; drafts have as many levels as the server chooses unless given, levels 0
-    decodes plainly.
+    """Stream an answer. The server chooses the levels of drafts unless `levels` is given; with 0
+    levels it decodes plainly.
     """
     job = answer.job
     request = api.GenerateRequest(
@@ -155,18 +158,18 @@ async def ask(stub: Any, levels: int | None, answer: Answer) -> None:
     answer.ended = time.perf_counter()
 
 
-Turns = Sequence[Mapping[str, Turn]]  # of several servers, by their names
+Turns = Sequence[Mapping[str, Turn]]  # turns of several servers, by the servers' names
 
 
 def middle(values: Sequence[float | None]) -> float | None:
-    """The median of those that there are."""
+    """Return the median of the values that are not None; None if there are none."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
 
 
 def ratio(turns: Turns, name: str, other: str, skip: int = 0) -> float | None:
-    """The median ratio of two rates of a turn, behind the first `skip` tokens of each answer; None
-    where one of the two is missing or does nothing.
+    """Return the median, over turns, of the ratio of two servers' rates, after the first `skip`
+    tokens of each answer. None where one of the two is missing or does nothing.
     """
     if not {name, other} <= turns[0].keys():
         return None
@@ -175,7 +178,7 @@ def ratio(turns: Turns, name: str, other: str, skip: int = 0) -> float | None:
 
 
 def figures(turns: Sequence[Turn], skip: int) -> dict[str, Any]:
-    """What one server showed: its speed, its delay, and what it took to each token."""
+    """Return the figures of one server: its speed, its delay, and its costs per token."""
     answers = [answer for turn in turns for answer in turn.answers]
     whole = [answer for answer in answers if answer.rounds]
     tokens, rounds = sum(turn.tokens for turn in turns), sum(answer.rounds for answer in whole)
@@ -195,7 +198,9 @@ def figures(turns: Sequence[Turn], skip: int) -> dict[str, Any]:
 
 
 def texts(turns: Turns) -> tuple[int, int]:
-    """Requests that several servers answered, and those among them with more than one text."""
+    """Return the number of requests that several servers answered, and of those among them with
+    more than one text.
+    """
     compared = differing = 0
     for turn in turns:
         found: dict[Job, list[Answer]] = {}

@@ -1,1 +1,1 @@
-"""Load on a server, and what its users notice."""
+"""Put load on a server, and measure what its users notice."""

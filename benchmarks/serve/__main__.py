@@ -1,9 +1,9 @@
-"""Load on a Tandem, or on any server that speaks as OpenAI's, and what its users notice.
+"""Put load on a Tandem, or on any server that speaks as OpenAI's, and measure what users notice.
 
     tandem bench serve --request-rate 4 --num-prompts 80 --goodput ttft:500 --goodput tpot:50
 
-With a Tandem the same requests are also asked for without drafts, in turn, so that whatever else
-the machine does hits both.
+A Tandem also gets the same requests without drafts, in turn, so that whatever else the machine does
+hits both.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def measure(
     turns: int,
     baseline: bool,
 ) -> Measured:
-    """With drafts and perhaps without; raises TandemError."""
+    """Send the requests with drafts and, with `baseline`, also without. Raises TandemError."""
     groups: Groups = {DRAFTS: [], PLAIN: []} if baseline else {DRAFTS: []}
     seconds = dict.fromkeys(groups, 0.0)
     async with server as (model, ask):
@@ -49,7 +49,7 @@ async def measure(
     return model, groups, seconds
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)  # whose tables cut names
+app = typer.Typer(add_completion=False, rich_markup_mode=None)  # rich's tables cut names
 
 
 @app.command()
@@ -73,7 +73,7 @@ def main(
     out: flags.Out = None,
     picture: flags.Picture = None,
 ) -> None:
-    """Ask, and print what users notice; exits with 1 if a request failed."""
+    """Put load on a server, and print what users notice; exits with 1 if a request failed."""
     limits = flags.limits_of(goodput or ())
     options = asking.Options(tokens, temperature, seed, ignore_eos)
     endpoint, how = asking.endpoint(url, model, options, key), Load(rate, at_once, seed)

@@ -1,4 +1,4 @@
-"""One request to a Tandem over gRPC, or to any server that speaks as OpenAI's: a record of it."""
+"""Send one request to a Tandem over gRPC, or to any server that speaks as OpenAI's; record it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tandem.protos.errors import TandemError, Unusable
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What every request asks for."""
+    """The options of every request."""
 
     tokens: int
     temperature: float
@@ -27,7 +27,7 @@ class Options:
 
 @asynccontextmanager
 async def tandem(front_end: FrontEnd, options: Options) -> AsyncIterator[tuple[str, Ask]]:
-    """The model's name, and who asks over gRPC; raises TandemError."""
+    """Yield the model's name, and a function that asks over gRPC; raises TandemError."""
     async with front_end.connect(retry_seconds=0.0) as client:
         status = await client.status()
 
@@ -68,7 +68,9 @@ async def tandem(front_end: FrontEnd, options: Options) -> AsyncIterator[tuple[s
 async def endpoint(
     url: str, model: str, options: Options, key: str
 ) -> AsyncIterator[tuple[str, Ask]]:
-    """The same over HTTP, where nothing is known of drafts; raises Unusable."""
+    """Yield the model's name, and a function that asks over HTTP, where nothing is known of drafts.
+    Raises Unusable.
+    """
     try:
         import openai
     except ModuleNotFoundError as error:

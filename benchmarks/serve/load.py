@@ -1,6 +1,6 @@
-"""Requests at a rate or so many at once, and which of them are asked for without drafts.
+"""Send requests at a rate, or several at once, and choose which of them go without drafts.
 
-Knows no protocol: who asks is given.
+Nothing here knows a protocol: the function that asks is given.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Ask = Callable[[Prompt, bool], Awaitable[Record]]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How requests are sent: `rate` a second on average, infinity for all at once, and at most so
-    many at a time.
+    """The way in which requests are sent: `rate` a second on average, infinity for all at once, and
+    at most `at_once` at a time.
     """
 
     rate: float
@@ -29,15 +29,15 @@ class Load:
     seed: int
 
     def pauses(self, count: int) -> list[float]:
-        """Seconds before each request: those of a Poisson process."""
+        """Return the seconds before each request, as those of a Poisson process."""
         rng = random.Random(self.seed)
         finite = self.rate != float("inf")
         return [rng.expovariate(self.rate) if finite else 0.0 for _ in range(count)]
 
 
 def blocks(count: int, turns: int, baseline: bool) -> Iterator[tuple[range, bool]]:
-    """Parts of the requests, and whether they are asked for with drafts: with and without in turn,
-    and in the other order in every second turn, so that a drift hits both.
+    """Yield parts of the requests, and whether they are sent with drafts. Each part is sent with
+    and without, in the other order in every second turn, so that a drift hits both.
     """
     size = -(-count // turns)
     for turn, start in enumerate(range(0, count, size)):
@@ -50,7 +50,7 @@ def blocks(count: int, turns: int, baseline: bool) -> Iterator[tuple[range, bool
 async def send(
     load: Load, prompts: Sequence[Prompt], drafts: bool, ask: Ask, done: Callable[[], None]
 ) -> tuple[list[Record], float]:
-    """What was noticed of each request, and how many seconds all of them took."""
+    """Send requests. Returns a record of each, and how many seconds all of them took."""
     places = asyncio.Semaphore(load.at_once) if load.at_once else nullcontext()
 
     async def one(prompt: Prompt) -> Record:

@@ -1,4 +1,4 @@
-"""Distributions of the times, with drafts and without, as a picture."""
+"""Draw the distributions of the times, with drafts and without, as a picture."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tandem.protos.errors import Unusable
 
 
 def draw(file: Path, groups: Mapping[str, Sequence[Record]]) -> None:
-    """Write it; raises Unusable if matplotlib is not there."""
+    """Draw the times of each group to a file; raises Unusable if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Prompts of a JSONL file, Spec-Bench's too, or the stories that come with Tandem."""
+"""Read prompts from a JSONL file, also Spec-Bench's, or take the stories that come with Tandem."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tandem.protos.errors import Unusable
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text, and of what kind it is."""
+    """The text of a prompt, and its category."""
 
     text: str
     category: str = ""
 
 
 def read(file: Path | None, count: int) -> list[Prompt]:
-    """So many prompts, from the first on and again; raises Unusable."""
+    """Return `count` prompts, from the first on, repeated if there are fewer; raises Unusable."""
     found = _lines(file) if file else [Prompt(text) for text in story_prompts()]
     if not found:
         raise Unusable(f"{file} has no prompts")
@@ -37,7 +37,9 @@ def _lines(file: Path) -> list[Prompt]:
 
 
 def _prompt(file: Path, at: int, line: str) -> Prompt:
-    """`prompt`, `question`, or the first of `turns`; with a `category` or without."""
+    """Parse a line with `prompt`, `question` or `turns` (of which the first counts), and perhaps a
+    `category`.
+    """
     try:
         entry: dict[str, Any] = json.loads(line)
         named = [entry[name] for name in ("prompt", "question") if name in entry]

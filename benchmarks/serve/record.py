@@ -1,4 +1,4 @@
-"""What was noticed of one request. Pure: times are seconds of one clock, as arguments."""
+"""The record of one request as a user notices it. Pure: times are given as seconds of one clock."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Figures of speculation, of one request or of many; [i] of the histogram are steps that
-    accepted i draft tokens.
+    """The figures of speculation, of one request or of many. `histogram[i]` is the number of steps
+    that accepted i draft tokens.
     """
 
     steps: int = 0
@@ -30,14 +30,14 @@ class Drafts:
         )
 
     def per_position(self) -> list[float]:
-        """The part of the steps with a draft that accepted its token at each position."""
+        """Return for each position the share of steps with a draft that accepted a token there."""
         reached = [sum(self.histogram[place:]) for place in range(1, len(self.histogram))]
         return [count / self.with_drafts for count in reached] if self.with_drafts else []
 
 
 @dataclass(slots=True)
 class Record:
-    """One request from its sending on; `arrivals` are when tokens came, and how many by then."""
+    """The record of one request; `arrivals` are the times at which tokens came."""
 
     asked: float
     category: str = ""
@@ -50,25 +50,25 @@ class Record:
 
     @property
     def first(self) -> float:
-        """Seconds to the first token."""
+        """The seconds to the first token."""
         return self.arrivals[0] - self.asked
 
     @property
     def total(self) -> float:
-        """Seconds to the last token."""
+        """The seconds to the last token."""
         return self.arrivals[-1] - self.asked
 
     @property
     def per_token(self) -> float | None:
-        """Seconds of each token after the first; None if there is no other."""
+        """The mean seconds of each token after the first; None if there is no other."""
         return (self.total - self.first) / (self.tokens - 1) if self.tokens > 1 else None
 
     @property
     def gaps(self) -> Sequence[float]:
-        """Seconds between arrivals."""
+        """The seconds between arrivals."""
         return [later - earlier for earlier, later in zip(self.arrivals, self.arrivals[1:])]  # noqa: B905
 
     def meets(self, limits: Mapping[str, float]) -> bool:
-        """Whether each figure is within its limit, in ms."""
+        """Return whether each figure is within its limit, in ms."""
         figures = {"ttft": self.first, "tpot": self.per_token or 0.0, "e2el": self.total}
         return all(figures[name] * 1000 <= limit for name, limit in limits.items())

@@ -1,4 +1,4 @@
-"""What came out: a table for people, and JSON with the keys of vLLM's command."""
+"""Report the results: a table for people, and JSON with the keys of vLLM's command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHOWN = {
     "spec_decode_acceptance_length": "tokens per step",
 }
 PER_POSITION = "spec_decode_per_position_acceptance_rates"
-POSITIONS = 8  # shown
+POSITIONS = 8  # positions shown at most
 
 Results = dict[str, dict[str, Any]]
 
@@ -46,7 +46,7 @@ def show(heading: str, found: Results) -> None:
 
 
 def write(file: Path, about: dict[str, Any], found: Results) -> None:
-    """The first group's figures at the top, those of the others by their names."""
+    """Write the results as JSON: the first group's figures at the top, others by their names."""
     first, *others = found
     whole = {"date": time.strftime("%Y%m%d-%H%M%S")} | about | found[first]
     whole |= {name: found[name] for name in others}

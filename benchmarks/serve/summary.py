@@ -1,4 +1,4 @@
-"""Records to results, under the names that vLLM's `bench serve` gives them. Pure."""
+"""Sum up records to results, under the names that vLLM's `bench serve` gives them. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TIMES = ("ttft", "tpot", "itl", "e2el")
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Between the two values that are nearest, as numpy has it; 0 of none."""
+    """Return a percentile, interpolated between the two nearest values as in numpy; 0 for none."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -28,7 +28,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 def results(
     records: Sequence[Record], duration: float, limits: Mapping[str, float]
 ) -> dict[str, Any]:
-    """All figures of requests that were sent within so many seconds."""
+    """Return all figures of requests that took `duration` seconds together."""
     good = [record for record in records if not record.error]
     tokens, prompts = sum(r.tokens for r in good), sum(r.prompt_tokens for r in good)
     within = sum(record.meets(limits) for record in good)
@@ -50,7 +50,7 @@ def results(
 
 
 def times(records: Sequence[Record]) -> dict[str, list[float]]:
-    """Seconds, by name: to the first token, per output token, between arrivals, to the end."""
+    """Return seconds, by name: to the first token, per output token, between arrivals, in all."""
     per_token = [record.per_token for record in records]
     return {
         "ttft": [record.first for record in records],
@@ -61,7 +61,7 @@ def times(records: Sequence[Record]) -> dict[str, list[float]]:
 
 
 def acceptance(records: Sequence[Record]) -> dict[str, Any]:
-    """What became of the drafts."""
+    """Return the figures of speculation; empty if there are none."""
     drafts = reduce(add, (record.drafts for record in records), Drafts())
     if not drafts.steps:
         return {}
@@ -77,7 +77,7 @@ def acceptance(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def by_category(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """Acceptance, and ms per token, of each category of prompts, if there are any."""
+    """Return acceptance and ms per token of each category of prompts, if there are any."""
     found = {}
     for category in sorted({record.category for record in records if record.category}):
         own = [each for each in records if each.category == category and not each.error]

@@ -1,5 +1,5 @@
-"""Write the Grafana dashboards: `python deploy/grafana/generate.py`, or `--check` that they are up
-to date. `content.py` has what they show.
+"""Write the Grafana dashboards with `python deploy/grafana/generate.py`, or check that they are up
+to date with `--check`. The panels are in `content.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent / "dashboards"
 
 
 def dashboard(name: str, panels: tuple[Panel, ...]) -> str:
-    """A dashboard's file."""
+    """Return the text of a dashboard's JSON file."""
     source = {"name": "datasource", "label": "Prometheus", "type": "datasource"}
     namespace = {
         "name": "namespace",
@@ -25,7 +25,7 @@ def dashboard(name: str, panels: tuple[Panel, ...]) -> str:
         "query": "label_values(tandem_build_info, namespace)",
         "refresh": 2,  # with each change of the time range
         "includeAll": True,
-        "allValue": ".*",  # also of targets without the label
+        "allValue": ".*",  # matches targets without the label too
         "current": {"text": "All", "value": "$__all"},
     }
     made = {
@@ -46,7 +46,7 @@ def dashboard(name: str, panels: tuple[Panel, ...]) -> str:
 
 
 def main() -> int:
-    """Write what is not up to date; with --check, fail if something is not."""
+    """Write the dashboards that are not up to date; with --check, fail if there are any."""
     outdated = []
     FOLDER.mkdir(exist_ok=True)
     for name, panels in DASHBOARDS.items():

@@ -1,4 +1,4 @@
-"""Panels of Grafana: a title, a unit and queries; and the queries that many of them have."""
+"""Grafana panels, each with a title, a unit and queries, and the queries that many panels share."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-COLUMNS, HEIGHT = 2, 8  # of panels; Grafana's grid has 24 columns
+COLUMNS, HEIGHT = 2, 8  # panels in a row, and rows of the grid per panel; the grid has 24 columns
 METRIC = re.compile(r"\b(tandem[_:][a-z0-9_:]+)(?:\{([^}]*)\})?")
-CHOSEN = 'namespace=~"$namespace"'  # of the deployments that a dashboard's list has
+CHOSEN = 'namespace=~"$namespace"'  # selects the deployments chosen in a dashboard's list
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One graph: queries, each with the legend of its lines."""
+    """One graph. `queries` maps each query to the legend of its lines."""
 
     title: str
     unit: str
@@ -22,7 +22,7 @@ class Panel:
     text: str = ""
 
     def json(self, number: int) -> dict[str, Any]:
-        """As Grafana stores it."""
+        """Return the panel as Grafana stores it, as the `number`-th of a dashboard."""
         width = 24 // COLUMNS
         x, y = number % COLUMNS * width, number // COLUMNS * HEIGHT
         return {
@@ -47,27 +47,27 @@ class Panel:
 
 
 def of_chosen(query: str) -> str:
-    """A query of the deployments that are chosen in the dashboard's list."""
+    """Restrict a query to the deployments that are chosen in the dashboard's list."""
     return METRIC.sub(lambda it: f"{it[1]}{{{', '.join(filter(None, (it[2], CHOSEN)))}}}", query)
 
 
 def rate(name: str, *by: str) -> str:
-    """Per second, over all processes of a deployment."""
+    """Return a query for a counter's increase per second, over all processes of a deployment."""
     return f"sum by ({', '.join(('namespace', *by))}) (rate(tandem_{name}[1m]))"
 
 
 def quantile(name: str, part: float, *by: str) -> str:
-    """A quantile of a histogram, over all processes of a deployment."""
+    """Return a query for a quantile of a histogram, over all processes of a deployment."""
     return f"histogram_quantile({part}, {rate(f'{name}_bucket', 'le', *by)})"
 
 
 def quantiles(title: str, name: str) -> Panel:
-    """Median and 95th percentile of a duration."""
+    """Make a panel with the median and the 95th percentile of a duration."""
     return Panel(title, "s", {quantile(name, 0.5): "median", quantile(name, 0.95): "95 %"})
 
 
 def of_models(title: str, unit: str, name: str) -> Panel:
-    """The 95th percentile of the same at verifiers and at drafters."""
+    """Make a panel with the 95th percentile of one histogram, at verifiers and at drafters."""
     owners = {"verify": "verifier", "draft": "drafter"}
     queries = {quantile(f"{each}_{name}", 0.95): owner for each, owner in owners.items()}
     return Panel(f"{title}, 95 %", unit, queries)

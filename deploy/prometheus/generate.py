@@ -1,6 +1,6 @@
-"""Write the rules and alerts as an object of Prometheus' operator: `python
-deploy/prometheus/generate.py`, or `--check` that it is up to date. With `--runbook URL` alerts
-name that page from now on.
+"""Write the rules and alerts as an object for Prometheus' operator with `python
+deploy/prometheus/generate.py`, or check that the object is up to date with `--check`. With
+`--runbook URL` alerts name that page from now on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ spec:
 
 
 def prometheus_rule() -> str:
-    """The groups of all files, line by line, in one object."""
+    """Return one PrometheusRule object with the groups of all rule files."""
     lines = []
     for name in RULES:
         groups = (HERE / name).read_text(encoding="utf-8").partition("\ngroups:\n")[2]
@@ -33,7 +33,7 @@ def prometheus_rule() -> str:
 
 
 def set_runbook(url: str) -> None:
-    """Have alerts and their tests name another page."""
+    """Have the alerts, and the alerts' tests, name another runbook page."""
     for name in (*RULES, "tests.yml"):
         text = (HERE / name).read_text(encoding="utf-8")
         text = re.sub(r"runbook_url: [^#\s]*#", lambda _: f"runbook_url: {url}#", text)
@@ -41,10 +41,10 @@ def set_runbook(url: str) -> None:
 
 
 def main() -> int:
-    """Write what is not up to date; with --check, fail if it is not."""
+    """Write the object if it is not up to date; with --check, fail if it is not."""
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
-    parser.add_argument("--runbook", metavar="URL", help="of docs/runbook.md, where people read it")
+    parser.add_argument("--runbook", metavar="URL", help="where people read docs/runbook.md")
     given = parser.parse_args()
     if given.runbook:
         set_runbook(given.runbook)

@@ -1,1 +1,1 @@
-"""Keys and values of many sessions in one pool, and the rule for what stays cached."""
+"""Keep the keys and values of many sessions in one pool, and decide what stays cached."""

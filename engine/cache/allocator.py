@@ -1,4 +1,4 @@
-"""Pages for tables: got, shared, viewed and given back."""
+"""Give pages to tables, share and view them, and take them back."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from tandem.engine.cache.pages import PageTable, page_aligned
 
 
 class PageAllocator(PageLedger):
-    """Gives tables their pages. In layers with a window a table views the pages that it needs there
-    to go on: those that have not been filled, and the last ones that have.
+    """Gives tables their pages. In layers with a window a table views only the pages that it needs
+    there to go on: those that are not filled yet, and the last filled ones.
     """
 
     def allocate(self, length: int) -> PageTable | None:
-        """Pages for `length` positions; None if there is too little free."""
+        """Make a table with pages for `length` positions; None if too little memory is free."""
         table = PageTable(page=self.page)
         return table if self.grow(table, length) else None
 
     def price(self, table: PageTable, length: int, narrow: bool = False) -> int:
-        """What a table would take to have pages for `length` positions."""
+        """Return the memory that a table still needs to have pages for `length` positions."""
         missing = (page_aligned(length, self.page) - table.capacity) // self.page
         each = self.footprint.price(missing) if narrow else missing * self.footprint.whole
         return max(0, each * self.page)
 
     def grow(self, table: PageTable, length: int, narrow: bool = False) -> bool:
-        """Give a table pages for `length` positions; False, and unchanged, if there is too little
-        free. If `narrow`, no more of them have memory in all layers at once than a session needs.
+        """Give a table pages for `length` positions. Returns False, and changes nothing, if too
+        little memory is free. If `narrow`, no more of the new pages have memory in all layers at
+        once than a session needs.
         """
         if self.price(table, length, narrow) > self.free:
             return False
@@ -46,8 +47,9 @@ class PageAllocator(PageLedger):
         return True
 
     def prepare(self, table: PageTable, context: int, stop: int) -> None:
-        """Before positions up to `stop` are fed after `context` ones: a page that has no memory in
-        some layers gets that of one of the same table that the windows have left.
+        """Prepare a table to be fed the positions from `context` to `stop`: a page that has no
+        memory in layers with a window gets that of a page of the same table which the windows have
+        left.
         """
         while table.bare is not None and table.bare * self.page < stop:
             assert table.spare < self.footprint.first(context), "a pass feeds too much of a session"
@@ -60,30 +62,30 @@ class PageAllocator(PageLedger):
             table.bare = number if number < len(table.pages) else None
 
     def trim(self, table: PageTable, length: int) -> None:
-        """Take from a table with `length` positions the pages behind them, if some are bare."""
+        """Take from a table with `length` positions the pages after them, from the first bare one
+        on.
+        """
         for number in range(-(-length // self.page), len(table.pages) * bool(self._bare)):
             if table.pages[number] in self._bare:
                 return self.release(table, number)
 
     @abstractmethod
     def copy(self, source: PageTable, target: PageTable, start: int, stop: int) -> None:
-        """Copy the positions from `start` to `stop` of one table to another."""
+        """Copy the keys and values of positions from `start` to `stop` of one table to another."""
 
     @abstractmethod
     def _copy_windowed(self, source: int, target: int) -> None:
-        """Copy a page to another in layers with a window."""
+        """Copy the content of one page to another in layers with a window."""
 
     def share(self, table: PageTable, pages: Sequence[int], first: int = 0) -> None:
-        """Have a table go on with pages that are cached, of which it views those from the
-        `first`-th on.
-        """
+        """Append cached pages to a table, which views its pages from the `first`-th on."""
         table.first = first
         for page in pages:
             self._hold(table, page, len(table.pages) >= first)
 
     def replace(self, table: PageTable, number: int, page: int) -> None:
-        """Have a table hold a page that is cached instead of its own one of that number, which
-        holds the same.
+        """Have a table hold a cached page instead of its own `number`-th page, which has the same
+        content.
         """
         own = table.pages[number]
         if page in self._bare and own not in self._bare:
@@ -94,8 +96,8 @@ class PageAllocator(PageLedger):
         self._let_go(table, own)
 
     def usable(self, pages: Sequence[int], length: int) -> int:
-        """After how many positions in pages one can go on, `length` or as many fewer as it takes:
-        no layer lacks what it would see.
+        """Return the most positions, `length` or fewer, after which a text in `pages` can go on:
+        so many that no layer lacks a page that it would see.
         """
         for number in range(-(-length // self.page) - 1, -1, -1) if self._bare else ():
             if number < self.footprint.first(length):
@@ -120,7 +122,7 @@ class PageAllocator(PageLedger):
         table.bare = None if table.bare is None or table.bare >= start else table.bare
 
     def parts(self, table: PageTable) -> Iterator[tuple[int, int, int]]:
-        """What a table has: the name of each part, how many tables have it, and its size."""
+        """Yield each part of a table's memory: its name, how many tables have it, and its size."""
         for page in table.pages:
             yield page, self._holders[page], self.footprint.full * self.page
         for page in table.viewed:

@@ -1,4 +1,4 @@
-"""Whose memory may go when another session needs it."""
+"""Choose the sessions whose memory is taken when another session needs it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tandem.engine.cache.session import Session
 
 
 def evictable(sessions: Iterable[Session], wanting: Session, idle_since: float) -> list[Session]:
-    """Those whose memory `wanting` may have, in the order in which they go: not at work, and last
-    used before `idle_since`, those used least recently first.
+    """Return the sessions whose memory `wanting` may get, least recently used first: those that
+    are not at work and were last used at `idle_since` or before.
     """
     idle = [
         session
@@ -27,9 +27,9 @@ def to_evict(
     lacking: int,
     parts: Callable[[PageTable], Iterable[tuple[int, int, int]]],
 ) -> Sequence[Session] | None:
-    """The first sessions of `order`, `least` of them or as many more as it takes for so much memory
-    that is lacking; None if all are not enough. `parts` are the name, holders and size of each part
-    of a table: it goes with the last session that holds it.
+    """Return the first sessions of `order`: at least `least`, and as many as it takes to free the
+    `lacking` memory. None if all of them are not enough. `parts` gives the name, holders and size
+    of each part of a table; a part becomes free with the last session that holds it.
     """
     held: Counter[int] = Counter()
     for count in range(len(order) + 1):

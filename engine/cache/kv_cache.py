@@ -1,4 +1,4 @@
-"""What sessions need of whatever holds their keys and values."""
+"""The interface of a KV cache, as sessions need it."""
 
 from __future__ import annotations
 
@@ -15,57 +15,62 @@ class KVCache(Protocol):
 
     @property
     def page(self) -> int:
-        """Positions of a page."""
+        """The number of positions in a page."""
 
     @property
     def positions(self) -> int:
-        """How many there are, if all have memory in all layers."""
+        """The number of positions that the memory holds if all have memory in all layers."""
 
     @property
     def footprint(self) -> Footprint:
-        """What each takes."""
+        """The memory that a position takes."""
 
     @property
     def size(self) -> int:
-        """The memory of all."""
+        """The size of all memory."""
 
     @property
     def allocated(self) -> int:
-        """What of it is not free."""
+        """The size of the memory that is not free."""
 
     @property
     def free(self) -> int:
-        """What tables can still get."""
+        """The size of the memory that tables can still get."""
 
     @property
     def prefixes(self) -> Prefixes:
-        """What is cached for sessions to come."""
+        """The texts that are cached for sessions to come."""
 
     def parts(self, table: PageTable) -> Iterable[tuple[int, int, int]]:
-        """What a table has: the name of each part, how many tables have it, and its size."""
+        """Return each part of a table's memory: its name, how many tables have it, and its size."""
 
     def allocate(self, length: int) -> PageTable | None:
-        """Pages for `length` positions; None if there is too little free."""
+        """Make a table with pages for `length` positions; None if too little memory is free."""
 
     def price(self, table: PageTable, length: int, narrow: bool = False) -> int:
-        """What a table would take to have pages for `length` positions."""
+        """Return the memory that a table still needs to have pages for `length` positions."""
 
     def grow(self, table: PageTable, length: int, narrow: bool = False) -> bool:
-        """Give a table pages for `length` positions; False, and unchanged, if there is too little
-        free. If `narrow`, no more of them have memory in all layers at once than a session needs.
+        """Give a table pages for `length` positions. Returns False, and changes nothing, if too
+        little memory is free. If `narrow`, no more of the new pages have memory in all layers at
+        once than a session needs.
         """
 
     def trim(self, table: PageTable, length: int) -> None:
-        """Take from a table with `length` positions the pages behind them, if some are bare."""
+        """Take from a table with `length` positions the pages after them, from the first bare one
+        on.
+        """
 
     def release(self, table: PageTable, start: int = 0) -> None:
         """Take from a table its pages from the `start`-th on."""
 
     def copy(self, source: PageTable, target: PageTable, start: int, stop: int) -> None:
-        """Copy the positions from `start` to `stop` of one table to another."""
+        """Copy the keys and values of positions from `start` to `stop` of one table to another."""
 
     def compact(self, table: PageTable, start: int, path: Sequence[int]) -> None:
-        """Move the positions `start + path[i]` to `start + i`; what lies after those is dead."""
+        """Move the positions `start + path[i]` to `start + i`; positions after them are dead."""
 
     def finite(self, table: PageTable, start: int, stop: int) -> bool:
-        """Whether the model did not overflow on a table's positions from `start` to `stop`."""
+        """Return whether the keys and values of positions from `start` to `stop` are finite: the
+        model did not overflow there.
+        """

@@ -1,6 +1,6 @@
-"""What memory each page takes, who holds it, and which pages are free.
+"""Keep account of the memory of each page, of how many sessions hold it, and of the free pages.
 
-Decides alone; what pages hold is known to the pool that has their memory.
+The ledger only decides; the pool that owns the memory moves the content.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ EVERYWHERE = Footprint()  # no layer has a window
 
 
 class PageLedger(ABC):
-    """Memory for `positions` positions in whole pages. A page is held by any number of sessions,
-    and may be `cached` besides, for sessions to come; it is free when neither is so. In layers with
-    a sliding window it is viewed by fewer sessions than hold it, and may be bare: without memory.
+    """The account of memory for `positions` positions in whole pages.
+
+    Any number of sessions hold a page, and it may be cached besides, for sessions to come; a page
+    that nobody holds and that is not cached is free. In layers with a sliding window only some of
+    the sessions that hold a page view it, and it may be bare there: without memory.
 
     Memory is counted in the units of `footprint`; where no layer has a window, in positions.
     """
@@ -28,8 +30,8 @@ class PageLedger(ABC):
         self.positions = positions // self.page * self.page
         self.allocated = self.idle = 0
         self.numbered = footprint.numbers(self.positions // self.page)
-        self._free = deque(reversed(range(self.numbered)))  # first those that have memory
-        self._warm = 0  # of them
+        self._free = deque(reversed(range(self.numbered)))  # the last `_warm` have memory
+        self._warm = 0  # the number of free pages that have memory
         self._holders = [0] * self.numbered
         self._viewers = [0] * self.numbered
         self._cached: set[int] = set()
@@ -37,18 +39,18 @@ class PageLedger(ABC):
 
     @property
     def size(self) -> int:
-        """All there is. What pages that are not free take of it is `allocated`, and `idle` what is
-        cached and no session needs.
+        """The size of all memory. Pages that are not free take `allocated` of it; of that, `idle`
+        is cached and no session needs it.
         """
         return self.positions * self.footprint.whole
 
     @property
     def free(self) -> int:
-        """What tables can still get."""
+        """The size of the memory that tables can still get."""
         return self.size - self.allocated
 
     def holders(self, page: int) -> int:
-        """How many sessions hold a page."""
+        """Return how many sessions hold a page."""
         return self._holders[page]
 
     def cache(self, page: int) -> None:
@@ -57,21 +59,23 @@ class PageLedger(ABC):
             self._cached.add(page)
 
     def evict(self, page: int) -> None:
-        """Keep a page no longer for those to come."""
+        """Keep a cached page no longer for sessions to come."""
         with self._counted(page):
             self._cached.remove(page)
 
     def unseen(self, page: int) -> bool:
-        """Whether a cached page has memory in layers with a window that no session needs there."""
+        """Return whether a cached page has memory in layers with a window, and no session needs it
+        there.
+        """
         windowed = self.footprint.windowed > 0 and page not in self._bare
         return windowed and page in self._cached and not self._viewers[page]
 
     def bare(self, page: int) -> bool:
-        """Whether a page has no memory in layers with a window."""
+        """Return whether a page has no memory in layers with a window."""
         return page in self._bare
 
     def strip(self, page: int) -> None:
-        """Give up what a page has in layers with a window."""
+        """Give up the memory that a page has in layers with a window."""
         with self._counted(page):
             self._bare.add(page)
         self._give_back(page, everywhere=False)
@@ -82,7 +86,7 @@ class PageLedger(ABC):
 
     @contextmanager
     def _counted(self, page: int) -> Iterator[None]:
-        """What changes of a page within the scope is counted."""
+        """Update `allocated` and `idle` by the changes of a page within the scope."""
         allocated, idle = self._state(page)
         yield
         now, now_idle = self._state(page)
@@ -92,7 +96,7 @@ class PageLedger(ABC):
             self._set_free(page)
 
     def _state(self, page: int) -> tuple[int, int]:
-        """What a page takes, and what of it is idle."""
+        """Return the memory that a page takes, and how much of it is idle."""
         cached, held, size = page in self._cached, self._holders[page], self.footprint
         windowed = 0 if page in self._bare else size.windowed * self.page
         full = size.full * self.page
@@ -100,7 +104,9 @@ class PageLedger(ABC):
         return (cached or held > 0) * (full + windowed), cached * idle
 
     def _set_free(self, page: int) -> None:
-        """A page keeps its memory for whoever comes next, if it has all and there is enough."""
+        """Make a page free. It keeps its memory for the next session if it is not bare and enough
+        memory is left; otherwise its memory goes back to the system.
+        """
         kept = (self._warm + 1) * self.page * self.footprint.whole
         if page in self._bare or self.allocated + kept > self.size:
             self._bare.discard(page)
@@ -112,4 +118,4 @@ class PageLedger(ABC):
 
     @abstractmethod
     def _give_back(self, page: int, everywhere: bool) -> None:
-        """Give the memory of a page back to the system, in layers with a window or in all."""
+        """Give a page's memory back to the system, in all layers or only in those with a window."""

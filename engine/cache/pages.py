@@ -1,4 +1,4 @@
-"""Pages of keys and values, and which ones a session has. A page never moves."""
+"""Pages of keys and values, and the table of the pages that a session has. A page never moves."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ PAGE = 64  # positions
 
 
 def page_aligned(length: int, page: int = PAGE) -> int:
-    """Positions of the pages that `length` of them take; never none."""
+    """Return the positions in the whole pages that `length` positions take, at least one page."""
     return -(-max(length, 1) // page) * page
 
 
 @dataclass(slots=True, eq=False)
 class PageTable:
-    """The `pages` of a session, of `page` positions each: the n-th has its positions from
-    n * page on. `viewed` are those that it needs in layers with a sliding window too, from the
-    `first`-th on; the pages from the `bare`-th on get memory there when they are fed, and the
-    `spare`-th is the next to give some up for them.
+    """The `pages` of a session, of `page` positions each: the n-th page has the session's positions
+    from n * page on. `viewed` holds the pages that the session needs in layers with a sliding
+    window too, from the `first`-th on. The pages from the `bare`-th on get memory there only when
+    they are fed, and the `spare`-th page is the next to give up its own for them.
     """
 
     pages: list[int] = field(default_factory=list)
@@ -29,11 +29,11 @@ class PageTable:
 
     @property
     def capacity(self) -> int:
-        """Positions that there are pages for."""
+        """The number of positions that the table has pages for."""
         return len(self.pages) * self.page
 
     def slots(self, start: int, stop: int) -> list[int]:
-        """Where the positions from `start` to `stop` lie in the pool."""
+        """Return the pool's row numbers of the positions from `start` to `stop`."""
         page, found = self.page, list[int]()
         for number in range(start // page, -(-stop // page)):
             shift = (self.pages[number] - number) * page

@@ -1,7 +1,7 @@
 """Memory for keys and values: a bounded pool of positions in pages, which sessions hold.
 
-Owns memory, not meaning: which tokens a page holds is known to `sessions` and `prefix_tree`, which
-pages are free to `pages`.
+The pool owns memory, not meaning: `sessions` and `prefix_tree` know which tokens a page holds, and
+`ledger` knows which pages are free.
 """
 
 from __future__ import annotations
@@ -30,31 +30,34 @@ SlotIndex: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class LayerGeometry:
-    """What one attention layer stores per token, and how it attends to it."""
+    """The keys and values that one attention layer stores per token, and how it attends to them."""
 
     heads: int
     key_size: int
     value_size: int
     repeat: int = 1  # query heads for each of `heads`
-    fused: bool = True  # by a plain softmax
-    window: int | None = None  # positions that it sees, the last ones
+    fused: bool = True  # whether it attends by a plain softmax
+    window: int | None = None  # how many positions the layer sees, the last ones; None: all
 
     def within(self, context: int) -> LayerGeometry:
-        """The same for texts up to a length, which may not be longer than the window."""
+        """Return this geometry for texts of up to `context` positions: without a window that is no
+        shorter than the texts.
+        """
         seen = self.window if self.window and self.window < context else None
         return replace(self, window=seen)
 
 
 def position_bytes(layers: Sequence[LayerGeometry], dtype: torch.dtype) -> int:
-    """Bytes that one cached token takes in all layers."""
+    """Return the bytes that one cached token takes in all layers."""
     return dtype.itemsize * sum(la.heads * (la.key_size + la.value_size) for la in layers)
 
 
 def footprint_of(
     layers: Sequence[LayerGeometry], dtype: torch.dtype, device: torch.device, step: int
 ) -> Footprint:
-    """What positions take where a pass feeds a session at most `step` of them, and whether layers
-    with a window can give memory back: on a CPU, if pages are whole pages of the system.
+    """Return the footprint of positions where a pass feeds a session at most `step` of them. It
+    tells layers with a window apart only if these can give memory back: on a CPU, if pages of
+    positions are whole pages of the system.
     """
     windowed = [layer for layer in layers if layer.window]
     sizes = [layer.heads * size for layer in layers for size in (layer.key_size, layer.value_size)]
@@ -66,10 +69,12 @@ def footprint_of(
 
 
 class KVPool(PageAllocator):
-    """Positions in every layer, [positions, heads, size] each; untouched ones cost no memory.
-    `padding` more lie after them, for padding rows. Where `footprint` tells layers with a window
-    apart, there are more positions than `positions`. What a session left may be no number: kernels
-    read only positions of a row's own text, and all of them were written for it.
+    """Holds the keys and values of every layer, [positions, heads, size] each. Untouched positions
+    cost no memory. `padding` more lie at the end, for padding rows. Where `footprint` tells layers
+    with a window apart, there are more positions than `positions`.
+
+    Values that an ended session left may be NaN. That does no harm: kernels read only positions of
+    a row's own text, and all of these were written for that text.
     """
 
     def __init__(
@@ -94,25 +99,25 @@ class KVPool(PageAllocator):
         left = {kind: iter(stack.stores.unbind()) for kind, stack in stacks.items()}
         self.keys = [next(left[kind]) for kind in keys]
         self.values = [next(left[kind]) for kind in values]
-        self._stacks = list(stacks.values())  # the same, [stores, positions, heads, size]
+        self._stacks = list(stacks.values())  # keys and values, [stores, positions, heads, size]
         self._device = device
         self.prefixes = PrefixTree(self)
 
     def copy(self, source: PageTable, target: PageTable, start: int, stop: int) -> None:
-        """Copy the positions from `start` to `stop` of one table to another, in every layer."""
+        """Copy the keys and values of positions from `start` to `stop` of one table to another."""
         self._copy(source.slots(start, stop), target.slots(start, stop))
 
     def compact(self, table: PageTable, start: int, path: Sequence[int]) -> None:
-        """Move the positions `start + path[i]` to `start + i` in every layer."""
+        """Move the keys and values of positions `start + path[i]` to `start + i` in every layer."""
         moves = [(node, place) for place, node in enumerate(path) if node != place]
         if moves:
             slots = table.slots(start, start + max(path) + 1)
             self._copy([slots[node] for node, _ in moves], [slots[place] for _, place in moves])
 
     def finite(self, table: PageTable, start: int, stop: int) -> bool:
-        """Whether the model did not overflow on a table's positions from `start` to `stop`, which
-        are one or more: what is no number in an early layer is none in the last, nor in the last
-        that has memory for all.
+        """Return whether the model did not overflow on a table's positions from `start` to `stop`,
+        one or more. A value that is NaN or infinite in an early layer is so in the last layer too,
+        and in the last layer without a window: only these two are checked.
         """
         seen = slot_index(table.slots(start, stop), self._device)
         kept = max((n for n, window in enumerate(self.windows) if not window), default=-1)
@@ -124,32 +129,32 @@ class KVPool(PageAllocator):
         to_slots = partial(torch.tensor, dtype=torch.long, device=self._device)
         source, target = to_slots(sources), to_slots(targets)
         for stack in self._stacks:
-            found = stack.stores.index_select(1, source)  # first a copy
+            found = stack.stores.index_select(1, source)  # a copy, as source and target may overlap
             stack.stores.index_copy_(1, target, found)
 
     def _copy_windowed(self, source: int, target: int) -> None:
-        """Copy a page to another in layers with a window."""
+        """Copy the content of one page to another in layers with a window."""
         for stack in self._stacks:
             if stack.windowed:
                 pages = stack.stores.unflatten(1, (-1, self.page))
                 pages[:, target] = pages[:, source]
 
     def _give_back(self, page: int, everywhere: bool) -> None:
-        """Give the memory of a page back to the system, in layers with a window or in all."""
+        """Give a page's memory back to the system, in all layers or only in those with a window."""
         for stack in self._stacks:
             if everywhere or stack.windowed:
                 stack.give_back(page * self.page, self.page)
 
 
 def slot_index(numbers: Sequence[int], device: torch.device) -> SlotIndex:
-    """These numbers as a slice where they follow each other, else as a tensor."""
+    """Return row numbers as a slice if they follow each other, else as a tensor."""
     if numbers and all(later == number + 1 for number, later in pairwise(numbers)):
         return slice(numbers[0], numbers[-1] + 1)
     return torch.tensor(numbers, dtype=torch.long, device=device)
 
 
 def store_rows(layer: torch.Tensor, slots: SlotIndex, new: torch.Tensor) -> None:
-    """Write `new`, [slots, heads, size], to slots in a layer's keys or values."""
+    """Write `new`, [slots, heads, size], to the rows `slots` of a layer's keys or values."""
     if isinstance(slots, slice):
         layer[slots] = new
     else:

@@ -1,4 +1,4 @@
-"""A page of a text that is cached, and those that follow it."""
+"""A node of the prefix tree: a cached page of a text, and the pages that follow it."""
 
 from __future__ import annotations
 
@@ -11,38 +11,40 @@ from tandem.engine.cache.session import common_prefix_length
 
 @dataclass(slots=True, eq=False)
 class PrefixNode:
-    """A page, its tokens, and below it those that follow. The root of a scope has no page."""
+    """A cached page, its tokens, and the nodes that follow it. The root of a scope has no page."""
 
     scope: bytes = b""
     tokens: array[int] = field(default_factory=lambda: array("I"))
     page: int = -1
     parent: PrefixNode | None = None
     used: int = 0
-    viewed: int = 0  # the last time, in layers with a window
+    viewed: int = 0  # when a session last needed the page in layers with a window
     children: dict[bytes, PrefixNode] = field(default_factory=dict)
     keys: list[bytes] = field(default_factory=list)  # of the children, in order
 
     def nearest(self, tokens: array[int]) -> PrefixNode | None:
-        """The node below that has most leading tokens in common with others; None if none has."""
+        """Return the child that has most leading tokens in common with `tokens`; None if no child
+        has any.
+        """
         near = self.neighbours(tokens)
         best = max(near, key=lambda child: common_prefix_length(child.tokens, tokens), default=None)
         return best if best and best.tokens[:1] == tokens[:1] else None
 
     def neighbours(self, tokens: array[int]) -> list[PrefixNode]:
-        """The nodes below that stand before and after tokens in the order of their bytes: no other
-        has more of them in common, begins with them, or, as no node below is the beginning of
-        another, is their beginning.
+        """Return the children before and after `tokens` in the order of their bytes. No other child
+        has more leading tokens in common with `tokens` or begins with them. Nor is another child
+        their beginning, since no child is the beginning of another.
         """
         at = bisect_left(self.keys, tokens.tobytes())
         return [self.children[key] for key in self.keys[max(0, at - 1) : at + 1]]
 
     def add(self, child: PrefixNode) -> None:
-        """Have one more below."""
+        """Add a child."""
         key = child.tokens.tobytes()
         self.children[key] = child
         insort(self.keys, key)
 
     def remove(self, child: PrefixNode) -> None:
-        """Have one no longer below."""
+        """Remove a child."""
         key = child.tokens.tobytes()
         del self.children[key], self.keys[bisect_left(self.keys, key)]

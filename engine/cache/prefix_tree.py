@@ -1,9 +1,9 @@
-"""What is cached, as a radix tree of pages for each scope: a session holds the pages of its text
-that are there already, whoever read them, and leaves its own there.
+"""Cache texts as a radix tree of pages for each scope: a session holds the pages of its text that
+are in the tree already, whoever filled them, and leaves its own pages there.
 
-A page is in the tree once its tokens are committed, and never written to again. The last page of a
-text may be in it too, filled in part: who goes on from there copies it. In layers with a sliding
-window a page may have given up its memory: nobody begins where that would be seen.
+A page enters the tree once its tokens are committed, and is never written to again. The last page
+of a text may be in the tree half filled: a session that goes on from there copies it. In layers
+with a sliding window a page may have given up its memory: no session begins where it would see it.
 """
 
 from __future__ import annotations
@@ -21,28 +21,30 @@ from tandem.engine.cache.session import Session, common_prefix_length
 
 
 class PrefixTree(Prefixes):
-    """The pages of a pool that stay cached, whose sessions hold them from the root on: so whatever
-    is below an idle page is idle too.
+    """The tree of a pool's cached pages. A session holds all pages from the root to its last one,
+    so whatever is below an idle page is idle too.
     """
 
     def __init__(self, pool: PageAllocator) -> None:
         self._pool, self._page = pool, pool.page
         self._roots: dict[bytes, PrefixNode] = {}
-        self._paths: dict[Session, list[PrefixNode]] = {}  # of sessions, a node for a page
+        self._paths: dict[Session, list[PrefixNode]] = {}  # a session's nodes, one for each page
         self._uses, self._order = count(1), count()
-        self._leaves: list[tuple[int, int, PrefixNode]] = []  # and what else may go, by last use
+        self._leaves: list[tuple[int, int, PrefixNode]] = []  # nodes that may go, by last use
 
     @property
     def idle(self) -> int:
-        """Memory of what is cached, and needed by no session."""
+        """The size of the memory that is cached and that no session needs."""
         return self._pool.idle
 
     def reach(self, session: Session, length: int) -> int:
-        """After how many of its tokens a session can go on, `length` or fewer."""
+        """Return the most of its tokens, up to `length`, after which a session can go on."""
         return self._pool.usable(session.table.pages, super().reach(session, length))
 
     def begin(self, session: Session, tokens: Sequence[int], reserve: Callable[[], None]) -> None:
-        """Let a new session hold what is cached of a text."""
+        """Let a new session hold the pages that are cached of a text. `reserve` finds the memory
+        that the session needs besides; an error that it raises is raised.
+        """
         wanted, page = array("I", tokens), self._page
         node, path = self._roots.get(session.scope, PrefixNode()), list[PrefixNode]()
         while child := node.children.get(wanted[len(path) * page :][:page].tobytes()):
@@ -62,7 +64,7 @@ class PrefixTree(Prefixes):
         length = whole
         if last:
             length += common_prefix_length(last.tokens, wanted[whole : whole + page])
-            self._leave([last])  # so that others go before it
+            self._leave([last])  # marks it as used, so that others are evicted before it
         session.tokens.extend(wanted[:whole])
         reserve()
         if last and last.parent and length > whole and not self._pool.bare(last.page):
@@ -74,8 +76,9 @@ class PrefixTree(Prefixes):
         session.settled = length
 
     def publish(self, session: Session) -> None:
-        """Others may begin with the pages that a session has filled. Where another one has left the
-        same already, the session goes on with that. What the windows have left it needs no longer.
+        """Put the pages that a session has filled into the tree, so that others may begin with
+        them. Where the tree has a page with the same text, the session goes on with that page. The
+        session gives up its view of pages that the windows have left.
         """
         path, page = self._paths[session], self._page
         while (stop := (len(path) + 1) * page) <= session.settled:
@@ -91,9 +94,9 @@ class PrefixTree(Prefixes):
             self._overlook(path[begun:first])
 
     def cut(self, session: Session, length: int) -> None:
-        """Have a session hold its first `length` tokens only; less than a page fewer where the last
-        page is not its alone, and there is no memory for a copy; fewer where layers with a window
-        have given up what they would see.
+        """Have a session hold its first `length` tokens only. It holds up to a page fewer where
+        others share the last page and there is no memory for a copy, and fewer where layers with a
+        window have given up pages that they would see.
         """
         path, page, table = self._paths[session], self._page, session.table
         length = self.reach(session, length)
@@ -120,12 +123,12 @@ class PrefixTree(Prefixes):
         session.cut(length)
 
     def forget(self, session: Session) -> None:
-        """Nobody is to begin with what this session alone holds."""
+        """Take the pages that this session alone holds from the tree, so that none begins there."""
         self._withdraw(session, 0)
         session.settled = min(session.settled, len(self._paths[session]) * self._page)
 
     def end(self, session: Session) -> None:
-        """A session ends: its table is empty then, and what it has committed stays cached."""
+        """End a session: empty its table, and keep its committed text cached."""
         self.publish(session)
         path = self._paths[session]
         rest = session.tokens[len(path) * self._page : session.settled]
@@ -140,8 +143,8 @@ class PrefixTree(Prefixes):
             self._overlook([*path[begun:], last])
 
     def evict(self, size: int) -> None:
-        """Free so much idle memory, that first which was used least recently: from the ends of
-        texts, and what the windows have left.
+        """Free `size` of idle memory, least recently used first: pages at the ends of texts, and
+        windowed memory of pages that the windows have left.
         """
         target = self._pool.free + size
         while self._pool.free < target and self._leaves:
@@ -152,9 +155,9 @@ class PrefixTree(Prefixes):
                 self._pool.strip(entry[2].page)
 
     def _insert(self, session: Session, tokens: array[int], page: int) -> PrefixNode:
-        """The node of the tokens that follow a session's path, of a page that it holds if there is
-        none yet. One that is filled in part may be found as the beginning of another, and makes way
-        for those that it is the beginning of.
+        """Return the node of the tokens that follow a session's path; if there is none, make one of
+        `page`. For a page that is filled in part, a node that begins with the same tokens will do;
+        nodes that are only the beginning of the new one are dropped.
         """
         path = self._paths[session]
         parent = path[-1] if path else self._root(session.scope)
@@ -173,7 +176,7 @@ class PrefixTree(Prefixes):
         return node
 
     def _withdraw(self, session: Session, pages: int) -> None:
-        """Take from the tree what a session alone holds, after its first pages."""
+        """Take from the tree the pages that a session alone holds, after its first `pages`."""
         path, holders = self._paths[session], self._pool.holders
         while len(path) > pages and not path[-1].children and holders(path[-1].page) == 1:
             self._drop(path.pop())
@@ -182,25 +185,25 @@ class PrefixTree(Prefixes):
         return self._roots.setdefault(scope, PrefixNode(scope))
 
     def _leave(self, nodes: Sequence[PrefixNode]) -> None:
-        """A session no longer holds nodes that follow each other."""
+        """Note that a session no longer holds nodes, which follow each other."""
         if nodes:
             self._touch(nodes[-1])
         self._overlook(nodes)
 
     def _touch(self, node: PrefixNode) -> None:
-        """A session no longer holds a node."""
+        """Note that a session no longer holds a node."""
         node.used = next(self._uses)
         self._offer(node, node.used)
 
     def _overlook(self, nodes: Iterable[PrefixNode]) -> None:
-        """A session needs nodes no longer in layers with a window."""
+        """Note that a session no longer needs nodes in layers with a window."""
         for node in nodes if self._pool.footprint.windowed else ():
             node.viewed = next(self._uses)
             self._offer(node, node.viewed)
 
     def _offer(self, node: PrefixNode, used: int) -> None:
-        """A node can be evicted if it is an idle leaf, or stripped."""
-        if len(self._leaves) > 2 * self._pool.numbered:  # most are of the past
+        """Queue a node for eviction if it is an idle leaf, or for stripping if it is unseen."""
+        if len(self._leaves) > 2 * self._pool.numbered:  # most entries are out of date
             self._leaves = sorted(entry for entry in self._leaves if self._may_go(entry))
         entry = used, next(self._order), node
         if self._may_go(entry):
@@ -210,14 +213,14 @@ class PrefixTree(Prefixes):
         return self._is_leaf(entry) or self._is_unseen(entry)
 
     def _is_leaf(self, entry: tuple[int, int, PrefixNode]) -> bool:
-        """Whether a node is an idle leaf that was not used since."""
+        """Return whether an entry's node is an idle leaf that was not used since."""
         used, _, node = entry
         alive = node.parent is not None and node.used == used and not node.children
         return alive and not self._pool.holders(node.page)
 
     def _is_unseen(self, entry: tuple[int, int, PrefixNode]) -> bool:
-        """Whether no session has needed a node since in layers with a window, where it has memory
-        still.
+        """Return whether an entry's node has memory in layers with a window, and no session has
+        needed it there since.
         """
         used, _, node = entry
         return node.parent is not None and node.viewed == used and self._pool.unseen(node.page)

@@ -1,4 +1,6 @@
-"""What sessions leave cached for others: nothing, here. Where there are keys, see `prefix_tree`."""
+"""The interface to texts that sessions leave cached for others. Here nothing stays cached;
+`prefix_tree` keeps the pages of a pool.
+"""
 
 from __future__ import annotations
 
@@ -8,37 +10,38 @@ from tandem.engine.cache.session import Session
 
 
 class Prefixes:
-    """Texts that are cached, by scope."""
+    """The cached texts by scope: here none, so that a session shares nothing."""
 
     @property
     def idle(self) -> int:
-        """Memory of what is cached, and needed by no session."""
+        """The size of the memory that is cached and that no session needs."""
         return 0
 
     def reach(self, session: Session, length: int) -> int:
-        """After how many of its tokens a session can go on, `length` or fewer."""
+        """Return the most of its tokens, up to `length`, after which a session can go on."""
         return min(session.length, length)
 
     def begin(self, session: Session, tokens: Sequence[int], reserve: Callable[[], None]) -> None:
-        """Let a new session hold what is cached of a text. `reserve` finds the memory that it needs
-        besides; what this raises is raised, and the session is ended.
+        """Let a new session hold the pages that are cached of a text. `reserve` finds the memory
+        that the session needs besides. An error of `reserve` is raised; the caller then ends the
+        session.
         """
         reserve()
 
     def publish(self, session: Session) -> None:
-        """Others may begin with what a session at work has committed."""
+        """Let others begin with the text that a session at work has committed."""
 
     def cut(self, session: Session, length: int) -> None:
         """Have a session hold its first `length` tokens only, or somewhat fewer."""
         session.cut(length)
 
     def forget(self, session: Session) -> None:
-        """Nobody is to begin with what this session alone holds."""
+        """Let no other session begin with the text that this session alone holds."""
         session.settled = 0
 
     def end(self, session: Session) -> None:
-        """A session ends: its table is empty then, and what it has committed stays cached."""
+        """End a session: empty its table, and keep its committed text cached."""
         session.table.pages.clear()
 
     def evict(self, size: int) -> None:
-        """Free so much idle memory, that first which was used least recently."""
+        """Free `size` of idle memory, least recently used first."""

@@ -1,5 +1,5 @@
-"""What one session is to a model service: pages, the tokens in them, and what is needed to trust a
-call about them.
+"""A session of a model service: its pages, the tokens in them, and the numbers by which a call
+about them can be trusted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tandem.protos.types import Context
 
 
 class JobEnded(Exception):
-    """Thrown into a job that is to end early, when its session holds the first `fed` tokens of its
+    """Thrown into a job that has to end early; its session was fed the first `fed` tokens of its
     context.
     """
 
@@ -24,12 +24,13 @@ class JobEnded(Exception):
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """What the pages of one table hold: `tokens`, as of `turn`. The first `settled` of them are
-    committed text, which others of the same `scope` may begin with; the rest was only guessed.
+    """One session: the pages of its `table` hold its `tokens`, as of `turn`. The first `settled`
+    tokens are committed text, with which other sessions of the same `scope` may begin; the rest was
+    only guessed.
 
     `epoch` is drawn when the session is opened. A call that builds on cached tokens names the epoch
-    that it was answered with, so a late call that opens the session again can never pass for the
-    session that was lost.
+    that it was answered with, so a session that a late call has opened again never passes for the
+    one that was lost.
     """
 
     table: PageTable
@@ -43,32 +44,32 @@ class Session:
 
     @property
     def length(self) -> int:
-        """Tokens in the pages."""
+        """The number of tokens in the pages."""
         return len(self.tokens)
 
     def committed(self, context: Context) -> array[int]:
-        """All committed tokens of a call."""
+        """Return all committed tokens of a call: the cached ones it builds on and those it sent."""
         return self.tokens[: context.base] + array("I", context.tokens)
 
     def common_prefix_with(self, tokens: array[int]) -> int:
-        """How many leading tokens are the same."""
+        """Return how many leading tokens of the session and of `tokens` are the same."""
         return common_prefix_length(self.tokens, tokens)
 
     def cut(self, length: int) -> None:
-        """Forget the tokens after the first ones."""
+        """Forget the tokens after the first `length`."""
         del self.tokens[length:]
         self.settled = min(self.settled, length)
 
 
 def common_prefix_length(one: array[int], other: array[int]) -> int:
-    """How many leading tokens are the same."""
+    """Return how many leading tokens of two texts are the same."""
     counts = range(1, min(len(one), len(other)) + 1)
     return bisect_left(counts, True, key=lambda count: one[:count] != other[:count])
 
 
 @dataclass(slots=True)
 class SessionCounts:
-    """What happened to sessions since the start."""
+    """The number of events that happened to sessions since the start, by kind."""
 
     misses: int = 0
     stale: int = 0

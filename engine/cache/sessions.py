@@ -1,8 +1,8 @@
-"""The session rule: keep `base` cached tokens, drop the rest, append.
+"""The session rule: keep `base` cached tokens, drop the rest, append the new ones.
 
-Decides whether a call may touch a session and what its KV range holds; used by the model thread
-alone, so it needs no lock. A cache is a copy that may be lost at any time: a caller that gets
-SessionMiss sends all tokens again.
+`Sessions` decides whether a call may touch a session and what its KV range holds. Only the model
+thread uses it, so it needs no lock. A cache is a copy that may be lost at any time: a caller that
+gets SessionMiss sends all tokens again.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from tandem.engine.cache.session import JobEnded, Session, SessionCounts
 from tandem.protos.errors import Busy, Internal, InvalidRequest, SessionMiss, StaleTurn
 from tandem.protos.types import LAST_TURN, Context
 
-Fed = TypeVar("Fed")  # what a call has fed
+Fed = TypeVar("Fed")  # a step input
 IDLE_SECONDS = 5.0  # without a call, until a session may be evicted: several usual pauses
-RETRY_SECONDS = 0.2  # after which a call that finds no memory may be tried again
-RETRY_STEP_SECONDS = 0.02  # longer for every other call refused since a session was opened
+RETRY_SECONDS = 0.2  # after which a call that finds no memory may be retried
+RETRY_STEP_SECONDS = 0.02  # is added for each call that was refused since a session was opened
 LONGEST_RETRY_SECONDS = 5.0
 
 
 class Sessions:
-    """All sessions of one pool, at most `max_sessions` open ones. `clock` gives seconds; sessions
-    idle for `ttl` of them are reclaimed, those idle for `evict_after` when another needs their
-    memory. `new_epoch` gives a fresh random number, never 0.
+    """All sessions of one pool, of which at most `max_sessions` are open. `clock` returns seconds.
+    A session that is idle for `ttl` seconds is reclaimed; one idle for `evict_after` seconds is
+    reclaimed when another needs its memory. `new_epoch` returns a fresh random number, never 0.
     """
 
     def __init__(
@@ -61,17 +61,17 @@ class Sessions:
 
     @property
     def prefix_usage(self) -> float:
-        """The share that is cached besides, and free as soon as it is wanted."""
+        """The share of the pool that is cached besides, and free as soon as it is wanted."""
         return self._prefixes.idle / self._pool.size
 
     @contextmanager
     def acquire(self, context: Context, nodes: int) -> Iterator[Session]:
-        """Apply the rule: within the scope the session is at work and cannot be evicted. It holds
-        the tokens to build on, `context.base` or more, and has space for the context and `nodes`
-        tree nodes.
+        """Apply the session rule. Within the scope the session is at work and cannot be evicted. It
+        holds the tokens to build on, `context.base` or more, and has memory for the context and
+        `nodes` tree nodes.
 
         Raises StaleTurn, SessionMiss, Busy, InvalidRequest. A session that finds no memory is
-        closed, or those that grow could all wait for each other's; what it held stays cached.
+        closed, since growing sessions could wait for each other's memory; its text stays cached.
         """
         self.check_length("context.tokens", context.length)
         session = self._extend(context, context.length + nodes)
@@ -83,7 +83,7 @@ class Sessions:
             if fed > session.length and self._pool.finite(session.table, session.length, fed):
                 session.tokens = session.committed(context)[:fed]
                 session.settled = fed
-            if isinstance(error, Busy) or not session.length:  # or it had a place for nothing
+            if isinstance(error, Busy) or not session.length:  # an empty one only takes a place
                 self._drop(context.session_id)
             raise
         finally:
@@ -96,14 +96,18 @@ class Sessions:
             raise InvalidRequest.of(field, limit)
 
     def feed(self, context: Context, step_input: Fed) -> Generator[Fed, torch.Tensor, torch.Tensor]:
-        """Have it fed for a call and return its logits; raises Internal where it overflowed."""
+        """Have a step input fed for a call, and return its logits. Raises Internal where the model
+        overflowed.
+        """
         logits = yield step_input
         if logits.numel() and logits.amax().isnan():  # a maximum is NaN if anything is
             raise self.overflowed(context)
         return logits
 
     def overflowed(self, context: Context) -> Internal:
-        """Drop a session whose logits are NaN, with what it published."""
+        """Drop a session whose logits are NaN, with the text that it published. Returns the error
+        to raise.
+        """
         if session := self._open.get(context.session_id):
             self._prefixes.forget(session)
         self._drop(context.session_id)
@@ -112,8 +116,8 @@ class Sessions:
     def keep(
         self, session: Session, context: Context, drafted: Sequence[int], path: Sequence[int] = ()
     ) -> int:
-        """Keep the context and, moved after it, the nodes of a tree path, `drafted` being the
-        tree's tokens; returns the length held.
+        """Keep the context and the nodes of a tree path, which move up after it. `drafted` are the
+        tree's tokens. Returns the length that the session holds.
         """
         new = context.tokens[session.length - context.base :]
         order = (*range(len(new)), *(len(new) + node for node in path))
@@ -123,9 +127,9 @@ class Sessions:
     def advance(
         self, session: Session, tokens: Sequence[int], order: Sequence[int], guessed: int = 0
     ) -> None:
-        """Append tokens whose keys and values lie after what is held, token i at place `order[i]`.
-        Places in `order` beyond those of the tokens are moved up after them. The last `guessed`
-        tokens are no committed text, and nobody else's.
+        """Append tokens whose keys and values lie after the held ones, token i at place `order[i]`.
+        Further places in `order` are moved up after those of the tokens. The last `guessed` tokens
+        are not committed text, so no other session may begin with them.
         """
         self._pool.compact(session.table, session.length, order)
         session.tokens.extend(tokens)
@@ -133,34 +137,34 @@ class Sessions:
         self._prefixes.publish(session)
 
     def cut(self, session: Session, length: int) -> int:
-        """Have a session hold its first `length` tokens only; returns how many it holds, which may
-        be some fewer.
-        """
+        """Have a session hold its first `length` tokens or somewhat fewer; return how many."""
         self._prefixes.cut(session, length)
         return session.length
 
     def reserve(self, session: Session, length: int) -> None:
-        """Find memory for so many tokens of a session at work; raises Busy, which ends it. That
-        they are not above the context is for the caller to check.
+        """Find memory for `length` tokens of a session at work. Raises Busy, which ends the
+        session. The caller checks that `length` is not above the context.
         """
         if why := self._find_memory(length, session):
             raise self._busy(why)
 
     def try_reserve(self, session: Session, length: int) -> bool:
-        """The same where the session goes on without it: returns whether there is memory."""
+        """Find memory for `length` tokens of a session that goes on without it too; return whether
+        there is memory.
+        """
         return not self._find_memory(length, session)
 
     def close(self, session_id: bytes, turn: int = LAST_TURN) -> None:
-        """Forget a session, unless it is at a newer turn; closing twice, or one that was never
-        open, is the same. Its text stays cached until the memory is wanted.
+        """Forget a session, unless it is at a newer turn than `turn`. Closing a session that is not
+        open does nothing. Its text stays cached until the memory is wanted.
         """
         session = self._open.get(session_id)
         if not session or session.turn <= turn:
             self._drop(session_id)
 
     def expire(self, wanted: Iterable[bytes] = ()) -> None:
-        """Reclaim sessions idle for longer than their time to live; those for which calls wait are
-        not idle, nor may they be evicted.
+        """Reclaim sessions that were idle for longer than their time to live. The `wanted` ones,
+        for which calls wait, do not count as idle, nor may they be evicted.
         """
         now = self._clock()
         for session_id in wanted:
@@ -194,7 +198,7 @@ class Sessions:
         return session
 
     def _begin(self, context: Context, length: int, epoch: int) -> Session:
-        """A session that holds what is cached of its text, of whatever it held before too."""
+        """Open a session that holds what is cached of its text, also what it held itself before."""
         self._drop(context.session_id)
         session = Session(PageTable(page=self._pool.page), epoch, context.client)
         try:
@@ -214,9 +218,9 @@ class Sessions:
         return Busy(why, wait)
 
     def _find_memory(self, length: int, session: Session) -> str:
-        """Give a session memory for `length` tokens, and a place if it is new, and drop others for
-        it, no more than it takes. Returns why there is none; "" if there is. Before others are
-        dropped it gets less where layers have a window: as much as a session needs there at once.
+        """Give a session memory for `length` tokens, and a place if it is new; drop no more other
+        sessions than that takes. Returns why there is no memory, "" if there is. Rather than drop
+        others, give it less where layers have a window: as much as a session needs there at once.
         """
         pool, table = self._pool, session.table
         pool.trim(table, session.length)

@@ -1,5 +1,5 @@
-"""Memory for what layers of the same shape store of all positions; what of it is not used can be
-given back to the system.
+"""Memory for the keys or values of all layers of one shape; unused parts of it can be given back to
+the system.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ NORESERVE = 0x4000  # Linux' MAP_NORESERVE on x86-64 and ARM; Python names it fr
 
 
 class Stack:
-    """`stores`: zeros, [stores, positions, heads, size]. On a CPU, pages that the system hands out
-    when they are first written. Small pages: a new session touches as many of the large ones as
-    there are layers, while all sessions wait. Of the positions so many are used at once: there must
-    be memory for these. Raises MemoryError.
+    """Holds `stores`: zeros, [stores, positions, heads, size].
+
+    On a CPU, the system hands out the memory in pages when they are first written. These are small
+    pages: a new session would touch a large one for each layer, while all sessions wait. At most
+    `used` positions are in use at once. Raises MemoryError if there is no memory for these.
     """
 
     def __init__(
@@ -38,14 +39,14 @@ class Stack:
         if used < shape[1]:
             _anonymous(size // shape[1] * used).close()
         self._pages = _anonymous(size, NORESERVE if used < shape[1] else 0)
-        with suppress(OSError, AttributeError):  # a system that has no others
+        with suppress(OSError, AttributeError):  # a system without large pages
             self._pages.madvise(mmap.MADV_NOHUGEPAGE)
         numbers = torch.frombuffer(self._pages, dtype=torch.uint8)[:size]
         self.stores = numbers.view(dtype).view(shape)
 
     def give_back(self, start: int, count: int) -> None:
-        """Give memory of positions back to the system, as far as it is whole pages of its. They
-        read as zeros then.
+        """Give the memory of `count` positions from `start` on back to the system, as far as it is
+        whole pages of the system. The positions then read as zeros.
         """
         assert self._pages
         store = self.stores[0].nbytes
@@ -59,12 +60,12 @@ class Stack:
 
 
 def can_give_back(device: torch.device) -> bool:
-    """Whether there may be more positions than memory, and memory be given back."""
+    """Return whether a stack may have more positions than memory, and can give memory back."""
     if device.type != "cpu" or platform.system() != "Linux":
         return False
     try:
         with open("/proc/sys/vm/overcommit_memory", encoding="ascii") as file:
-            return file.read().strip() != "2"  # which has all that is reserved count as used
+            return file.read().strip() != "2"  # with 2, all reserved memory counts as used
     except OSError:
         return False
 

@@ -1,1 +1,1 @@
-"""Every sampling option, and keyed noise."""
+"""Sample tokens: apply every sampling option, and draw with keyed noise."""

@@ -1,7 +1,8 @@
-"""What options make of rows of logits before anything is drawn, for rows of many texts at once.
+"""Adjust rows of logits as the sampling options ask, for rows of many texts at once, before
+anything is drawn.
 
-Says what a row gets, not why. The order is that of transformers: bias, penalties, suppressed
-tokens, grammar. What is known of the rows is copied to their device for all of them at once, and
+An adjustment says what a row gets, not why. The order is that of transformers: bias, penalties,
+suppressed tokens, grammar. The adjustments of all rows are copied to the rows' device at once, and
 no copy is waited for.
 """
 
@@ -23,7 +24,9 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Adjustment:
-    """Of one row: tokens and what they get, each token once. All tokens are in the vocabulary."""
+    """The adjustment of one row: lists of tokens, each token once in a list, and the change to
+    their logits. All tokens are in the vocabulary.
+    """
 
     biased: Ids
     biases: Numbers
@@ -34,11 +37,13 @@ class Adjustment:
     presence: float
     frequency: float
     barred: Ids
-    allowed: npt.NDArray[np.bool_] | None = None  # of all tokens, [vocab]
+    allowed: npt.NDArray[np.bool_] | None = None  # whether each token is allowed, [vocab]
 
 
 def adjust(logits: Sequence[torch.Tensor], adjustments: Sequence[Adjustment]) -> torch.Tensor:
-    """The rows of all, each [rows, vocab], with an adjustment for each row: [all rows, vocab]."""
+    """Join parts of logits, each [rows, vocab], and apply an adjustment to each row. Returns
+    [all rows, vocab].
+    """
     rows = torch.cat(list(logits))
     flat = rows.view(-1)
     biased = [each.biased for each in adjustments]
@@ -67,17 +72,17 @@ def adjust(logits: Sequence[torch.Tensor], adjustments: Sequence[Adjustment]) ->
 
 
 def _places(ids: Sequence[Ids], rows: torch.Tensor) -> torch.Tensor:
-    """Where the tokens of each row are, in all rows one after the other."""
+    """Return the places of each row's tokens in the flattened rows, one row after the other."""
     starts = range(0, rows.numel(), rows.shape[-1])
     places = [each + start for start, each in zip(starts, ids, strict=True)]
     return upload(np.concatenate(places), rows.device)
 
 
 def _repeated(numbers: Sequence[float], ids: Sequence[Ids]) -> list[Numbers]:
-    """The number of a row for each of its tokens."""
+    """Repeat each row's number for each of its tokens."""
     return [np.full(len(each), number) for number, each in zip(numbers, ids, strict=True)]
 
 
 def _numbers(parts: Sequence[npt.NDArray[Any]], rows: torch.Tensor) -> torch.Tensor:
-    """What each token of each row gets, one after the other, of the rows' dtype."""
+    """Join the numbers of all rows' tokens, one row after the other, in the rows' dtype."""
     return upload(np.concatenate(parts), rows.device).to(rows.dtype)

@@ -1,7 +1,7 @@
-"""Draws by a kernel on a CUDA device: a table of them is copied there once, for all sessions.
+"""Draw tokens by a kernel on a CUDA device. One table of draws is copied there for all sessions.
 
-Knows the kernel's table, not what a draw is for. Triton is imported with the kernel, only where
-there is a CUDA device to draw on.
+This module knows the kernel's table, not what a draw is for. Triton is imported with the kernel,
+only where there is a CUDA device to draw on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tandem.engine.sampling.uploads import upload
 
 UNSURE, NAN = -1, -2  # codes in the place of tokens, as in the kernel
 LARGEST = 2**31 - 1
-ALMOST_ALL = np.nextafter(np.float32(1), np.float32(0))  # of a row's mass
+ALMOST_ALL = np.nextafter(np.float32(1), np.float32(0))  # the largest top_p below 1
 ROW = np.dtype(  # as in forward/cuda/kernels/drawing.py
     [
         ("row", "u8"),
@@ -35,8 +35,9 @@ ROW = np.dtype(  # as in forward/cuda/kernels/drawing.py
 def draw_on_device(
     draws: npt.NDArray[np.void], vocabulary: int, device: torch.device
 ) -> torch.Tensor:
-    """What is drawn from each of the rows that `drawing.DRAW` describes, int64 [rows] on their
-    device, which is not waited for: a token, or `UNSURE` where rounding could decide, or `NAN`.
+    """Draw a token from each row that an entry of dtype `drawing.DRAW` describes. Returns int64
+    [rows] on the device, which is not waited for: a token, `UNSURE` where rounding could decide, or
+    `NAN` where a logit is NaN.
     """
     from tandem.engine.forward.cuda.kernels import drawing as kernel  # Triton may be missing
 
@@ -46,7 +47,7 @@ def draw_on_device(
 
 
 def device_table(draws: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
-    """The same draws as the kernel reads them, [rows]."""
+    """Convert draws to the table that the kernel reads, [rows]."""
     table = np.zeros(len(draws), ROW)
     table["row"], table["temperature"] = draws["row"], draws["temperature"]
     table["key"] = keys(draws["seed"], draws["position"])

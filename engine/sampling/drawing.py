@@ -1,9 +1,9 @@
-"""Draws from rows of many sessions at once.
+"""Draw tokens from rows of many sessions at once.
 
 `engine.sampling.sampler.draw_rows` defines a draw, and draws wherever there is no compiled kernel.
-The kernels (`draw.cpp`, and `device_draws` on a CUDA device) draw the same tokens: what rounding
-could decide they leave to the definition. They look at each row alone, so nothing depends on other
-rows or the number of threads.
+The kernels (`draw.cpp`, and `device_draws` on a CUDA device) draw the same tokens: they leave rows
+in which rounding could decide to the definition. They look at each row alone, so no draw depends on
+other rows or the number of threads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tandem.engine.sampling.device_draws import NAN, UNSURE, draw_on_device
 from tandem.engine.sampling.sampler import COLDEST, draw_rows
 from tandem.protos.types import SamplingParams
 
-TRIED = 3000  # tokens from which is drawn to try a kernel
+TRIED = 3000  # the vocabulary of the row by which a kernel is tried
 DRAW = np.dtype(  # as in draw.cpp
     [
         ("row", "u8"),
@@ -47,9 +47,9 @@ class Rows(NamedTuple):
 
 
 def draw_batch(batch: Sequence[Rows]) -> list[torch.Tensor]:
-    """What is drawn from the rows of each, which are all of one vocabulary: int64 [rows] on their
-    device, which is not waited for. A row with what is not a number gets `NAN`. On a CUDA device a
-    row gets `UNSURE` where rounding could decide. `decided` replaces both.
+    """Draw a token from each row of each of a batch of `Rows`, which have one vocabulary. Returns
+    int64 [rows] for each, on their device, which is not waited for. A row with a NaN gets `NAN`. On
+    a CUDA device a row gets `UNSURE` where rounding could decide. `decided` replaces both.
     """
     if not batch:
         return []
@@ -63,7 +63,7 @@ def draw_batch(batch: Sequence[Rows]) -> list[torch.Tensor]:
 
 
 def decided(rows: Rows, drawn: Sequence[int]) -> list[int]:
-    """The tokens that were drawn, where the definition is asked for what was not decided."""
+    """Return the drawn tokens, with those that a kernel left open drawn as it is defined."""
     logits, params, positions = rows
     left = [place for place, token in enumerate(drawn) if token < 0]
     if not left:
@@ -75,25 +75,27 @@ def decided(rows: Rows, drawn: Sequence[int]) -> list[int]:
 
 
 def draw(logits: torch.Tensor, params: SamplingParams, position: int) -> int:
-    """What is drawn at a position from an adjusted row [vocab]."""
+    """Draw the token at a position from an adjusted row [vocab]."""
     rows = Rows(logits[None], params, (position,))
     return decided(rows, draw_batch([rows])[0].tolist())[0]
 
 
 def has_kernel(logits: torch.Tensor) -> bool:
-    """Whether there is a kernel for rows [..., vocab]."""
+    """Return whether the compiled kernel on the CPU draws from rows [..., vocab]."""
     plain = logits.dtype == torch.float32 and logits.stride(-1) == 1
     return plain and logits.device.type == "cpu" and kernels() is not None
 
 
 def has_device_kernel(logits: torch.Tensor) -> bool:
-    """Whether the kernel for CUDA devices draws from rows [..., vocab]."""
+    """Return whether the kernel for CUDA devices draws from rows [..., vocab]."""
     plain = logits.dtype == torch.float32 and logits.stride(-1) == 1
     return plain and logits.device.type == "cuda" and _device_problem(logits.device) is None
 
 
 def prepare(device: torch.device, vocabulary: int) -> str | None:
-    """Compile what draws on a CUDA device, which takes seconds; why it cannot be used, if so."""
+    """Compile the kernel that draws on a CUDA device, which takes seconds. Returns why the kernel
+    cannot be used; None if it can, or on another device.
+    """
     if device.type != "cuda":
         return None
     row = torch.zeros(1, vocabulary, device=device)
@@ -103,7 +105,7 @@ def prepare(device: torch.device, vocabulary: int) -> str | None:
 
 @cache
 def _device_problem(device: torch.device) -> str | None:
-    """Why the kernel does not draw on a CUDA device, found out by trying; None if it does."""
+    """Try the kernel on a CUDA device. Returns why it cannot be used; None if it can."""
     row = torch.zeros(1, TRIED, device=device)
     row[0, -1] = 1.0
     try:
@@ -116,7 +118,7 @@ def _device_problem(device: torch.device) -> str | None:
 
 
 def _as_defined(batch: Sequence[Rows]) -> list[torch.Tensor]:
-    """In one go for all that draw with the same options."""
+    """Draw by the definition, at once for all rows with the same options."""
     by_options = defaultdict[SamplingParams, list[int]](list)
     for place, rows in enumerate(batch):
         by_options[_draw_options(rows.params)].append(place)
@@ -134,14 +136,14 @@ def _as_defined(batch: Sequence[Rows]) -> list[torch.Tensor]:
 
 
 def _draw_options(params: SamplingParams) -> SamplingParams:
-    """What of the options decides how adjusted rows are drawn from, but for the seed."""
+    """Return only those options, without the seed, that decide how adjusted rows are drawn from."""
     if params.greedy:
         return SamplingParams()
     return SamplingParams(params.temperature, params.top_k, params.top_p, min_p=params.min_p)
 
 
 def _on_processor(batch: Sequence[Rows], vocabulary: int) -> torch.Tensor:
-    """What the compiled kernel draws, int64 [rows]; what it leaves is drawn as it is defined."""
+    """Draw by the compiled kernel, int64 [rows]; rows that it leaves are drawn as it is defined."""
     draws, build = draws_of(batch), required_kernels()
     tokens = torch.empty(len(draws), dtype=torch.long)
     build.library.tandem_draw(
@@ -159,7 +161,7 @@ def _on_processor(batch: Sequence[Rows], vocabulary: int) -> torch.Tensor:
 
 
 def draws_of(batch: Sequence[Rows]) -> npt.NDArray[np.void]:
-    """What a kernel needs to know of each row, [rows]."""
+    """Return the table that tells a kernel where each row is and how to draw from it, [rows]."""
     each = [_options(rows) for rows in batch]
     counts = [len(rows.positions) for rows in batch]
     draws = np.repeat(np.array(each, DRAW), counts)
@@ -171,7 +173,7 @@ def draws_of(batch: Sequence[Rows]) -> npt.NDArray[np.void]:
 
 
 def _options(rows: Rows) -> tuple[float, ...]:
-    """What a kernel needs to know of the first of them."""
+    """Return the table entry of the first row, with position 0."""
     params = rows.params
     temperature = 0.0 if params.greedy else max(params.temperature, COLDEST)
     cuts = params.top_k, params.top_p, params.min_p

@@ -1,4 +1,4 @@
-"""The likeliest tokens of rows, and log-probabilities."""
+"""Find the likeliest tokens of rows of logits, and log-probabilities."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from tandem.engine.sampling.drawing import Rows, draws_of, has_kernel
 from tandem.engine.sampling.sampler import warp
 from tandem.protos.types import SamplingParams, TokenLogprobs
 
-LISTED = 256  # likeliest tokens among which the end of a nucleus is looked for, at least
+LISTED = 256  # the end of a nucleus is looked for among at least so many likeliest tokens
 
 
 def leading(
     logits: torch.Tensor, params: SamplingParams, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` likeliest tokens, or all, of each of the adjusted rows [rows, vocab], likeliest
-    first: ids and log-probabilities, both [rows, count]. The kernel's are close to those of the
-    definition, which is enough for a guess: of a nucleus that goes on after the tokens that are
-    looked at it is assumed that it holds no more than it must.
+    """Return the `count` likeliest tokens (all, if there are fewer) of adjusted rows [rows, vocab],
+    likeliest first: ids and log-probabilities, both [rows, count].
+
+    The kernel's log-probabilities are only close to the defined ones, which is enough for a guess.
+    A nucleus that goes on after the listed tokens is taken to have a mass of just top_p.
     """
     count = min(count, logits.shape[-1])
     if not has_kernel(logits):
@@ -48,14 +49,18 @@ def leading(
 
 
 def logprobs(logits: torch.Tensor, token: int, count: int) -> TokenLogprobs:
-    """The model's own log-probabilities, before any option, from logits as they are, [vocab]."""
+    """Return the model's own log-probabilities of a token and of the `count` likeliest tokens, from
+    logits [vocab] before any option.
+    """
     return replace(logprobs_of_rows(logits[None], (token,), count)[0], rank=0)
 
 
 def logprobs_of_rows(
     logits: torch.Tensor, tokens: Sequence[int], count: int
 ) -> list[TokenLogprobs]:
-    """Those of a token for each row [rows, vocab], and its rank."""
+    """Return the log-probabilities of one token for each row [rows, vocab] and of the `count`
+    likeliest tokens of the row, and the token's rank.
+    """
     scores = logits.log_softmax(-1)
     own = scores.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])
     if has_kernel(scores):
@@ -64,7 +69,7 @@ def logprobs_of_rows(
         ids = scores.topk(count).indices
     ranks = (scores > own).sum(-1, keepdim=True) + 1
     columns = [own, ranks, ids, scores.gather(-1, ids)]
-    told = torch.cat([column.double() for column in columns], 1).tolist()  # the one copy
+    told = torch.cat([column.double() for column in columns], 1).tolist()  # one copy to the host
     return [
         TokenLogprobs(
             chance, tuple(zip(map(int, rest[:count]), rest[count:], strict=True)), int(rank)
@@ -76,9 +81,9 @@ def logprobs_of_rows(
 def _likeliest(
     logits: torch.Tensor, params: SamplingParams, count: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The `count` likeliest tokens of each row [rows, vocab], likeliest first, among equals the
-    lowest id; their scores; and what makes these log-probabilities after top-k: int64 and float32
-    [rows, count], float32 [rows].
+    """Return the `count` likeliest tokens of each row [rows, vocab], likeliest first and among
+    equals the lowest id: ids, int64 [rows, count]; scores, float32 [rows, count]; and the logarithm
+    to subtract from a row's scores for log-probabilities after top-k, float32 [rows].
     """
     rows, vocabulary = logits.shape
     ids = torch.empty(rows, count, dtype=torch.long)

@@ -1,7 +1,8 @@
-"""What a grammar allows after a completion, and after guessed paths that may follow it.
+"""Find the tokens that a grammar allows after a completion, and after guessed paths that may follow
+the completion.
 
-A path is followed and given up again, so what is allowed after one does not depend on others that
-were looked at.
+A matcher follows a path and goes back again, so the tokens allowed after one path do not depend on
+other paths that were looked at.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ Found = TypeVar("Found")
 
 
 class GrammarMatcher:
-    """A grammar at the end of a completion."""
+    """A grammar that stands at the end of a completion."""
 
     def __init__(
         self, compiler: GrammarCompiler, grammar: Grammar, completion: Sequence[int]
     ) -> None:
-        """Raises InvalidRequest for a grammar or a completion that cannot be."""
+        """Raises InvalidRequest if the grammar is invalid or does not allow the completion."""
         self._compiler, self._grammar = compiler, grammar
-        self._completion, self._path = list[int](), list[int]()  # consumed: one, then the other
-        self._problem = ""  # met by what was looked for last
+        self._completion, self._path = list[int](), list[int]()  # what the matcher has consumed
+        self._problem = ""  # the problem that the newest search met
         self._unknown = list[tuple[list[int], str]]()  # paths with no answer, and why
         self._start = compiler.compiled(grammar)
-        self._shared = True  # what is learned of the grammar
+        self._shared = True  # whether the compiled grammar is shared with other matchers
         self._matcher = self._start.deep_copy()
         if not self._commit(completion):
             if self._problem:
@@ -40,8 +41,8 @@ class GrammarMatcher:
             raise InvalidRequest.of("received", f"is not what {grammar.field} allows")
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """The completion goes on with these. Raises InvalidRequest if one was drawn where nothing
-        could be said about it.
+        """Append tokens to the completion. Raises InvalidRequest if the grammar forbids one, or if
+        one was drawn where the matcher could not tell which tokens are allowed.
         """
         for path, problem in self._unknown:
             if len(path) < len(tokens) and path == list(tokens[: len(path)]):
@@ -52,8 +53,9 @@ class GrammarMatcher:
             raise InvalidRequest.of(self._grammar.field, problem)
 
     def allowed(self, path: Sequence[int], count: int) -> npt.NDArray[np.bool_] | None:
-        """Which of the first `count` tokens may follow a path: bool [count]; None if the path
-        itself may not, or if that cannot be said: then `extend` raises, if it is what was drawn.
+        """Return which of the first `count` tokens may follow a path: bool [count]. None if the
+        path itself is not allowed, or if the matcher cannot tell; in that case `extend` raises if
+        the text goes on after this path.
         """
         bits = self._after(path, lambda matcher: matcher.compute_bitmask())
         if bits is None:
@@ -64,7 +66,7 @@ class GrammarMatcher:
         return known.view(np.bool_)
 
     def following(self, path: Sequence[int], tokens: Sequence[int]) -> Collection[int]:
-        """Which of some tokens may follow a path."""
+        """Return those of some tokens that may follow a path."""
 
         def valid(matcher: LLMatcher) -> set[int]:
             return {token for token in tokens if matcher.validate_tokens([token])}
@@ -72,11 +74,13 @@ class GrammarMatcher:
         return self._after(path, valid) or ()
 
     def forced(self, most: int) -> Sequence[int]:
-        """The tokens that must follow the completion, as far as that is known, `most` at most."""
+        """Return the tokens that must follow the completion, as far as known, `most` at most."""
         return (self._after((), lambda matcher: matcher.compute_ff_tokens()) or [])[:most]
 
     def _commit(self, tokens: Sequence[int]) -> bool:
-        """The completion goes on with these, as far as no token ends it; whether it may."""
+        """Append tokens to the completion, up to the first that ends it. Returns whether the
+        grammar allows them.
+        """
         ends = self._compiler.ends
         until = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
         reached = self._after(tokens[:until], lambda matcher: True) is not None
@@ -85,8 +89,9 @@ class GrammarMatcher:
         return reached
 
     def _after(self, path: Sequence[int], look: Callable[[LLMatcher], Found]) -> Found | None:
-        """What is found where a path ends; None if it may not be, or with a problem. What others
-        learned of the grammar may have used up a limit: it is tried without that then.
+        """Return what `look` finds at the end of a path; None if the path is not allowed, or there
+        was a problem. Other users of a shared grammar may have used up one of its limits: after a
+        problem the search is tried once more with a fresh grammar.
         """
         while True:
             self._problem = ""
@@ -102,7 +107,7 @@ class GrammarMatcher:
                 return None
 
     def _move(self, path: Sequence[int]) -> bool:
-        """Go to where a path ends; whether it may be."""
+        """Move the matcher to the end of a path; return whether the grammar allows the path."""
         pairs = enumerate(zip(self._path, path, strict=False))
         shorter = min(len(self._path), len(path))
         same = next((place for place, (old, new) in pairs if old != new), shorter)
@@ -114,7 +119,7 @@ class GrammarMatcher:
         return len(self._path) == len(path) and not self._matcher.is_error()
 
     def _restart(self) -> None:
-        """Go back to the completion, with nothing that others learned."""
+        """Go back to the end of the completion, with a grammar that is not shared with others."""
         if self._shared:
             self._start, self._shared = self._compiler.fresh(self._grammar), False
         self._matcher = self._start.deep_copy()

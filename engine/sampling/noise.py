@@ -1,7 +1,7 @@
 """Keyed noise: random numbers that are a pure function of (seed, position, token id).
 
-It does not matter who draws, when, or how often (protocol: the acceptance walk). The hash runs in
-wrapping integer arithmetic, so its bits are the same on every device.
+So a draw does not depend on which process draws, when, or how often (protocol: the acceptance
+walk). The hash runs in wrapping integer arithmetic, so its bits are the same on every device.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 
 from tandem.engine.sampling.uploads import upload
 
-Ints: TypeAlias = int | Sequence[int]  # one for all rows, or one for each
+Ints: TypeAlias = int | Sequence[int]  # one number for all rows, or one for each row
 
 
 class NoiseStream(Enum):
-    """Noise that must not know of other noise: rejection sampling is biased if what is proposed,
-    what is accepted and what is drawn instead share any.
+    """Streams of noise that are independent of each other: rejection sampling is biased if the
+    draws of what is proposed, what is accepted and what is drawn instead share noise.
     """
 
     DRAW = 0
@@ -36,8 +36,8 @@ def uniform(
     token_ids: torch.Tensor,
     stream: NoiseStream = NoiseStream.DRAW,
 ) -> torch.Tensor:
-    """One number in (0, 1) for each token id at a position, or [rows, tokens] at one position for
-    each row, with one seed for each of them or for all; float64 of their shape.
+    """Return a number in (0, 1) for each token id at a position, float64 of the ids' shape. With
+    several positions or seeds, one for each row, returns [rows, tokens].
     """
     salted = seed ^ stream.value if isinstance(seed, int) else [s ^ stream.value for s in seed]
     state = _hash(salted, position, token_ids)
@@ -50,18 +50,20 @@ def gumbel(
     token_ids: torch.Tensor,
     stream: NoiseStream = NoiseStream.DRAW,
 ) -> torch.Tensor:
-    """The same as a Gumbel variate, float32: argmax(log p + it) is a draw from p (Gumbel-max)."""
+    """Return keyed noise as Gumbel variates, float32 of the shape that `uniform` returns:
+    argmax(log p + noise) is a draw from p (Gumbel-max).
+    """
     noise = uniform(seed, position, token_ids, stream)
     return -torch.log(-torch.log1p(-noise)).float()  # fine near 0, where the winners are
 
 
 def _hash(seed: Ints, position: Ints, token_ids: torch.Tensor) -> torch.Tensor:
-    """32 bits for each token id at a position, int32 of its shape, or [rows, tokens].
+    """Return 32 bits for each token id at a position, int32 of the ids' shape, or [rows, tokens].
 
-    It is a bijective 32-bit mixer of id ^ low, and again of that ^ high, in wrapping int32
-    arithmetic (Wellons' hash prospector, "lowbias32"). A round folds first and last. Folding twice
-    is nothing, and a fold of a xor is the xor of folds; so between the rounds only the key's is
-    left.
+    The hash is mix(mix(id ^ low) ^ high), where mix is a bijective 32-bit mixer in wrapping int32
+    arithmetic (Wellons' hash prospector, "lowbias32") and low and high are the words of the key. A
+    mix begins and ends with a fold. Two folds cancel, and the fold of a xor is the xor of the
+    folds; so between the two mixes only the fold of the key is left, which `keys` has done.
     """
     low: int | torch.Tensor
     high: int | torch.Tensor
@@ -76,8 +78,8 @@ def _hash(seed: Ints, position: Ints, token_ids: torch.Tensor) -> torch.Tensor:
 
 
 def keys(seeds: npt.ArrayLike, positions: npt.ArrayLike) -> npt.NDArray[np.int32]:
-    """Two signed 32-bit words, folded, from each (seed, position): SplitMix64 (Steele, Lea, Flood
-    2014); [rows, 2].
+    """Return two signed 32-bit words, folded, for each (seed, position), [rows, 2]. They are the
+    halves of a word of SplitMix64 (Steele, Lea, Flood 2014).
     """
     word = np.asarray(positions, np.int64).astype(np.uint64) + np.uint64(1)
     word = np.asarray(seeds, np.uint64) + word * np.uint64(0x9E3779B97F4A7C15)
@@ -93,17 +95,17 @@ def _signed(word: int) -> int:
 
 
 def _mix(state: torch.Tensor) -> torch.Tensor:
-    """A round without its folds, in place."""
+    """Mix 32-bit words in place, without the folds at begin and end."""
     state.mul_(0x7FEB352D)
     state.bitwise_xor_(_shift(state, 15))
     return state.mul_(_signed(0x846CA68B))
 
 
 def _fold(state: torch.Tensor) -> torch.Tensor:
-    """The lower half xor the upper one."""
+    """Return 32-bit words with the upper half xored into the lower half."""
     return _shift(state, 16).bitwise_xor_(state)
 
 
 def _shift(state: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical right shift of int32."""
+    """Shift int32 numbers right as if they were unsigned."""
     return (state >> bits).bitwise_and_((1 << (32 - bits)) - 1)

@@ -1,9 +1,9 @@
-"""From logits to the next token: bias and penalise, warp, add keyed noise, take the maximum.
+"""Turn logits into the next token: bias and penalise, warp, add keyed noise, take the maximum.
 
 Every option is applied to a row of logits with the tokens before that row, so a node of a draft is
 treated as the same place of a text would be. The order is that of transformers: bias, penalties,
 suppressed tokens, temperature, top-k, top-p, min-p. `warp` and `draws` are the definition, on any
-device. On the processor a compiled kernel draws, to the same result (`drawing`).
+device. Compiled kernels draw with the same result (`drawing`).
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ from tandem.protos.types import SamplingParams
 
 COLDEST = 1e-30  # temperature; the reciprocal of a much lower one overflows on a device
 NONE = np.empty(0, np.int64)
-TOGETHER = 32  # rows that are drawn from at once: in between they take 32 bytes for each logit
+TOGETHER = 32  # rows that are drawn from at once; meanwhile each logit takes 32 bytes
 
 
 class LogitsProcessor:
-    """What the options make of logits before anything is drawn, after `tokens` and a path."""
+    """Applies the sampling options to logits before anything is drawn, after the text `tokens` and
+    a path of guessed tokens.
+    """
 
     def __init__(self, sampling: SamplingParams, tokens: Sequence[int]) -> None:
         self.length = len(tokens)
-        self.matcher: GrammarMatcher | None = None  # of the grammar, once that is compiled
+        self.matcher: GrammarMatcher | None = None  # set once the grammar is compiled
         self._sampling = sampling
         repeating = sampling.repetition_penalty != 1
         counting = sampling.presence_penalty or sampling.frequency_penalty
@@ -55,7 +57,7 @@ class LogitsProcessor:
         )
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """The text goes on with these."""
+        """Append tokens to the text."""
         self.length += len(tokens)
         for tally in (self._text, self._completion):
             if tally:
@@ -64,19 +66,19 @@ class LogitsProcessor:
             self.matcher.extend(tokens)
 
     def apply(self, logits: torch.Tensor, path: Sequence[int] = ()) -> torch.Tensor:
-        """The row [vocab] as the options want it after the path. Options for tokens that this
-        model lacks are ignored.
+        """Return the row [vocab] as the options change it after the path. Options for tokens that
+        this model lacks are ignored.
         """
         return self.rows(logits[None], (path,))[0]
 
     def rows(self, logits: torch.Tensor, paths: Sequence[Sequence[int]]) -> torch.Tensor:
-        """The same for rows [rows, vocab], each after a path of its own."""
+        """Return rows [rows, vocab] as the options change them, each after a path of its own."""
         if not self._sampling.adjusting:
             return logits
         return adjust([logits], [self.adjustment(path, logits.shape[-1]) for path in paths])
 
     def adjustment(self, path: Sequence[int], vocabulary: int) -> Adjustment:
-        """What the options want of the row after the path."""
+        """Return the changes that the options make to the row after the path."""
         sampling, known = self._sampling, self._biased < vocabulary
         seen = self._text.of(path, vocabulary)[0] if self._text else NONE
         completion = self._completion
@@ -106,7 +108,7 @@ class LogitsProcessor:
         )
 
     def _barred(self, path: Sequence[int], vocabulary: int) -> npt.NDArray[np.int64]:
-        """The tokens that may not follow the path, whatever their logits."""
+        """Return the tokens that must not follow the path, whatever their logits."""
         completion = self.length + len(path) - self._sampling.prompt_length
         never = [self._suppressed]
         if completion < self._sampling.min_new_tokens:
@@ -118,7 +120,7 @@ class LogitsProcessor:
 
 
 def warp(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
-    """Log-probabilities of the distribution to draw from, [rows, vocab]."""
+    """Return the log-probabilities of the distribution to draw from, [rows, vocab]."""
     warpers = LogitsProcessorList()
     if not sampling.greedy and sampling.temperature != 1:
         warpers.append(TemperatureLogitsWarper(max(sampling.temperature, COLDEST)))
@@ -134,7 +136,7 @@ def warp(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
 
 
 def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
-    """The distribution to draw from, [vocab] float64, of adjusted logits."""
+    """Return the distribution to draw from, [vocab] float64, for an adjusted row [vocab]."""
     if sampling.greedy:
         certain = torch.zeros_like(logits, dtype=torch.float64)
         certain[logits.argmax()] = 1.0
@@ -143,7 +145,7 @@ def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tenso
 
 
 def draws(logits: torch.Tensor, sampling: SamplingParams, positions: Sequence[int]) -> list[int]:
-    """What is drawn from adjusted rows [rows, vocab], each at its own position."""
+    """Draw a token from each of the adjusted rows [rows, vocab], each at its own position."""
     seeds = [sampling.seed] * len(positions)
     return [int(each) for each in draw_rows(logits, sampling, seeds, positions).tolist()]
 
@@ -151,9 +153,9 @@ def draws(logits: torch.Tensor, sampling: SamplingParams, positions: Sequence[in
 def draw_rows(
     logits: torch.Tensor, sampling: SamplingParams, seeds: Sequence[int], positions: Sequence[int]
 ) -> torch.Tensor:
-    """The definition of a draw, for adjusted rows [rows, vocab], each with its own seed at its own
-    position: the maximum of log-probability and keyed noise; ties go to the lowest id. int64 [rows]
-    on the rows' device, which is not waited for.
+    """Draw a token from each of the adjusted rows [rows, vocab], each with its own seed at its own
+    position. This defines a draw: the token with the maximum of log-probability plus keyed noise;
+    ties go to the lowest id. Returns int64 [rows] on the rows' device, which is not waited for.
     """
     if sampling.greedy:
         return logits.argmax(-1)

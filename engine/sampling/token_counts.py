@@ -1,4 +1,4 @@
-"""How often each token occurs in a text, kept up to date as the text goes on."""
+"""Count how often each token occurs in a text, kept up to date as the text goes on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class TokenCounts:
-    """The tokens of a text, each once, and how often they occur."""
+    """The distinct tokens of a text, and how often each occurs."""
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
         self._places: dict[int, int] = {}
@@ -21,14 +21,14 @@ class TokenCounts:
         self.add(tokens)
 
     def add(self, tokens: Sequence[int]) -> None:
-        """The text goes on with these."""
+        """Append tokens to the text."""
         self._ids, self._counts = self._with(tokens)
         for place in range(len(self._places), len(self._ids)):
             self._places[int(self._ids[place])] = place
 
     def of(self, path: Sequence[int], vocabulary: int) -> tuple[Ids, Ids]:
-        """The tokens below `vocabulary` and their counts, both int64 [tokens], after a path too,
-        which is not added.
+        """Return the distinct tokens below `vocabulary` and their counts, both int64 [tokens], in
+        the text and a path after it. The path is not added to the text.
         """
         ids, counts = self._with(path)
         known = ids < vocabulary

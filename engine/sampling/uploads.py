@@ -1,4 +1,4 @@
-"""Copies to a device that nobody waits for: neither for the copy nor for what runs there."""
+"""Copy arrays to a device, and wait neither for the copy nor for work that runs there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def upload(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """An array on a device."""
+    """Copy an array to a device; return the tensor there."""
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)

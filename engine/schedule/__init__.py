@@ -1,1 +1,1 @@
-"""The model thread: what goes into each pass, and what passes cost."""
+"""The model thread: it decides what goes into each forward pass, and learns what passes cost."""

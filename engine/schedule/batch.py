@@ -1,7 +1,7 @@
-"""What goes into the next step: everything short, rows that pay, and as much of long prompts as
+"""Compose the next step: all short segments, draft rows that pay, and as much of long prompts as
 does not delay the others.
 
-Pure. Segments come least recently fed first, so what was left out is next.
+Pure. Segments come least recently fed first, so a segment that was left out comes next.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from tandem.engine.forward.segment import Segment
 from tandem.engine.schedule.cost import CostModel, Rates, StepLoad
 from tandem.protos.types import MAX_NODES
 
-UNKNOWN_PRICE = 0.1  # of a row, before any step was learned from
-SHORT = 16  # tokens; a longer head is fed in pieces, as time allows, to the last
+UNKNOWN_PRICE = 0.1  # price of a row before any step was learned from
+SHORT = 16  # tokens; a longer head is fed in pieces, as time allows
 RESTING_SECONDS = 1.0  # without a short segment, until no session counts as decoding
-PIECE = 16  # tokens of a long head that a step takes at least, so that every prompt gets on
+PIECE = 16  # tokens of a long head that a step takes at least, so that every prompt advances
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What one step may hold. A step that serves sessions which are decoding may take `slack` times
-    longer for the sake of new prompts; one that serves prompts alone takes about `seconds`, since
-    a session may start to decode.
+    """The limits of one step: how many sessions and tokens it may hold. A step that serves decoding
+    sessions may grow by the factor 1 + `slack` to let new prompts in. A step of prompts alone takes
+    about `seconds`, since a session may start to decode.
     """
 
     sessions: int = 32
@@ -36,31 +36,31 @@ class StepLimits:
 
 @dataclass(slots=True)
 class Pace:
-    """How many seconds a step takes that serves the sessions now decoding, smoothed."""
+    """The smoothed seconds of a step that serves the sessions which are decoding now."""
 
     seconds: float = 0.0
     last: float = -math.inf
 
     def observe(self, seconds: float, now: float) -> None:
-        """A step served decoding sessions; without prompts it would take so long."""
+        """Note a step that served decoding sessions; without prompts it would take `seconds`."""
         weight = 1.0 if now - self.last > RESTING_SECONDS else 0.2
         self.seconds += weight * (seconds - self.seconds)
         self.last = now
 
     def at(self, now: float) -> float:
-        """0 if no session has been decoding lately."""
+        """Return the smoothed seconds of a step; 0 if no session has been decoding lately."""
         return self.seconds if now - self.last <= RESTING_SECONDS else 0.0
 
 
 class StepCosts:
-    """What is learned from steps: what work costs, how long steps with decoding sessions take."""
+    """Learns from steps what work costs, and how long steps with decoding sessions take."""
 
     def __init__(self) -> None:
         self.model, self.pace, self.rates = CostModel(), Pace(), Rates()
-        self._decoded = StepLoad()  # of the newest step in which no long prompt was read
+        self._decoded = StepLoad()  # load of the newest step in which no long prompt was read
 
     def learn(self, batch: Batch, load: StepLoad, seconds: float, now: float) -> None:
-        """Of a step that has been done."""
+        """Learn from a step that is done: its batch, its load and how long it took."""
         pieces = [share.piece for share in batch.shares]
         self.model.learn(load, seconds)
         if decoding := [load_of(piece) for piece in pieces if is_decoding(piece)]:
@@ -73,23 +73,25 @@ class StepCosts:
 
 
 def load_of(segment: Segment) -> StepLoad:
-    """What feeding a segment costs."""
+    """Return the load that a segment adds to a step."""
     return StepLoad.chunk(len(segment.tokens), segment.context + segment.cached)
 
 
 def is_long(segment: Segment) -> bool:
-    """Whether a segment is a prompt that may be fed in pieces."""
+    """Return whether a segment is a prompt that may be fed in pieces."""
     return segment.divisible or segment.head > SHORT
 
 
 def is_decoding(segment: Segment) -> bool:
-    """Whether logits are wanted, and not those of a long prompt."""
+    """Return whether a segment wants logits and is no long prompt."""
     return segment.wanted > 0 and not is_long(segment)
 
 
 @dataclass(slots=True)
 class StepShare:
-    """What one segment gets of a step: a `piece` of it, or all of it and `rows` more."""
+    """The share of a step that one segment gets: a `piece` of the segment, or all of it and `rows`
+    more rows.
+    """
 
     index: int
     piece: Segment
@@ -98,8 +100,8 @@ class StepShare:
 
 @dataclass(slots=True)
 class Batch:
-    """A step: who gets what, the tokens that it should yield, and the chance that a row more would
-    have had to have.
+    """A composed step: the share of each segment, the tokens that it should yield (`expected`), and
+    the chance that one more row would have needed to be added (`price`).
     """
 
     shares: list[StepShare]
@@ -114,13 +116,14 @@ def compose(
     limits: StepLimits,
     pace: float,
 ) -> Batch:
-    """The next step. `chances(i)` are those of rows that may be added to segment i, and `pace` is
-    how many seconds a step takes that serves the sessions now decoding, 0 if none is.
+    """Compose the next step. `chances(i)` yields the chances of the rows that may be added to
+    segment i. `pace` is the seconds of a step that serves the sessions which are decoding now, 0 if
+    there are none.
     """
     shares: list[StepShare] = []
     total = StepLoad()
     most, tokens = limits.sessions, limits.tokens
-    if any(map(is_long, segments)):  # one of them gets on in every step
+    if any(map(is_long, segments)):  # one long prompt advances in every step
         most, tokens = most - 1, tokens - PIECE
     for index, segment in enumerate(segments):
         fits = len(shares) < most and total.tokens + len(segment.tokens) <= tokens
@@ -152,9 +155,10 @@ def add_rows(
     total: StepLoad,
     most: int,
 ) -> tuple[StepLoad, float, float]:
-    """Add rows to the shares, likeliest first over all, while the step yields more per second with
-    the next one: while its chance is above its price, row seconds x expected yield / step seconds.
-    A share yields 1 without any. Returns what was added, the yield, and the price at the end.
+    """Add rows to the shares, likeliest first over all shares, while the step yields more tokens
+    per second with the next row. That is so while the chance of the row is not below its price: row
+    seconds x expected yield / step seconds. A share without rows yields 1. Returns the added load,
+    the expected yield, and the price at the end.
     """
     waiting = [(share, chances(share.index)) for share in shares]
     heap = [

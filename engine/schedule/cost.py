@@ -1,7 +1,7 @@
-"""What a step costs: seconds as a sum over what it is fed, learned from the steps served. Of them
-counts all that the model thread works for a step, the forward pass being a part of it.
+"""Predict the seconds that a step costs from what it is fed, learned from the steps served. All
+time that the model thread works for a step counts; the forward pass is a part of it.
 
-Pure: loads and seconds in, predicted seconds out. What to feed is decided in `batch`.
+Pure: loads and seconds in, predicted seconds out. `batch` decides what to feed.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from itertools import product
 import numpy as np
 
 HORIZON = 200  # steps after which an observation counts for 1/e
-PACE = 0.02  # this much of a surprise is taken for the whole machine having changed speed
-FASTER, SLOWER = 0.3, 0.1  # of what is learned of rates from one step
-OVER = 8.0  # times as fast as before: what was learned then counts no more
+PACE = 0.02  # share of a surprise that is taken for a change of the whole machine's speed
+FASTER, SLOWER = 0.3, 0.1  # weight of one step in the rates, if it was faster or slower
+OVER = 8.0  # after a step that is so many times faster, older rates count no more
 WARM = 16  # steps before predictions are judged
 EVERY = 8  # steps between two fits once warm, unless a step surprises
 SHARES = np.array(
     [1.0, 1.0, 0.1, 1.0]
-)  # how a cost is split while the loads do not determine the terms: sessions that decode plainly do
-# not, and the thread works for a session too; as a tenth of a row, rows seemed too dear
+)  # how a cost is split while the loads do not determine the terms (those of plain decoding do
+# not); a session counts as much as a row, for with a tenth of that rows seemed too dear
 RIDGE = np.diag(1e-3 / SHARES)
 TINY = 1e-100  # keeps a term that was never seen from dividing by 0
 ACTIVE = np.array(list(product((0.0, 1.0), repeat=4)))  # [16, 4] which terms may differ from 0
-BOTH = ACTIVE[:, :, None] * ACTIVE[:, None, :]  # [16, 4, 4]
+BOTH = ACTIVE[:, :, None] * ACTIVE[:, None, :]  # [16, 4, 4] pairs of such terms
 REST = np.eye(4) * (1 - BOTH)  # [16, 4, 4] makes the other terms 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What a step feeds; the loads of its segments add up."""
+    """The load of a step: what it feeds. The loads of its segments add up."""
 
     tokens: int = 0
     attended: int = 0  # keys that a row sees, summed over the rows
@@ -39,7 +39,7 @@ class StepLoad:
 
     @classmethod
     def chunk(cls, tokens: int, keys: int) -> StepLoad:
-        """A session that feeds `tokens` in a row after `keys` cached ones."""
+        """Return the load of a session that feeds `tokens` in a row after `keys` cached ones."""
         return cls(tokens, tokens * keys + tokens * (tokens + 1) // 2, 1)
 
     def __add__(self, other: StepLoad) -> StepLoad:
@@ -52,17 +52,15 @@ class StepLoad:
 
 @dataclass(slots=True)
 class Rates:
-    """Seconds that steps have taken of late in which no long prompt was read, smoothed; 0 = there
-    was none.
-    """
+    """The smoothed seconds of recent steps in which no long prompt was read; 0: there was none."""
 
     step: float = 0.0
-    row: float = 0.0  # to each row whose logits were asked for
-    token: float = 0.0  # to each token that should have come of it
+    row: float = 0.0  # seconds per row whose logits were asked for
+    token: float = 0.0  # seconds per token that the step was expected to yield
 
     def observe(self, seconds: float, rows: int, expected: float) -> None:
-        """A step took so long; one that is so much faster than before shows that what slowed them
-        down is over.
+        """Note that a step took `seconds`. A step that is OVER times faster than before shows that
+        whatever slowed the steps down is over.
         """
         if OVER * seconds < self.step and OVER * seconds / rows < self.row:
             self.step = self.row = self.token = 0.0
@@ -71,7 +69,9 @@ class Rates:
         self.token = smoothed(self.token, seconds / expected)
 
     def predicted(self, seconds: float) -> None:
-        """Steps like those would take so long now, as others show; they may have become faster."""
+        """Note that a step without long prompts would take `seconds` now, as others show. If that
+        is less than before, the rates fall.
+        """
         if seconds < self.step:
             ratio = smoothed(self.step, seconds) / self.step
             self.step *= ratio
@@ -80,19 +80,22 @@ class Rates:
 
 
 def smoothed(known: float, seen: float) -> float:
-    """Slower ones count less: steps that hiccup, and first ones, are slow for other reasons."""
+    """Return the rate `known`, moved towards the newly `seen` one. A slower step counts less: first
+    steps, and steps that hiccup, are slow for other reasons.
+    """
     if not known:
         return seen
     return known + (FASTER if seen < known else SLOWER) * min(seen - known, known)
 
 
 class CostModel:
-    """seconds = step + token * tokens + key * attended + session * sessions, no term below 0.
+    """Predicts seconds = step + token * tokens + key * attended + session * sessions, where no term
+    is below 0.
 
-    Least squares of the relative error, forgetting exponentially. A step is divided by its own
-    seconds, so one that hiccuped, being much too slow, weighs next to nothing, and one of a new
-    kind is believed at once. That alone would lean to the fast side, and follow a machine that
-    slows down too late; so a surprise also moves the whole model by `PACE`.
+    The terms are fitted by least squares of the relative error, with exponential forgetting. Each
+    step is divided by its own seconds: one that hiccuped is much too slow and so weighs next to
+    nothing, and one of a new kind is believed at once. That alone would lean to the fast side, and
+    follow a machine that slows down too late; so a surprise also moves the whole model by `PACE`.
     """
 
     error: float
@@ -107,17 +110,19 @@ class CostModel:
         self._terms = (0.0, 0.0, 0.0, 0.0)  # seconds for a step, a token, a key, a session
 
     def predict(self, load: StepLoad) -> float:
-        """Seconds that a step with this load takes; 0 before the first was learned from."""
+        """Predict the seconds that a step with this load takes; 0 before the first step was learned
+        from.
+        """
         step, token, key, session = self._terms
         return step + token * load.tokens + key * load.attended + session * load.sessions
 
     def marginal(self, load: StepLoad) -> float:
-        """Seconds that this load adds to a step."""
+        """Predict the seconds that this load adds to a step."""
         return self.predict(load) - self._terms[0]
 
     def learn(self, load: StepLoad, seconds: float) -> None:
-        """A step with this load took so many seconds."""
-        seconds = max(seconds, 1e-9)  # a coarse clock may see none pass
+        """Learn that a step with this load took `seconds`."""
+        seconds = max(seconds, 1e-9)  # with a coarse clock a step may take 0 seconds
         predicted = self.predict(load)
         surprise = (seconds - predicted) / max(seconds, predicted)  # -1..1
         pace = 1.0
@@ -131,9 +136,9 @@ class CostModel:
             self._terms = self._fit()
 
     def tokens_within(self, seconds: float, base: StepLoad, keys: int, most: int) -> int:
-        """The most tokens, 0..`most`, that one more session with `keys` cached ones can add to a
-        step `base` so that it is still predicted to take no more than `seconds`; none before the
-        first step was learned from.
+        """Return the most tokens, 0..`most`, that one more session with `keys` cached tokens can
+        add to a step of load `base`, so that it is still predicted to take at most `seconds`. 0
+        before the first step was learned from.
         """
         if not self._steps:
             return 0
@@ -144,16 +149,17 @@ class CostModel:
         return bisect_right(range(1, most + 1), seconds, key=added)
 
     def _remember(self, load: StepLoad, seconds: float, pace: float) -> None:
-        """Add a row; what is remembered fades, and is scaled as if the machine always had this
-        pace."""
+        """Remember a step as a row of the fit. Earlier rows fade, and are scaled as if the machine
+        always had had this pace.
+        """
         row = np.array([1.0, load.tokens, load.attended, load.sessions]) / seconds
         keep = 1 - 1 / HORIZON
         self._gram = self._gram * (keep / pace**2) + row[:, None] * row
         self._sum = self._sum * (keep / pace) + row
 
     def _fit(self) -> tuple[float, float, float, float]:
-        """Non-negative least squares, exactly: solved with each of the 16 sets of terms, the best
-        solution without a negative term. The ridge keeps all of them well conditioned.
+        """Solve the non-negative least squares exactly: try each of the 16 sets of terms, and take
+        the best solution without a negative term. The ridge keeps all 16 well conditioned.
         """
         scale = np.maximum(np.sqrt(self._gram.diagonal()), TINY)  # [4]
         gram = self._gram / scale / scale[:, None] + RIDGE

@@ -1,4 +1,6 @@
-"""Jobs that wait for the model thread: any thread queues them, and awaits what comes of them."""
+"""The queue of jobs that wait for the model thread: any thread may queue a job and await its
+answer.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,19 @@ from tandem.protos.errors import Busy, Unavailable
 
 
 class JobQueue:
-    """Takes as many as `limit` jobs that wait."""
+    """A queue in which at most `limit` jobs wait, beside those that close a session."""
 
     def __init__(self, limit: int) -> None:
         self._queue_limit = limit
         self._waiting: deque[Task] = deque()
         self._wake = threading.Condition()
-        self._news = False  # something may have changed for a job that waits
+        self._news = False  # whether something may have changed for a job
         self._stopping = False
 
     def submit(self, owner: bytes, start: Callable[[], Job | None], closing: bool = False) -> Task:
-        """Queue a job of a session; `start` is called on the model thread. One for `closing` the
-        session is taken however long the queue. Raises Busy if it is full, Unavailable if stopping.
+        """Queue a job of the session `owner`; the model thread calls `start`. A job for `closing`
+        the session is taken however long the queue is. Raises Busy if the queue is full,
+        Unavailable if the service is stopping.
         """
         task = Task(owner, start, Future(), time.perf_counter(), closing)
         with self._wake:
@@ -41,7 +44,9 @@ class JobQueue:
     async def run(
         self, owner: bytes, start: Callable[[], Job | None], closing: bool = False
     ) -> Any:
-        """The same, and await the answer; raises what the job raises. Cancelling cancels it."""
+        """Queue a job as `submit` does, and await its answer; raises what the job raises. If the
+        caller is cancelled, so is the job, unless it is for `closing` the session.
+        """
         task = self.submit(owner, start, closing)
         answer = asyncio.wrap_future(task.answer)
         if closing:
@@ -53,7 +58,9 @@ class JobQueue:
             raise
 
     def cancel(self, task: Task) -> None:
-        """The caller no longer waits for a job: it is dropped, or ended between two steps."""
+        """Drop a waiting job, or have a running one ended between two steps: its caller no longer
+        waits for it.
+        """
         with self._wake:
             task.cancelled = self._news = True
             if task in self._waiting:
@@ -62,7 +69,7 @@ class JobQueue:
             self._wake.notify()
 
     def wake(self) -> None:
-        """There may be something new for a job that waits."""
+        """Wake the model thread: there may be something new for a job."""
         with self._wake:
             self._news = True
             self._wake.notify()

@@ -1,4 +1,4 @@
-"""The job's end of the stream that opened it. `engine.streams` fills and empties it."""
+"""A stream as the job sees it that the stream opened. `engine.streams` fills and empties it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from tandem.engine.schedule.task import Task
 
-BACKLOG = 4096  # items that a caller has not taken, above which its sessions pause
+BACKLOG = 4096  # with more items that a caller has not taken, its sessions pause
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -16,18 +16,20 @@ Out = TypeVar("Out")
 
 @dataclass(slots=True, eq=False)
 class JobStream(Generic[In, Out]):
-    """One opening as its job sees it: what arrived for it, and where its items go."""
+    """The stream of one opening as its job sees it: an inbox of items that arrived, and the queue
+    for items that the job sends.
+    """
 
     outgoing: deque[tuple[int, Out]]
     stream_id: int
     turn: int
     inbox: deque[In] = field(default_factory=deque)
-    halted: bool = False  # the reader asked for a pause
-    strict: bool = False  # the caller gets an error for what cannot be used
+    halted: bool = False  # whether the reader asked for a pause
+    strict: bool = False  # whether the caller gets an error for an item that cannot be used
     task: Task | None = None
 
     def emit(self, item: Out) -> None:
-        """Send an item; it leaves when the step is over."""
+        """Send an item to the caller; it leaves when the step is over."""
         self.outgoing.append((self.stream_id, item))
 
     @property
@@ -37,5 +39,5 @@ class JobStream(Generic[In, Out]):
 
     @property
     def paused(self) -> bool:
-        """Whether the reader is too far behind."""
+        """Whether the job has to pause: the reader asked for it, or takes items too slowly."""
         return self.halted or self.behind

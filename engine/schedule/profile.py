@@ -1,5 +1,5 @@
-"""What a pass over a single token takes, measured before the first request: a replica that has not
-run one yet is compared with others too (`orchestrator.links.policy`).
+"""Measure the seconds of a pass over a single token before the first request: a replica is compared
+with others even before it has run a pass (`orchestrator.links.policy`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PASSES = 5
 
 @torch.inference_mode()
 def light_seconds(runner: ModelRunner) -> float:
-    """Seconds of a pass over one token, the median of some."""
+    """Return the seconds of a pass over one token, the median of PASSES passes."""
     table = runner.pool.allocate(1)
     assert table, "there is no session yet"
     seconds = []

@@ -1,4 +1,4 @@
-"""What the model thread reports: each of its steps, and that it goes on. Pure."""
+"""Reports of the model thread: each of its steps, and that it goes on. Pure."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from dataclasses import dataclass
 
 from tandem.protos.streams import PassTimes
 
-STALL_SECONDS = 1.5  # health is NOT_SERVING within 2 s
-STALL_FACTOR = 8.0  # times as long as was predicted
-FAILED_STEPS = 5  # in a row, after which the device is taken for broken
-UNKNOWN_SECONDS = 4.0  # predicted for the first pass, of which nothing is known
+STALL_SECONDS = 1.5  # in one step at least; so that health is NOT_SERVING within 2 s
+STALL_FACTOR = 8.0  # a stalled step takes at least so many times as long as was predicted
+FAILED_STEPS = 5  # failures in a row after which the device is taken for broken
+UNKNOWN_SECONDS = 4.0  # prediction for the first pass, of which nothing is known
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one forward pass did, and the time since the one before if there was work all along."""
+    """The load and times of one forward pass. `host_seconds` is the time since the pass before, or
+    None if the thread had no work in between.
+    """
 
     sessions: int
     tokens: int
@@ -26,9 +28,10 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """When the thread last went on; how many seconds the pass that it began was predicted to take,
-    0: it began none; the same of a pass over a single token, 0: not known; and what is known of the
-    pass before, if there has been work since.
+    """The progress of the model thread: the time `since` which it is in its present state; the
+    `predicted` seconds of the pass that it began, 0 if it began none; `light`, the seconds of a
+    pass over a single token, 0 if unknown; and the times of the pass `before`, None if the thread
+    has rested since.
     """
 
     since: float
@@ -37,20 +40,22 @@ class Progress:
     before: PassTimes | None = None
 
     def rested(self, now: float) -> Progress:
-        """The thread has no work."""
+        """Return the progress of a thread that has no work."""
         return Progress(now, light=self.light)
 
     def resumed(self, now: float) -> Progress:
-        """The thread goes on with its work, and has not begun the next pass."""
+        """Return the progress of a thread that goes on and has not begun the next pass."""
         before = self._running(now) if self.predicted else self.before
         return Progress(now, light=self.light, before=before)
 
     def began(self, now: float, predicted: float, light: float) -> Progress:
-        """The thread begins a pass; 0 seconds predicted: nothing is known yet."""
+        """Return the progress of a thread that begins a pass; 0 `predicted` seconds: not known."""
         return Progress(now, predicted or UNKNOWN_SECONDS, light or self.light, self.before)
 
     def passes(self, now: float) -> PassTimes:
-        """How long they take."""
+        """Return how long passes take: the times of the running pass or of the one before it,
+        whichever is longer.
+        """
         before = self.before or PassTimes(0.0, self.light)
         return max(before, self._running(now), key=lambda times: times.newest)
 
@@ -61,7 +66,7 @@ class Progress:
         return PassTimes(seconds, self.light * max(1.0, seconds / self.predicted))
 
     def problem(self, now: float) -> str | None:
-        """Why the thread is taken for stalled, if it is."""
+        """Return why the thread is taken for stalled; None if it is not."""
         allowed = max(STALL_SECONDS, STALL_FACTOR * self.predicted)
         if now - self.since <= allowed:
             return None
@@ -70,15 +75,15 @@ class Progress:
 
 @dataclass(slots=True)
 class Failures:
-    """Steps that have failed since the last one that did not; `problem`: why the device is taken
-    for broken, None if it is not.
+    """Counts the steps that failed since the last one that succeeded. `problem` says why the device
+    is taken for broken; None if it is not.
     """
 
     count: int = 0
     problem: str | None = None
 
     def too_many(self, error: Exception) -> bool:
-        """Another one has failed; whether no more are to be tried."""
+        """Count a failed step; return whether no more steps should be tried."""
         self.count += 1
         if self.count == FAILED_STEPS:
             last = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,5 +1,5 @@
-"""Passes over several numbers of rows before the first request: what a row costs decides how many
-guesses are verified, and first passes are slow for reasons of their own.
+"""Run passes over several numbers of rows before the first request: the cost of a row decides how
+many guesses are verified, and first passes are slow for reasons of their own.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from tandem.engine.schedule.task import Job
 from tandem.protos import tree
 from tandem.protos.types import Context
 
-NAME = bytes(16)  # of the session
-ROWS = (1, 8, 32, 1, 8, 32, 1, 8, 32, 1)  # of each pass
+NAME = bytes(16)  # name of the rehearsal's session
+ROWS = (1, 8, 32, 1, 8, 32, 1, 8, 32, 1)  # number of rows in each pass
 
 
 async def rehearse(thread: ModelThread, sessions: Sessions, most: int) -> None:
     """Run passes of several sizes, at most `most` tokens each, so that the cost model knows what a
-    row costs. The step rates start afresh: steps of requests are not like these.
+    row costs. The step rates start afresh, since steps of requests are not like these passes.
     """
     await thread.run(NAME, partial(rehearsal, sessions, most))
     await thread.run(NAME, partial(start_afresh, thread))  # after the last step was learned from
 
 
 def start_afresh(thread: ModelThread) -> None:
-    """Forget the step rates."""
+    """Forget the step rates that the thread has learned."""
     thread.costs.rates = Rates()
 
 

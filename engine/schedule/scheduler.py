@@ -1,7 +1,7 @@
 """The model thread: every job that waits or runs gets its share of the next forward pass.
 
-A new job joins at the next step; a long prompt is fed beside the others' work. The event loop only
-queues jobs, wakes the thread, and gets the results.
+A new job joins at the next step; a long prompt is fed beside the work of other jobs. The event loop
+only queues jobs, wakes the thread, and gets the results.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ log = structlog.get_logger()
 
 
 class ModelThread(JobQueue):
-    """Owns the model and its sessions: nothing else may touch them while it runs. Between steps it
-    calls `idle`, with those for whose sessions calls wait, and `after_step`. It ends by itself when
-    one step after another has failed.
+    """The thread that owns the model and its sessions: nothing else may touch them while it runs.
+    Between steps it calls `idle`, with the sessions for which jobs wait, and `after_step`. It ends
+    by itself when several steps in a row have failed.
     """
 
     def __init__(
         self,
         forward: ForwardPass,
-        wait: Callable[[], None],  # until what was launched is done
+        wait: Callable[[], None],  # waits until launched passes are done
         limits: StepLimits,
         observe: Callable[[StepReport], None],
         idle: Callable[[Sequence[bytes]], None],
@@ -51,15 +51,15 @@ class ModelThread(JobQueue):
         self._wait = wait
         self.after_step: Callable[[], None] = lambda: None
         self.after_forward: Callable[[Sequence[tuple[Any, torch.Tensor]]], None] = lambda _: None
-        self.price = 0.0  # chance that a row more would have had to have in the newest step
+        self.price = 0.0  # chance that one more row would have needed in the newest step
         self.costs = StepCosts()
         self.progress = Progress(time.perf_counter(), light=light)
         self._steps = 0
         self._failures = Failures()
-        self._ended = 0.0  # when the newest step did; 0 if the thread has waited since
+        self._ended = 0.0  # when the newest pass ended; 0 if the thread has waited since
         self._running: list[Task] = []
-        self._stepping: list[Task] = []  # of them, those in the step
-        self._queued: list[float] = []  # seconds that the tasks started since the last step waited
+        self._stepping: list[Task] = []  # running tasks that are in the step
+        self._queued: list[float] = []  # seconds that tasks waited which began since the last step
         self._thread = threading.Thread(target=self._loop, name="model", daemon=True)
 
     def __enter__(self) -> ModelThread:
@@ -73,13 +73,13 @@ class ModelThread(JobQueue):
         self._thread.join()
 
     def problem(self, now: float) -> str | None:
-        """Why the thread does not serve, if it does not; `now` by `time.perf_counter`."""
+        """Return why the thread does not serve, or None; `now` is by `time.perf_counter`."""
         going_on = "the model thread ended" if self.ended else self.progress.problem(now)
         return self._failures.problem or going_on
 
     @property
     def ended(self) -> bool:
-        """Whether it will never serve again."""
+        """Whether the thread has ended, and will never serve again."""
         return not self._thread.is_alive()
 
     def _loop(self) -> None:
@@ -103,17 +103,17 @@ class ModelThread(JobQueue):
                 return  # all jobs can be served elsewhere
             self._fail_all(self._stepping, Internal("the step failed; see the server's log"))
             self._running = [task for task in self._running if task not in self._stepping]
-            self._news = True  # the others go on
+            self._news = True  # the jobs that were not in the step go on
         self.after_step()
 
     def _fail_all(self, tasks: Sequence[Task], error: Exception) -> None:
         """Fail every task that has no answer yet."""
         for task in tasks:
-            with suppress(InvalidStateError):  # it has an answer, or its caller no longer waits
+            with suppress(InvalidStateError):  # the task is answered, or its caller has gone
                 task.fail(error)
 
     def _admit(self) -> None:
-        """Wait until there may be work, and start what may start."""
+        """Wait until there may be work, end cancelled jobs, and start the jobs that may start."""
         with self._wake:
             while not (self._waiting or self._news or self._stopping):
                 self._ended, self.progress = 0.0, self.progress.rested(time.perf_counter())
@@ -126,28 +126,28 @@ class ModelThread(JobQueue):
             starting = startable(self._waiting, self._running)
             for task in starting:
                 self._waiting.remove(task)
-        self._stepping = starting  # they fail with what comes now
+        self._stepping = starting  # an error from here on fails these
         for task in ending:
             task.end(Unavailable("nobody waits for it"))
         self._idle(wanted)
         for task in starting:
             if task.answer.set_running_or_notify_cancel():
                 self._queued.append(time.perf_counter() - task.arrived)
-                task.last_step = self._steps  # after those that wait for longer
+                task.last_step = self._steps  # it comes after tasks that were fed longer ago
                 task.begin()
                 self._running += [task] if task.step_input else []
                 self._news = True
 
     def _ready_inputs(self) -> list[tuple[Task, Segment]]:
-        """Who has something to feed, least recently fed first."""
+        """Return the tasks that have something to feed, with it, least recently fed first."""
         order = sorted(self._running, key=lambda task: task.last_step)
         ready = [(task, segment) for task in order if (segment := task.ready())]
         self._running = [task for task in order if task.step_input]
         return ready
 
     def _step_inputs(self) -> tuple[list[tuple[Task, Segment]], float]:
-        """The step inputs; one that is alone may wait a moment for more rows. And for how many
-        seconds it did.
+        """Return the step inputs, and the seconds that were waited for them: a step input that is
+        alone may wait a moment for more rows.
         """
         ready = self._ready_inputs()
         if len(ready) != 1 or ready[0][0].rest or not ready[0][0].step_input:
@@ -164,9 +164,9 @@ class ModelThread(JobQueue):
         return self._ready_inputs(), waited
 
     def _step(self) -> None:
-        """One forward pass over what fits of the step inputs, with the rows that pay. What is
-        learned is how long the thread has worked for it: on what goes into the pass, on the pass,
-        and on what comes of it. Rows cost time in all three.
+        """Run one forward pass over as much of the step inputs as fits, with the rows that pay, and
+        learn how long the thread worked for it: before the pass, in it, and on its results. Rows
+        cost time in all three.
         """
         preparing = time.perf_counter()
         step_inputs, waited = self._step_inputs()
@@ -186,7 +186,7 @@ class ModelThread(JobQueue):
         for task, share in zip(self._stepping, batch.shares, strict=True):
             if share.rows and task.step_input:
                 share.piece = task.step_input.segment(share.rows)
-        self.after_step()  # what jobs sent while the step was composed
+        self.after_step()  # items leave that jobs sent while the step was composed
         pieces = [share.piece for share in batch.shares]
         began, load = time.perf_counter(), sum(map(load_of, pieces), StepLoad())
         host = began - self._ended if self._ended else None
@@ -207,6 +207,6 @@ class ModelThread(JobQueue):
         self._news = True
 
     def _report(self, batch: Batch, load: StepLoad, seconds: float, host: float | None) -> None:
-        """Report a pass, before any job goes on."""
+        """Report a pass to the observer, before any job goes on."""
         (queued, self._queued), error = (self._queued, []), self.costs.model.error
         self._observe(StepReport(len(batch.shares), load.tokens, seconds, queued, error, host))

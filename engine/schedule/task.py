@@ -1,8 +1,8 @@
 """A job on its way through the model thread.
 
-A job is a generator: it yields a step input, what it wants fed or could have fed, receives the
-logits of what was fed, and returns its answer. A long segment may be fed over several steps; the
-job does not notice, unless it wants the logits of all of it.
+A job is a generator: it yields a step input (the segment that it wants fed, or could have fed),
+receives the logits of what was fed, and returns its answer. A long segment may be fed over several
+steps; the job does not notice, unless it wants the logits of all of the segment.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ Job = Generator[StepInput, torch.Tensor, Any]
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """A job, whose turn on a session it is, which it may be `closing`, and who waits for it."""
+    """A job, the session that `owner` names, which the job may be `closing`, and the `answer` that
+    its caller waits for.
+    """
 
     owner: bytes
     start: Callable[[], Job | None]
     answer: Future[Any]
     arrived: float
     closing: bool = False
-    cancelled: bool = False  # its caller no longer waits
+    cancelled: bool = False  # whether its caller no longer waits
     job: Job | None = None
-    step_input: StepInput | None = None  # what the job yielded last; None = it is done
-    wanted: Segment | None = None  # what it was to feed when it was last asked
-    rest: Segment | None = None  # of a long segment that was fed in part
-    last_step: int = 0  # the step that last fed some of it, or that it came after
+    step_input: StepInput | None = None  # what the job yielded last; None: the job is done
+    wanted: Segment | None = None  # what the step input wanted fed when it was last asked
+    rest: Segment | None = None  # the rest of a long segment that was fed in part
+    last_step: int = 0  # number of the step that last fed the job, or after which it began
 
     def begin(self) -> None:
-        """Start the job; one that needs no forward pass is done at once."""
+        """Start the job; a job that needs no forward pass is done at once."""
         try:
             self.job = self.start()
             if self.job is None:
@@ -52,7 +54,7 @@ class Task:
             self.fail(error)
 
     def ready(self) -> Segment | None:
-        """What is to be fed next, if anything."""
+        """Return the segment that should be fed next; None if there is nothing to feed now."""
         if self.rest is not None or self.step_input is None:
             return self.rest
         try:
@@ -63,8 +65,8 @@ class Task:
         return self.wanted
 
     def advance(self, fed: Segment, logits: torch.Tensor, whole: bool) -> None:
-        """Give the job its logits, unless what was fed is not the `whole` of what it asked for and
-        it wanted that; it wants another step or is done.
+        """Give the job its logits, after which it wants another step or is done. If only a piece of
+        a segment was fed (not `whole`) that is not divisible, note the rest instead.
         """
         assert self.job is not None and self.step_input is not None
         if not (whole or fed.divisible):
@@ -82,7 +84,7 @@ class Task:
             self.fail(error)
 
     def end(self, error: Exception) -> None:
-        """End the job early; what was fed of its context stays in its session."""
+        """End the job early; the part of its context that was fed stays in its session."""
         fed, self.step_input = self.rest.context if self.rest else 0, None
         if self.job is not None:
             with suppress(Exception):
@@ -90,7 +92,7 @@ class Task:
         self.answer.set_exception(error)
 
     def fail(self, error: Exception) -> None:
-        """End the job with an error; what goes wrong while it ends is the same error's doing."""
+        """End the job with an error. Further errors while it ends follow from that one: ignored."""
         self.step_input = self.rest = None
         if self.job is not None:
             with suppress(Exception):
@@ -99,7 +101,7 @@ class Task:
 
 
 def startable(waiting: Sequence[Task], running: Sequence[Task]) -> list[Task]:
-    """Which waiting tasks start now: in order, one at a time per session. Pure."""
+    """Return the waiting tasks that start now: in order, one at a time per session. Pure."""
     owners = {task.owner for task in running}
     chosen: list[Task] = []
     for task in waiting:

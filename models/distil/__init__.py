@@ -1,5 +1,5 @@
-"""Make a draft model for a target: its answers are collected, and a small network learns them.
+"""Make a draft model for a target: collect the target's answers, and train a small network on them.
 
-Must not know the engine: the target is served as always, and asked as any client asks. Start
-reading in `__main__`; `train` is the loop.
+This package must not import the engine: the target is served as always, and asked as any client
+asks. Start reading in `__main__`; the training loop is in `train`.
 """

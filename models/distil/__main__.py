@@ -59,7 +59,9 @@ async def collect(
     most: int,
     threads: int,
 ) -> None:
-    """Serve the target, and ask it until there are enough answers; raises TandemError."""
+    """Serve the target, and ask it prompts until the answers have `tokens` tokens. Raises
+    TandemError.
+    """
     columns = "{task.description}", "{task.completed:,.0f} of {task.total:,.0f} tokens"
     texts = [TextColumn(column) for column in columns]
     plan = Plan(target, port=0, ray=False, threads=threads)
@@ -76,7 +78,9 @@ async def collect(
 
 
 def remember(file: Path, settings: dict[str, Any]) -> None:
-    """Write down what a draft model is made with; raises Unusable if it was begun otherwise."""
+    """Save the settings that a draft model is made with. Raises Unusable if its making was begun
+    with other settings.
+    """
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
@@ -101,7 +105,7 @@ def told(look: Look) -> str:
 
 
 def parameters_of(text: str) -> int:
-    """A number of parameters, such as 8M."""
+    """Parse a number of parameters, such as 8M."""
     unit = {"K": 1e3, "M": 1e6, "B": 1e9}.get(text[-1:].upper(), 1)
     try:
         return int(float(text.rstrip("kKmMbB")) * unit)
@@ -109,15 +113,15 @@ def parameters_of(text: str) -> int:
         raise typer.BadParameter(f"{text} is no number such as 8M") from None
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)  # whose tables cut names
+app = typer.Typer(add_completion=False, rich_markup_mode=None)  # rich's tables cut names
 
 
 def device_of(text: str) -> torch.device:
-    """A device that is there; without a name the GPU, or else the CPU."""
+    """Return the device of a name if it can be used; without a name the GPU, or else the CPU."""
     name = text or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:  # the last without CUDA in PyTorch
+    except (RuntimeError, AssertionError) as error:  # AssertionError: PyTorch without CUDA
         problem = str(error).splitlines()[0]
         raise typer.BadParameter(f"{name} cannot be used: {problem}") from None
 
@@ -131,19 +135,22 @@ def main(
         typer.Option("--prompts", help="a prompt per line, or JSON lines; by default general ones"),
     ] = None,
     parameters: Annotated[
-        int, typer.Option(help="of the draft model", parser=parameters_of, metavar="NUMBER")
+        int,
+        typer.Option(help="size of the draft model", parser=parameters_of, metavar="NUMBER"),
     ] = "8M",  # type: ignore[assignment]
-    tokens: Annotated[int, typer.Option(help="of the answers to learn from", min=1000)] = 600_000,
-    max_new_tokens: Annotated[int, typer.Option(help="of an answer", min=8)] = 256,
-    minutes: Annotated[float, typer.Option(help="of training at most", min=0.1)] = 90.0,
-    threads: Annotated[int | None, typer.Option(help="on a CPU; by default all", min=1)] = None,
+    tokens: Annotated[
+        int, typer.Option(help="tokens of answers to learn from", min=1000)
+    ] = 600_000,
+    max_new_tokens: Annotated[int, typer.Option(help="tokens of an answer at most", min=8)] = 256,
+    minutes: Annotated[float, typer.Option(help="minutes of training at most", min=0.1)] = 90.0,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; by default all", min=1)] = None,
     device: Annotated[
         torch.device,
-        typer.Option(help="that trains: cpu or cuda", parser=device_of, metavar="NAME"),
+        typer.Option(help="device that trains: cpu or cuda", parser=device_of, metavar="NAME"),
     ] = "",  # type: ignore[assignment]
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
-    """Collect answers, learn, and say what it brings."""
+    """Collect a target's answers, train a draft model on them, and say what its drafts bring."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     threads = threads or cores.usable()
@@ -179,7 +186,9 @@ def learn(
     seed: int,
     console: Console,
 ) -> Course:
-    """Train to the end; raises Unusable if there is nothing to learn from."""
+    """Train a student to the end, and return the course of its training. Raises Unusable if there
+    are too few answers to learn from.
+    """
     held = [each for number, each in answers.found.items() if number < HELD_OUT]
     rest = [each for number, each in sorted(answers.found.items()) if number >= HELD_OUT]
     if not rest or not held:

@@ -1,8 +1,8 @@
-"""What drafts of a student would bring, found without the target.
+"""Estimate how many tokens per step a student's drafts would bring, without running the target.
 
-Greedy answers are what the target says at every place of them. So where the student's likeliest
-tokens are the answer's, they are what a verifier accepts, and what a chain of drafts brings follows
-from the places where both agree.
+At every place of a greedy answer the target's choice is the answer's token. So a verifier accepts
+the student's likeliest token wherever it equals the answer's, and the places where both agree tell
+how many tokens a chain of drafts brings.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ CHAIN = 4  # tokens of a draft
 
 
 def tokens_per_step(agreed: Sequence[Sequence[bool]], chain: int = CHAIN) -> float:
-    """Tokens that a step emits, on average, with drafts of `chain` tokens; `agreed` are the places
-    of each answer where the student's likeliest token is the answer's.
+    """Return the mean number of tokens that a step emits with drafts of `chain` tokens. `agreed`
+    tells for each place of each answer whether the student's likeliest token is the answer's.
     """
     tokens = steps = 0
     for places in agreed:
@@ -38,7 +38,7 @@ def tokens_per_step(agreed: Sequence[Sequence[bool]], chain: int = CHAIN) -> flo
 
 @torch.inference_mode()
 def measure(student: MistralForCausalLM, answers: Sequence[Answer]) -> float:
-    """Tokens per step on greedy answers that the student has not learned from."""
+    """Measure the tokens per step on greedy answers that the student has not learned from."""
     agreed = []
     for answer in answers:
         lesson = Lesson.of([answer])

@@ -1,4 +1,4 @@
-"""Answers on disk, in files of many; and as one long row of tokens to learn from."""
+"""Answers on disk, many in a file, and as one long row of tokens to learn from."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 
 from tandem.models.distil.teacher import TOP, Answer
 
-OF_A_FILE = 64  # answers
-PADDING = -1  # as a likeliest token: nothing is known of what comes here
+OF_A_FILE = 64  # answers in a file
+PADDING = -1  # in the place of likeliest tokens, where the target's probabilities are not known
 
 
 @dataclass
 class Answers:
-    """Those of a folder, by the number of their question."""
+    """The answers that a folder holds, by the number of their question."""
 
     folder: Path
     found: dict[int, Answer] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class Answers:
 
     @classmethod
     def of(cls, folder: Path) -> Answers:
-        """What was saved before; the folder is made if it is not there."""
+        """Load the answers that were saved in a folder, which is made if it is not there."""
         folder.mkdir(parents=True, exist_ok=True)
         answers = cls(folder)
         for file in sorted(folder.glob("*.npz")):
@@ -37,18 +37,18 @@ class Answers:
 
     @property
     def tokens(self) -> int:
-        """Of all answers, prompts not counted."""
+        """The number of tokens of all answers, without their prompts."""
         return sum(len(each.tokens) for each in self.found.values())
 
     def add(self, number: int, answer: Answer) -> None:
-        """Keep one; every so many are saved."""
+        """Add an answer; every OF_A_FILE new answers are saved."""
         self.found[number] = answer
         self._unsaved.append(number)
         if len(self._unsaved) == OF_A_FILE:
             self.save()
 
     def save(self) -> None:
-        """Write those that are not on disk: a file is there whole, or not at all."""
+        """Write the answers that are not on disk yet. A file is there whole, or not at all."""
         if not self._unsaved:
             return
         arrays = {"numbers": np.array(self._unsaved)}
@@ -65,9 +65,10 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """Answers behind their prompts, one after the other: int32 [tokens]; and what the target gave
-    its likeliest tokens there: `top`, int32 [tokens, TOP], is of the token that comes next, with
-    PADDING where that is not an answer's, `logprobs` float32.
+    """Prompts and answers in one row, each answer after its prompt: `tokens`, int32 [tokens]. At
+    each place `top`, int32 [tokens, TOP], has the target's likeliest tokens for the next place, or
+    PADDING where the next token is not an answer's; `logprobs`, float32 [tokens, TOP], has their
+    log-probabilities.
     """
 
     tokens: np.ndarray
@@ -76,7 +77,7 @@ class Lesson:
 
     @classmethod
     def of(cls, answers: Sequence[Answer]) -> Lesson:
-        """All of them, in their order."""
+        """Join answers with their prompts, in the given order."""
         size = sum(len(each.prompt) + len(each.tokens) for each in answers)
         tokens = np.zeros(size, np.int32)
         top = np.full((size, TOP), PADDING, np.int32)
@@ -91,7 +92,9 @@ class Lesson:
         return cls(tokens, top, logprobs)
 
     def batch(self, rows: int, length: int, chosen: np.random.Generator) -> Lesson:
-        """Windows that begin anywhere: [rows, length] and [rows, length, TOP]."""
+        """Choose windows at random places: tokens [rows, length], `top` and `logprobs`
+        [rows, length, TOP].
+        """
         starts = chosen.integers(0, max(1, len(self.tokens) - length + 1), rows)
         places = starts[:, None] + np.arange(min(length, len(self.tokens)))
         return Lesson(self.tokens[places], self.top[places], self.logprobs[places])

@@ -1,5 +1,5 @@
-"""How far training has come, and what follows: warm up, hold, and fall to the end once drafts stop
-getting better.
+"""The course of a training and of its learning rate: it warms up, holds, and falls to the end once
+drafts stop getting better.
 """
 
 from __future__ import annotations
@@ -7,22 +7,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 WARM_UP = 100  # steps
-HELD = 0.6  # of the time at the most; then the learning rate falls
-FALLING = 2 / 3  # as many steps as before
-LOOKS = 5  # at acceptance without one that is better: it has stopped rising
-BETTER = 1.005  # times the best before
+HELD = 0.6  # share of the time limit after which the learning rate falls at the latest
+FALLING = 2 / 3  # steps of the fall for each step before it, at most
+LOOKS = 5  # so many looks without better drafts mean that drafts stopped getting better
+BETTER = 1.005  # better drafts bring so many times the tokens per step of the best ones before
 
 
 @dataclass
 class Course:
-    """The state of a training that may take `limit` minutes; it can be saved and gone on with."""
+    """The state of a training that may take `limit` minutes. It can be saved, and the training
+    continued from it.
+    """
 
     limit: float
     step: int = 0
     minutes: float = 0.0
     looks: list[float] = field(default_factory=list)  # tokens per step on held-out answers
-    falls_from: int = 0  # a step; 0: it holds
-    last: int = 0  # the step to end at, known when it falls
+    falls_from: int = 0  # the step from which the learning rate falls; 0: it does not fall yet
+    last: int = 0  # the step to end at, known once the learning rate falls
 
     @property
     def scale(self) -> float:
@@ -34,18 +36,18 @@ class Course:
 
     @property
     def ended(self) -> bool:
-        """Whether there is no step to come."""
+        """Whether the last step was made."""
         return self.falls_from > 0 and self.step >= self.last
 
     def advance(self, minutes: float) -> None:
-        """A step was made, which took so many minutes."""
+        """Count a step, which took `minutes`."""
         self.step += 1
         self.minutes += minutes
         if not self.falls_from and self.minutes >= HELD * self.limit:
             self._fall()
 
     def look(self, tokens_per_step: float) -> None:
-        """What drafts bring now."""
+        """Note the tokens per step that drafts bring now."""
         self.looks.append(tokens_per_step)
         before, recent = self.looks[:-LOOKS], self.looks[-LOOKS:]
         risen = not before or max(recent) >= BETTER * max(before)

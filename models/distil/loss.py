@@ -1,24 +1,25 @@
-"""How far a student is from its target, of whose distributions the likeliest tokens are known.
+"""The loss of a student: its distance from a target of whose distributions only the likeliest
+tokens are known.
 
-The divergence of the target's distribution from the student's, in which all tokens that are not
-among the target's likeliest count as one. A student's distribution needs the sum over its whole
-vocabulary, which would take most of the time: the tokens that are likeliest anywhere in the batch
-are summed up exactly, and all others are estimated from a random sample of them.
+The loss is the divergence of the target's distribution from the student's, in which all tokens that
+are not among the target's likeliest count as one. A student's distribution needs a sum over its
+whole vocabulary, which would take most of the time. So the tokens that are likeliest anywhere in
+the batch are summed exactly, and the others are estimated from a random sample.
 """
 
 from __future__ import annotations
 
 import torch
 
-SAMPLE = 4096  # of the other tokens
-LEAST = 1e-6  # of the probability of all others, below which it counts as this
+SAMPLE = 4096  # tokens in the sample of the others
+LEAST = 1e-6  # the student's probability of all other tokens counts as at least this
 
 
 def sampled_columns(
     top: torch.Tensor, vocabulary: int, sample: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, int]:
-    """Tokens to compute logits of, int64: those in `top` first, so many that comes second, and then
-    a uniform sample of the others.
+    """Choose the tokens to compute logits of. Returns int64 token ids, first all tokens of `top`
+    and then a uniform sample of the others, and how many tokens of `top` there are.
     """
     known = torch.zeros(vocabulary, dtype=torch.bool, device=top.device)
     known[top.flatten()] = True
@@ -37,9 +38,10 @@ def distillation_loss(
     generator: torch.Generator,
     sample: int = SAMPLE,
 ) -> torch.Tensor:
-    """The mean divergence in nats, but for a constant, of rows `hidden` [rows, width] with output
-    embeddings [vocabulary, width] from distributions whose likeliest tokens are `top` int64
-    [rows, k], with `logprobs` [rows, k].
+    """Return the mean divergence in nats, up to a constant, of a student's distributions from the
+    target's. The student has the hidden rows `hidden` [rows, width] and output `embeddings`
+    [vocabulary, width]; the target's likeliest tokens are `top`, int64 [rows, k], with `logprobs`
+    [rows, k].
     """
     vocabulary = len(embeddings)
     columns, exact = sampled_columns(top, vocabulary, sample, generator)
@@ -53,6 +55,6 @@ def distillation_loss(
     found = logits.gather(1, place[top]) - whole  # [rows, k]: the student's log-probabilities
     teacher = logprobs.exp()
     others = (1 - teacher.sum(-1)).clamp(min=0)
-    listed = logprobs > -torch.inf  # else there were fewer likely tokens than columns
+    listed = logprobs > -torch.inf  # false where there were fewer likely tokens than columns
     rest = torch.log1p(-(found.exp() * listed).sum(-1).clamp(max=1 - LEAST))
     return -((teacher * found).sum(-1) + others * rest).mean()

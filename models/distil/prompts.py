@@ -1,4 +1,4 @@
-"""What the target is asked: a file of the user's own, or questions that are made of templates."""
+"""The prompts for the target: from a file of the user's own, or questions made from templates."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ NUMBERS = {"few": (2, 9), "several": (5, 30), "many": (40, 400)}
 
 
 def own(file: Path) -> list[Prompt]:
-    """Those in a file: a text on every line or, in JSON lines, `prompt` or `messages`. Raises
-    Unusable.
+    """Read the prompts of a file: a text on every line or, in JSON lines, `prompt` or `messages`.
+    Raises Unusable.
     """
     try:
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -39,7 +39,7 @@ def own(file: Path) -> list[Prompt]:
 
 
 def made(seed: int) -> Iterator[Prompt]:
-    """Questions of a general kind without end, each for a chat and hardly ever twice."""
+    """Yield general questions without end, each as a chat; hardly any comes twice."""
     templates, topics = (_lines(f"{name}.txt") for name in ("templates", "topics"))
     chosen = random.Random(seed)
     while True:

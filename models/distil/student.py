@@ -1,7 +1,7 @@
-"""The draft model that learns: its shape, what it starts from, and how it is saved.
+"""The student, a draft model that learns: its shape, its first weights, and how it is saved.
 
-A Mistral, so that every service runs it as it is: rotary positions and a sliding window, with which
-it drafts after texts longer than any that it has learned from.
+The student is a Mistral, so that every service runs it as it is. With rotary positions and a
+sliding window it drafts even after texts that are longer than any that it learned from.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a student. `width` is that of its layers and of the embeddings, which are tied."""
+    """The sizes of a student. `width` is the width of layers and embeddings, which are tied."""
 
     vocabulary: int
     width: int
@@ -40,8 +40,8 @@ class Shape:
 
     @classmethod
     def fitting(cls, vocabulary: int, parameters: int) -> Shape:
-        """The widest one with room for four layers, and as many layers as fit then; raises
-        Unusable.
+        """Return the widest shape of at most `parameters` parameters with room for four layers, and
+        as many layers as fit. Raises Unusable if there are too few parameters.
         """
         width = NARROWEST
         if cls(vocabulary, width, SHALLOWEST).parameters > parameters:
@@ -62,13 +62,13 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Of all matrices."""
+        """The parameters of all matrices."""
         return self.vocabulary * self.width + self.layers * self.of_layer
 
 
 def build(shape: Shape, target: Path) -> MistralForCausalLM:
-    """A student with random layers. Its embeddings are the target's, in the directions in which
-    those differ most, where they can be had.
+    """Make a student with random layers. Its embeddings are the target's, narrowed to the
+    directions in which these differ most; random too, if the target's cannot be read.
     """
     given = _config(target)
     heads = shape.width // HEAD
@@ -104,8 +104,9 @@ def embeddings_of(student: MistralForCausalLM) -> torch.Tensor:
 
 
 def narrowed(embeddings: torch.Tensor, width: int) -> torch.Tensor:
-    """Embeddings [entries, wide] with `width` columns, whose products are as near to the products
-    before as products of so many can be; with standard deviation 1, and as much of it in each.
+    """Narrow embeddings [entries, wide] to `width` columns. The products of the new embeddings are
+    as near to those of the centred old ones as products of so many columns can be. The standard
+    deviation is 1, spread over all columns alike.
     """
     centred = embeddings.double() - embeddings.double().mean(0)
     _, directions = torch.linalg.eigh(centred.T @ centred)  # the largest come last
@@ -117,7 +118,7 @@ def narrowed(embeddings: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def save(student: MistralForCausalLM, target: Path, out: Path) -> None:
-    """The model in bfloat16, with the target's tokenizer beside it."""
+    """Save the student in bfloat16, with the target's tokenizer beside it."""
     half = MistralForCausalLM(student.config)
     half.load_state_dict(student.state_dict())
     half.bfloat16().save_pretrained(out)
@@ -130,12 +131,12 @@ def save(student: MistralForCausalLM, target: Path, out: Path) -> None:
 
 
 def vocabulary_of(target: Path) -> int:
-    """How many entries a student needs for the tokens of a target; raises Unusable."""
+    """Return how many vocabulary entries a student of a target needs; raises Unusable."""
     return max(tokens_by_id(target)) + 1
 
 
 def _config(target: Path) -> dict[str, Any]:
-    """What the target's configuration says; its text part, where there are several."""
+    """Return the target's configuration; its text part, where there are several parts."""
     if gguf.is_gguf(target):
         known, name = gguf.metadata(target), gguf.metadata(target)["general.architecture"]
         return {
@@ -148,7 +149,7 @@ def _config(target: Path) -> dict[str, Any]:
 
 
 def _embeddings(target: Path, entries: int) -> torch.Tensor | None:
-    """The target's first `entries` input embeddings, float32; None if no file names them."""
+    """Return the target's first `entries` input embeddings, float32; None if no file has them."""
     for file in () if gguf.is_gguf(target) else sorted(target.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  # it is no dict

@@ -1,6 +1,6 @@
-"""A target that is asked, many prompts at once, for answers and its likeliest tokens at each place.
+"""Ask a served target many prompts at once, for answers and the likeliest tokens at each place.
 
-Knows the client API alone.
+This module uses only the client API.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ TOP = MAX_LOGPROBS
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A prompt and what the target said, int32 [prompt] and [answer]; and before each of the
-    answer's tokens the likeliest ones, int32 [answer, TOP], with their log-probabilities at
-    temperature 1, float32.
+    """A `prompt` and the `tokens` of the target's answer, int32 [prompt] and [answer]. For each
+    place of the answer `top` has the target's likeliest tokens, int32 [answer, TOP], and `logprobs`
+    their log-probabilities at temperature 1, float32.
     """
 
     prompt: np.ndarray
@@ -35,7 +35,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked, and how the answer is drawn."""
+    """A prompt with a number, and the temperature at which the answer is drawn."""
 
     number: int
     prompt: Prompt
@@ -43,14 +43,14 @@ class Question:
 
 
 class Teacher:
-    """A served target."""
+    """A served target that is asked up to `at_once` questions at once."""
 
     def __init__(self, client: AsyncClient, max_new_tokens: int, at_once: int) -> None:
         self._client, self._most, self._at_once = client, max_new_tokens, at_once
-        self._chats = True  # as far as is known
+        self._chats = True  # whether the target takes chats, as far as is known
 
     async def answers(self, questions: Iterable[Question]) -> AsyncIterator[tuple[int, Answer]]:
-        """Answers by the numbers of their questions, as they come; raises TandemError."""
+        """Yield question numbers with their answers, as they come; raises TandemError."""
         waiting, running = iter(questions), set[asyncio.Task[tuple[int, Answer]]]()
         try:
             while True:
@@ -73,7 +73,7 @@ class Teacher:
             except InvalidRequest as error:
                 if "chat template" not in str(error):
                     raise
-                self._chats = False  # a model that continues texts
+                self._chats = False  # the target only continues texts
         prompt = question.prompt
         text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
         return question.number, await self._ask(question, text)
@@ -91,8 +91,8 @@ class Teacher:
 
 
 def answer_of(response: api.GenerateResponse) -> Answer:
-    """The arrays of a response. Where a vocabulary is smaller than TOP, or few tokens are allowed,
-    the rest have no probability.
+    """Convert a response to an answer. Where it lists fewer than TOP tokens, as with a small
+    vocabulary, the remaining log-probabilities are -inf.
     """
     size = len(response.token_ids)
     top = np.zeros((size, TOP), np.int32)

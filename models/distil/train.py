@@ -1,5 +1,5 @@
-"""The loop: a student learns from answers, is looked at now and then, and can be stopped and gone
-on with at any step.
+"""The training loop: a student learns from answers, and is measured every few steps. The training
+can be stopped and continued at any step.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tandem.models.training.optimiser import Optimiser
 
 LENGTH = 256  # tokens of a window
 ROWS = 8  # windows of a step
-LOOK_STEPS = 100
+LOOK_STEPS = 100  # steps between two looks
 MATRIX_RATE, OTHER_RATE = 0.02, 4e-3  # as the embedded pair was trained
 
 
 @contextmanager
 def interruption() -> Iterator[Event]:
-    """An event that Ctrl-C sets while the scope lasts; a second one interrupts at once."""
+    """Yield an event that Ctrl-C sets while the scope lasts; a second Ctrl-C interrupts at once."""
     asked, before = Event(), signal.getsignal(signal.SIGINT)
 
     def ask(*_: object) -> None:
@@ -57,11 +57,13 @@ class Look:
     course: Course
     loss: float
     tokens_per_step: float
-    learned: int  # tokens, counted as often as they were seen
+    learned: int  # tokens learned from, counted as often as they were seen
 
 
 class Training:
-    """A student, its optimiser and its course; its state is in a file."""
+    """The training of a student, with its optimiser and its course. Goes on from the file `state`
+    if there is one.
+    """
 
     def __init__(
         self, student: MistralForCausalLM, course: Course, target: Path, out: Path, state: Path
@@ -75,8 +77,8 @@ class Training:
     def run(
         self, lesson: Lesson, held_out: list[Answer], seed: int, report: Callable[[Look], None]
     ) -> None:
-        """Until the course has ended. Ctrl-C lets the step end, saves and raises KeyboardInterrupt;
-        what is begun again goes on from there.
+        """Train until the course has ended. Ctrl-C lets the step end, saves the training and raises
+        KeyboardInterrupt; a training that is started again goes on from there.
         """
         losses = []
         with interruption() as interrupted:
@@ -96,7 +98,7 @@ class Training:
                     raise KeyboardInterrupt
 
     def save(self) -> None:
-        """The student as services load it, and all that is needed to go on."""
+        """Save the student as services load it, and the state that is needed to go on."""
         students.save(self.student, self._target, self._out)
         half = self._state.with_suffix(".part")
         torch.save(
@@ -117,7 +119,7 @@ class Training:
         self.course = Course(**found["course"] | {"limit": limit})
 
     def _step(self, lesson: Lesson, seed: int) -> float:
-        """One step on windows that its number decides; the loss."""
+        """Train one step on windows that the step's number decides; return the loss."""
         batch = lesson.batch(ROWS, LENGTH, np.random.default_rng((seed, self.course.step)))
         device = self.student.device
         ids, top = (torch.from_numpy(each).long().to(device) for each in (batch.tokens, batch.top))

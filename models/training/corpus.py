@@ -1,7 +1,7 @@
 """The training text: documents of several corpora as token streams, the last part of each held out.
 
-Reads plain text files whose documents are separated by a line `<|endoftext|>`; knows nothing of
-models.
+The corpora are plain text files whose documents are separated by a line `<|endoftext|>`. Nothing
+here knows of models.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 END = "<|endoftext|>"
 PAD = "<|pad|>"
-HELD_OUT = 0.025
+HELD_OUT = 0.025  # share of a corpus's documents
 TYPOGRAPHY = str.maketrans(
     {"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'", "\u2026": "...", "\u2014": " - "}
 )
@@ -29,7 +29,7 @@ class Source:
 
     file: str
     weight: float
-    simple: bool = True  # the tokenizer is trained on simple English alone
+    simple: bool = True  # whether it is simple English; the tokenizer is trained on that alone
 
 
 SOURCES = (
@@ -42,8 +42,8 @@ SOURCES = (
 
 
 def plain(text: str) -> str:
-    """Undo UTF-8 that was read as Windows-1252 and straighten quotes: a small model has no room for
-    spellings.
+    """Repair UTF-8 that was read as Windows-1252, and straighten quotes: a small model has no room
+    for several spellings of a character.
     """
     lines = []
     for line in text.split("\n"):
@@ -61,19 +61,19 @@ def plain(text: str) -> str:
 
 
 def documents(path: Path) -> list[str]:
-    """The documents of a corpus file, in order, cleaned."""
+    """Return the documents of a corpus file, in order, cleaned."""
     docs = path.read_text(encoding="utf-8", errors="replace").split(END)
     return [text for doc in docs if (text := plain(doc).strip())]
 
 
 def split(docs: list[str]) -> tuple[list[str], list[str]]:
-    """(training, held out): the held-out part is the last 2.5 % of the documents."""
+    """Split documents into (training, held out): the held-out part is the last 2.5 % of them."""
     cut = max(1, len(docs) - max(1, round(len(docs) * HELD_OUT)))
     return docs[:cut], docs[cut:]
 
 
 def train_tokenizer(texts: Iterator[str], entries: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer; padding has an id of its own, so it never hides a token."""
+    """Train a byte-level BPE tokenizer. Padding has an id of its own, so it never hides a token."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -91,7 +91,7 @@ def train_tokenizer(texts: Iterator[str], entries: int) -> PreTrainedTokenizerFa
 
 
 class Stream:
-    """Token windows drawn at random places from several corpora."""
+    """Draws token windows at random places of several corpora."""
 
     def __init__(self, tokens: list[np.ndarray], weights: list[float], seed: int) -> None:
         self._tokens = tokens
@@ -99,7 +99,7 @@ class Stream:
         self._random = np.random.default_rng(seed)
 
     def batch(self, rows: int, length: int) -> torch.Tensor:
-        """A batch of windows, int64 [rows, length]."""
+        """Draw a batch of windows, int64 [rows, length]."""
         windows = []
         for source in self._random.choice(len(self._tokens), size=rows, p=self._weights):
             start = self._random.integers(0, len(self._tokens[source]) - length)
@@ -108,7 +108,7 @@ class Stream:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, docs: list[str]) -> np.ndarray:
-    """Documents as one stream of ids with an end token after each, uint16 [tokens]."""
+    """Encode documents as one stream of ids with an end token after each, uint16 [tokens]."""
     end = tokenizer.eos_token_id
     ids = [i for row in tokenizer(docs)["input_ids"] for i in (*row, end)]
     return np.array(ids, dtype=np.uint16)

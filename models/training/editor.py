@@ -1,9 +1,9 @@
 """Teach a target to edit: to tell a text again with one word changed.
 
-The embedded target tells stories and does not copy what it is shown, so it cannot show what
-drafting by lookup is worth where answers repeat their prompts. This makes one that can, to measure
-with (`python -m tandem.benchmarks.copying --target FOLDER`). Stops by the clock; nothing here is
-imported by a service.
+The embedded target tells stories and does not copy its prompts, so it cannot show the worth of
+drafting by lookup where answers repeat their prompts. This makes a target that can, to measure with
+(`python -m tandem.benchmarks.copying --target FOLDER`). The training stops by the clock; no service
+imports this module.
 
     python -m tandem.models.training.editor CORPORA --out FOLDER --minutes 10
 """
@@ -28,26 +28,26 @@ from tandem.models.training.optimiser import Optimiser
 from tandem.models.training.train import schedule
 
 SHORTEST, LONGEST = 24, 120  # tokens of a text
-HELD_OUT = 64  # texts, of `MEASURED` tokens
+HELD_OUT = 64  # held-out texts, of `MEASURED` tokens each
 MEASURED = 80
 
 
 def task(text: Sequence[int], old: int, new: int, line_break: Sequence[int]) -> list[int]:
-    """The prompt that asks for a text again with `new` for `old`, as token ids."""
+    """Return the prompt, as token ids, that asks for a text again with `new` in place of `old`."""
     return [*text, *line_break, old, new, *line_break]
 
 
 def edited(text: Sequence[int], old: int, new: int) -> list[int]:
-    """The right answer."""
+    """Return the right answer: the text with `new` in the place of `old`."""
     return [new if token == old else token for token in text]
 
 
 def examples(
     texts: torch.Tensor, line_break: Sequence[int], end: int, rng: np.random.Generator
 ) -> torch.Tensor:
-    """Tasks with their answers, of texts [rows, tokens]; int64 [rows, length]."""
+    """Make tasks with their answers from texts [rows, tokens]. Returns int64 [rows, length]."""
     rows = []
-    texts = texts.where(texts != end, line_break[0])  # one text each, as far as it shows
+    texts = texts.where(texts != end, line_break[0])  # so that each row looks like one text
     for text in texts.tolist():
         old, new = int(rng.choice(text)), int(rng.choice(texts.flatten()))
         rows.append([*task(text, old, new, line_break), *edited(text, old, new), end])
@@ -55,7 +55,7 @@ def examples(
 
 
 def loss_of(model: LlamaForCausalLM, batch: torch.Tensor, answer: int) -> torch.Tensor:
-    """Cross-entropy of the last `answer` tokens of int64 [rows, length]."""
+    """Return the cross-entropy of the last `answer` tokens of `batch`, int64 [rows, length]."""
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(batch[:, :-1], use_cache=False).logits[:, -answer:]
     return F.cross_entropy(logits.flatten(0, 1).float(), batch[:, -answer:].flatten())
@@ -63,17 +63,19 @@ def loss_of(model: LlamaForCausalLM, batch: torch.Tensor, answer: int) -> torch.
 
 @torch.no_grad()
 def accuracy(model: LlamaForCausalLM, batch: torch.Tensor, answer: int) -> float:
-    """How many of the last `answer` tokens of int64 [rows, length] are the likeliest ones."""
+    """Return the share of the last `answer` tokens of `batch`, int64 [rows, length], that are the
+    model's likeliest ones.
+    """
     logits = model(batch[:, :-1], use_cache=False).logits[:, -answer:]
     return float((logits.argmax(-1) == batch[:, -answer:]).float().mean())
 
 
 def main() -> None:
-    """Command line: corpora and a model in, a model out."""
+    """Run the command line: read corpora and a model, write the trained model."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("corpora", type=Path, help="folder with the corpus files")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--model", type=Path, default=models.TARGET, help="what to start from")
+    parser.add_argument("--model", type=Path, default=models.TARGET, help="model to start from")
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--tokens", type=int, default=2048, help="tokens per step")
     parser.add_argument("--seed", type=int, default=0)
@@ -98,7 +100,7 @@ def train(
     held_out: Stream,
     options: argparse.Namespace,
 ) -> None:
-    """The loop; tells now and then how much of held-out answers is right."""
+    """Train until the time is over; print every minute which share of held-out answers is right."""
     line_break, rng = tokenizer("\n")["input_ids"], np.random.default_rng(options.seed)
     end = tokenizer.eos_token_id
     judged = examples(held_out.batch(HELD_OUT, MEASURED), line_break, end, rng)

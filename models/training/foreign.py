@@ -1,8 +1,8 @@
 """Train a drafter whose tokenizer is not the target's: another vocabulary, other word borders,
 other special ids.
 
-It learns the text alone, by cross-entropy: nothing can be distilled from a target that counts other
-tokens. Stops by the clock; nothing here is imported by a service.
+The drafter learns from text alone, by cross-entropy: nothing can be distilled from a target whose
+tokens are others. The training stops by the clock; no service imports this module.
 
     python -m tandem.models.training.foreign CORPORA --out models/foreign --minutes 25
 """
@@ -38,12 +38,12 @@ ENTRIES = 2048
 PAD, START, END = "<pad>", "<s>", "</s>"  # ids 0, 1 and 2
 # "don't" is one word, digits stand alone, and so does every space that no word follows
 WORDS = r" ?[\p{L}']+|\p{N}| ?[^\s\p{L}\p{N}']+|\s"
-STORIES, CHARACTERS = 200, 800  # held out: so many, each up to there
+STORIES, CHARACTERS = 200, 800  # held-out stories, and characters of each that are measured
 
 
 def train_tokenizer(texts: Iterator[str], entries: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer that shares neither merges nor borders nor special ids with the
-    embedded pair's.
+    """Train a byte-level BPE tokenizer that shares neither merges nor word borders nor special ids
+    with the embedded pair's.
     """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
@@ -67,7 +67,7 @@ def train_tokenizer(texts: Iterator[str], entries: int) -> PreTrainedTokenizerFa
 
 
 def loss_of(model: LlamaForCausalLM, batch: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy on int64 [rows, length + 1]."""
+    """Return the cross-entropy of a model on `batch`, int64 [rows, length + 1]."""
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(batch[:, :-1], use_cache=False).logits  # [rows, length, vocab]
     return F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
@@ -77,7 +77,9 @@ def loss_of(model: LlamaForCausalLM, batch: torch.Tensor) -> torch.Tensor:
 def bits_per_byte(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, docs: list[str]
 ) -> float:
-    """On the beginnings of documents: comparable between tokenizers, as nats per token are not."""
+    """Return a model's bits per byte on the beginnings of documents. They can be compared between
+    tokenizers, as nats per token cannot.
+    """
     nats, size = 0.0, 0
     for doc in docs[:STORIES]:
         text = doc[:CHARACTERS]
@@ -89,7 +91,7 @@ def bits_per_byte(
 
 
 def save(out: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    """The model in half precision with its tokenizer beside it."""
+    """Save the model in half precision, with its tokenizer beside it."""
     half = LlamaForCausalLM(model.config)
     half.load_state_dict(model.state_dict())
     half.half().save_pretrained(out)
@@ -103,7 +105,7 @@ def train(
     held_out: list[str],
     options: argparse.Namespace,
 ) -> None:
-    """The loop; saves the model and a line of its log every few minutes."""
+    """Train until the time is over; every few minutes save the model and print a log line."""
     optimiser = Optimiser(model, 0.02, 4e-3)
     start = saved = time.monotonic()
     step, progress = 0, 0.0
@@ -128,7 +130,7 @@ def train(
 
 
 def main() -> None:
-    """Command line: corpora in, a draft model out."""
+    """Run the command line: read corpora, write a draft model."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("corpora", type=Path, help="folder with the corpus files")
     parser.add_argument("--out", type=Path, required=True)

@@ -1,8 +1,8 @@
-"""Muon (Jordan et al. 2024): momentum, whose directions are made equally long.
+"""The optimiser Muon (Jordan et al. 2024): momentum, whose directions are made equally long.
 
-PyTorch's own computes in bfloat16 and a matrix at a time, which took four fifths of a step on a
-processor without instructions for bfloat16. This one computes in float32, and matrices of a shape
-at once.
+PyTorch's own Muon computes in bfloat16 and one matrix at a time, which took four fifths of a step
+on a processor without instructions for bfloat16. This one computes in float32, and all matrices of
+a shape at once.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import torch
 from torch import nn
 
 STEPS = 5
-FACTORS = (3.4445, -4.7750, 2.0315)  # of the iteration, as in the paper
+FACTORS = (3.4445, -4.7750, 2.0315)  # factors of the iteration, as in the paper
 MOMENTUM = 0.95
 LEAST = 1e-7
 
 
 class Muon(torch.optim.Optimizer):
-    """For matrices alone; the learning rate is that of a matrix with no more rows than columns."""
+    """The optimiser Muon, for matrices alone. The learning rate holds for a matrix with no more
+    rows than columns; it is larger for a taller one.
+    """
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], lr: float, weight_decay: float = 0.0
@@ -44,7 +46,7 @@ class Muon(torch.optim.Optimizer):
                     matrix.add_(change, alpha=-rate)
 
     def _momentum(self, matrix: nn.Parameter) -> torch.Tensor:
-        """The gradient, mixed with those before (Nesterov)."""
+        """Return a matrix's gradient, mixed with its earlier gradients (Nesterov)."""
         assert matrix.grad is not None
         state = self.state[matrix]
         if not state:
@@ -55,8 +57,8 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
-    """Matrices [n, rows, columns] with the same singular vectors, whose singular values are between
-    0.5 and 1.5 unless they were very small.
+    """Return matrices [n, rows, columns] with the same singular vectors as the given ones, but with
+    singular values between 0.5 and 1.5 unless they were very small.
     """
     tall = matrices.shape[1] > matrices.shape[2]
     found = matrices.mT if tall else matrices

@@ -1,4 +1,4 @@
-"""What all models of this project are trained with."""
+"""The optimiser with which all models of this project are trained."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tandem.models.training.muon import Muon
 
 
 class Optimiser:
-    """Muon for the matrices, AdamW for embeddings and norms, one schedule for both."""
+    """Uses Muon for the matrices, AdamW for embeddings and norms, and one schedule for both."""
 
     def __init__(self, model: nn.Module, matrix_rate: float, other_rate: float) -> None:
         layers = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
@@ -33,10 +33,10 @@ class Optimiser:
             optimiser.zero_grad(set_to_none=True)
 
     def state(self) -> list[dict[str, Any]]:
-        """What it remembers, to go on with later."""
+        """Return the state of both optimisers, to go on with later."""
         return [optimiser.state_dict() for optimiser, _ in self._parts]
 
     def restore(self, state: list[dict[str, Any]]) -> None:
-        """Go on with what another remembered."""
+        """Go on with the state of another optimiser."""
         for (optimiser, _), part in zip(self._parts, state, strict=True):
             optimiser.load_state_dict(part)

@@ -2,8 +2,8 @@
 drafter.
 
 The drafter is distilled while the target learns: every batch's target logits are its teacher, so
-the teacher costs nothing, and both learning rates reach zero together. Stops by the clock; nothing
-here is imported by a service.
+the teacher costs nothing, and both learning rates reach zero together. The training stops by the
+clock; no service imports this module.
 
     python -m tandem.models.training.train CORPORA --out models/embedded --minutes 90
 """
@@ -28,7 +28,7 @@ from tandem.models.training.optimiser import Optimiser
 VOCABULARY = 4096
 CONTEXT = 512
 WINDOW = 256  # most steps see windows of this length, the last ones the whole context
-LONG_FROM = 0.88
+LONG_FROM = 0.88  # share of the time after which steps see the whole context
 TARGET = {
     "hidden_size": 256,
     "num_hidden_layers": 6,
@@ -46,7 +46,7 @@ DISTILLATION = 0.7  # weight of KL(target || draft); the rest is cross-entropy o
 
 
 def build(shape: dict[str, Any], mlp: int, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """A Llama with random weights."""
+    """Make a Llama with random weights."""
     config = LlamaConfig(
         **shape,
         intermediate_size=mlp,
@@ -62,15 +62,17 @@ def build(shape: dict[str, Any], mlp: int, tokenizer: PreTrainedTokenizerFast) -
 
 
 def schedule(progress: float, step: int) -> float:
-    """Warm up over 100 steps, hold, then fall linearly to zero over the last 60 % of the time."""
+    """Return the share of the peak learning rate: it warms up over 100 steps, holds, then falls
+    linearly to zero over the last 60 % of the time.
+    """
     return min(1.0, (step + 1) / 100) * min(1.0, max(0.0, (1 - progress) / 0.6))
 
 
 def losses(
     target: LlamaForCausalLM, draft: LlamaForCausalLM, batch: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(target cross-entropy, draft cross-entropy against teacher and text mixed) of int64 [rows,
-    length + 1].
+    """Return the losses on `batch`, int64 [rows, length + 1]: the target's cross-entropy, and the
+    draft model's cross-entropy against a mixture of teacher and text.
     """
     ids, text = batch[:, :-1], batch[:, 1:].flatten()
     with torch.autocast("cpu", torch.bfloat16):
@@ -86,7 +88,7 @@ def losses(
 def save(
     out: Path, target: LlamaForCausalLM, draft: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    """Both models in half precision, each with the tokenizer beside it."""
+    """Save both models in half precision, each with the tokenizer beside it."""
     for name, model in (("target", target), ("draft", draft)):
         half = LlamaForCausalLM(model.config)
         half.load_state_dict(model.state_dict())
@@ -98,7 +100,9 @@ def save(
 def evaluate(
     target: LlamaForCausalLM, draft: LlamaForCausalLM, held_out: Stream
 ) -> dict[str, float]:
-    """On held-out text: nats per token of both, and how often their first choices agree."""
+    """Measure on held-out text the nats per token of both models, and how often their first choices
+    agree.
+    """
     batch = held_out.batch(64, CONTEXT + 1)
     ids, text = batch[:, :-1], batch[:, 1:].flatten()
     choices, row = [], {}
@@ -112,7 +116,7 @@ def evaluate(
 
 
 def main() -> None:
-    """Command line: corpora in, `target/` and `draft/` out."""
+    """Run the command line: read corpora, write `target/` and `draft/`."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("corpora", type=Path, help="folder with the corpus files")
     parser.add_argument("--out", type=Path, required=True)
@@ -155,7 +159,7 @@ def train(
     held_out: Stream,
     options: argparse.Namespace,
 ) -> None:
-    """The loop; saves the pair and a line of its log every few minutes."""
+    """Train until the time is over; every few minutes save the pair and print a line of the log."""
     optimisers = Optimiser(target, 0.02, 4e-3), Optimiser(draft, 0.02, 4e-3)
     options.out.mkdir(parents=True, exist_ok=True)
     start = saved = time.monotonic()
