@@ -55,21 +55,21 @@ class OrchestratorServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """One whole answer.
+        """Returns one whole answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamGenerate(self, request, context):
-        """The same answer as it grows. A stream that broke is resumed with the same request and `received`.
+        """Returns the same answer as it grows. A stream that broke is resumed with the same request and `received`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """What is served and how it is doing: models, drafters, verifiers, their health and load.
+        """Returns the status of what is served: models, drafters, verifiers, their health and load.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

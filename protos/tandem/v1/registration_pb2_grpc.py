@@ -47,7 +47,7 @@ class RegistrationServiceServicer:
     def Register(self, request_iterator, context):
         """Registers a drafter while the call lasts, and is DrafterService.Guess in the other direction: the cell's requests
         are the responses. Either side sends a message every quarter of a second; one that misses five has lost the other.
-        Metadata: `x-tandem-registration-token`, the token of the cell.
+        The call's metadata has the cell's token as `x-tandem-registration-token`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

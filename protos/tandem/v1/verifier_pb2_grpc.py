@@ -50,7 +50,7 @@ class VerifierServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Decode(self, request_iterator, context):
-        """All sessions of one cell. Ends their decoding when it ends; a side with nothing to report sends a message every quarter of a second.
+        """Carries all sessions of one cell. Their decoding ends when the call ends. A side with nothing to report sends a message every quarter of a second.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
