@@ -47,7 +47,8 @@ from tandem.benchmarks.figures.steptimes import (
 from tandem.benchmarks.peers import llamacpp
 from tandem.engine.cache.pool import position_bytes
 from tandem.engine.exact.exactness import positions_tried, self_test
-from tandem.engine.model.load import DTYPES, load
+from tandem.engine.model.dtypes import DTYPES
+from tandem.engine.model.load import load
 from tandem.engine.runner import HFRunner
 from tandem.engine.weights import weights_bytes
 from tandem.models.grow import Shape, grow

@@ -41,7 +41,8 @@ from tandem.benchmarks.figures.steps import (
 from tandem.benchmarks.figures.steptimes import FLOOR, LIBRARY, ONE, TYPICAL, Figures, chosen
 from tandem.engine.cache.pool import position_bytes
 from tandem.engine.forward.cuda import cublas
-from tandem.engine.model.load import DTYPES, HFModel, load
+from tandem.engine.model.dtypes import DTYPES
+from tandem.engine.model.load import HFModel, load
 from tandem.engine.runner import BY_ROWS, AttentionBackend, HFRunner
 from tandem.protos import tree
 from tandem.protos.errors import TandemError

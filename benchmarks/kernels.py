@@ -27,7 +27,7 @@ from tandem.engine.forward.cpu.kernels import Kernels, plain_weights
 from tandem.engine.forward.cpu.panels import in_panels
 from tandem.engine.forward.cpu.paths import Paths
 from tandem.engine.forward.dense import AttentionOptions
-from tandem.engine.model.load import DTYPES
+from tandem.engine.model.dtypes import DTYPES
 
 HEADS, KV_HEADS, SIZE = 32, 8, 128
 CONTEXTS = (512, 8192)

@@ -29,7 +29,8 @@ from tandem.benchmarks.figures import report
 from tandem.benchmarks.figures.machine import described
 from tandem.engine.forward.cpu.kernels import kernels
 from tandem.engine.forward.segment import Segment
-from tandem.engine.model.load import DTYPES, load
+from tandem.engine.model.dtypes import DTYPES
+from tandem.engine.model.load import load
 from tandem.engine.runner import HFRunner
 from tandem.protos import tree
 from tandem.protos.errors import TandemError

@@ -157,9 +157,7 @@ async def hosting(
 
 
 async def _report(thread: ModelThread, health: Health, runner: ModelRunner) -> None:
-    """Report every HEALTH_SECONDS whether the model can be served; raises Unusable if it cannot be
-    any more.
-    """
+    """Report every HEALTH_SECONDS whether the model serves; raises Unusable once it cannot."""
     while True:
         problem = runner.lost or thread.problem(time.perf_counter())
         ended = runner.lost or thread.ended

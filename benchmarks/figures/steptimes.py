@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.benchmarks.figures.steps import Feed, Text
-from tandem.engine.model.load import DTYPES
+from tandem.engine.model.dtypes import DTYPES
 from tandem.protos import tree
 from tandem.protos.errors import Unusable
 

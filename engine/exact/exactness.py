@@ -14,7 +14,8 @@ import torch
 
 from tandem.engine.cache.pages import PageTable, page_aligned
 from tandem.engine.exact.trial import MARGIN, Trial
-from tandem.engine.model.load import SERVED_MODELS, HFModel
+from tandem.engine.model.configuration import SERVED_MODELS
+from tandem.engine.model.load import HFModel
 from tandem.engine.model.reference import text_length
 from tandem.engine.model.rounding import Difference, typical_difference
 from tandem.engine.model_runner import ModelRunner

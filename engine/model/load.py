@@ -7,8 +7,8 @@ line that names the model and what to do instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from logging import CRITICAL
 from pathlib import Path
@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
     AutoModelForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
@@ -26,10 +24,11 @@ from transformers.utils import logging
 
 from tandem.engine.cache.pool import LayerGeometry, position_bytes
 from tandem.engine.forward.cpu import panels
-from tandem.engine.forward.cpu.kernels import kernels
 from tandem.engine.forward.grouped_weight import GroupedWeight
 from tandem.engine.model import gguf
-from tandem.engine.model.gguf_config import config_of as gguf_config_of
+from tandem.engine.model.configuration import LOCAL, configuration, judging, loading, longest_text
+from tandem.engine.model.dtypes import dtype_of
+from tandem.engine.model.generation import end_token_ids
 from tandem.engine.model.grouping import round_linears
 from tandem.engine.model.linears import (
     FULL,
@@ -39,7 +38,7 @@ from tandem.engine.model.linears import (
     recording_inputs,
     replace_layers,
 )
-from tandem.engine.model.probe import install_attention, refuse_class
+from tandem.engine.model.probe import install_attention
 from tandem.engine.model.quantised import SETTING, dequantise, unify_dtype
 from tandem.engine.model.reference import ReferenceLogits, reference_logits
 from tandem.engine.parallel.shards import Shard, in_turn, join, joined, split
@@ -48,11 +47,7 @@ from tandem.protos.fingerprint import tokens_by_id
 from tandem.protos.gguf import head as gguf_head
 from tandem.protos.gguf import is_gguf
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPES_OF_FILES = ("f32", "bf16", "f16")
-AUTO = "auto"  # the checkpoint's own
-SERVED_MODELS = "choose one that is served, e.g. Llama, Qwen, Mistral, Gemma, Phi or GPT-2"
-LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,38 +105,28 @@ def load(
     weights: str = FULL,
     shard: Shard | None = None,
 ) -> HFModel:
-    """Load a model directory or a GGUF file, or a part of it, while other ranks load theirs; raises
-    Unusable.
-    """
+    """Load a model directory or a GGUF file, or one rank's part of it; raises Unusable."""
     head = gguf_head(model) if is_gguf(model) else None
-    if not head and not (model / "config.json").is_file():
-        raise Unusable(f"{model} is not a model directory: it has no config.json")
-    tokens = tokens_by_id(model)
-    with _loading(model, device):
-        config = gguf_config_of(model, head) if head else AutoConfig.from_pretrained(model, **LOCAL)
-    with _judging(model, config):
-        _refuse_config(config)
-    wanted = _dtype(dtype, config, device)
+    config, tokens = configuration(model, head, device), tokens_by_id(model)
+    wanted = dtype_of(dtype, config, device)
     grouped = panels.why_unsupported(wanted, torch.device(device)) is None
-    with _judging(model, config):
+    with judging(model, config):
         quantised = gguf.stored_as(head) if head else dequantise(config, model, grouped)
-    with _loading(model, device):
+        if shard and (head or weights != FULL):
+            raise Unusable("cannot be split among ranks: that needs weights that are not quantised")
+    with loading(model, device):
         if head:
             network, missing = gguf.read(model, head, config, wanted, grouped)
         else:
             network, missing = _read(model, config, wanted, torch.device(device), shard)
-    if shard and (head or weights != FULL):
-        raise Unusable(f"{model}: only unquantised model directories can be split among ranks")
-    if missing:
-        lacking = f"its files lack {len(missing)} weights of {type(network).__name__}"
-        raise Unusable(f"{model} cannot be served: {lacking}, e.g. {missing[0]}; get all files")
+    _refuse_missing(model, network, missing)
     stays = any(isinstance(each, GroupedWeight) for each in network.parameters())
     kind = linear_class(wanted, network.device, weights)
-    with _judging(model, config), recording_inputs(network) as groups:
-        found = install_attention(network, _context_length(config))
+    with judging(model, config), recording_inputs(network) as groups:
+        found = install_attention(network, longest_text(config))
     if weights == INT8:
         round_linears(network)
-    with _judging(model, config), joined(network) if shard else nullcontext():
+    with judging(model, config), joined(network) if shard else nullcontext():
         reference = reference_logits(network, found, wanted, model)
     if kind:
         replace_layers(network, groups, kind)
@@ -154,7 +139,7 @@ def load(
         vocab_size=found.vocab_size,
         token_count=min(max(tokens) + 1, found.vocab_size),
         context_length=found.context_length,
-        end_token_ids=head.end_token_ids if head else _end_token_ids(network),
+        end_token_ids=head.end_token_ids if head else end_token_ids(network),
         device=torch.device(device),
         dtype=wanted,
         weights=weights,
@@ -169,7 +154,7 @@ def _read(
     config: PreTrainedConfig,
     dtype: torch.dtype,
     device: torch.device,
-    shard: Shard | None,
+    shard: Shard | None = None,
 ) -> tuple[PreTrainedModel, list[str]]:
     """The network, and names of weights that the files do not have: they would be random. Weights
     that are of this dtype in the files go from there to the device, through no memory of ours. One
@@ -194,85 +179,8 @@ def _read(
     return network.eval().requires_grad_(False).to(device), sorted(report["missing_keys"])
 
 
-@contextmanager
-def _loading(folder: Path, device: str) -> Iterator[None]:
-    """Whatever the loaders underneath raise becomes a line."""
-    try:
-        yield
-    except Unusable as error:
-        raise Unusable(f"{folder} {error}") from error
-    except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        if "trust_remote_code" in str(error):
-            reason = f"it needs code from its directory, which is never run; {SERVED_MODELS}"
-        raise Unusable(f"{folder} cannot be loaded on {device}: {reason}") from error
-
-
-@contextmanager
-def _judging(folder: Path, config: PreTrainedConfig) -> Iterator[None]:
-    """Put the names of directory and class before what is wrong with them."""
-    try:
-        yield
-    except Unusable as error:
-        name = (config.architectures or [type(config).__name__])[0]
-        raise Unusable(f"{folder} cannot be served: {name} {error}; {SERVED_MODELS}") from error
-
-
-def _refuse_config(config: PreTrainedConfig) -> None:
-    """Raise Unusable for what can be known before the weights are read."""
-    if config.is_encoder_decoder:
-        raise Unusable("is an encoder-decoder")
-    if getattr(config.get_text_config(), "attn_temperature_tuning", False):  # Llama 4
-        raise Unusable("scales attention by a token's place in the batch, not in its text")
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if not isinstance(kind, type):
-        raise Unusable("is not a causal language model")
-    refuse_class(kind)
-
-
-def default_dtype(saved: str, device: str) -> str:
-    """What a model is loaded in unless a dtype is set: what it was `saved` in. On a CPU only
-    bfloat16 is kept, where there are kernels with instructions for it. What lacks them, float16 on
-    every CPU, is converted in each product and gains no speed; and float16 overflows where a
-    network was not trained in it.
-    """
-    if not device.startswith("cpu"):
-        return saved
-    build = kernels()
-    native = build is not None and build.pairs
-    return saved if saved == "bfloat16" and native else "float32"
-
-
-def _dtype(name: str | None, config: PreTrainedConfig, device: str) -> torch.dtype:
-    own = config.dtype or config.get_text_config().dtype or torch.float32
-    saved = str(own).removeprefix("torch.")
-    if name is None:
-        name = default_dtype(saved, device)
-    elif name == AUTO:
-        name = saved
-    if name not in DTYPES:
-        raise Unusable(f"dtype {name!r} is not one of {', '.join([AUTO, *DTYPES])}")
-    return DTYPES[name]
-
-
-def _context_length(config: PreTrainedConfig) -> int:
-    """How far the positions reach, and the same for every session: rotary positions that stretch
-    with the longest text of a call are the original ones up to the original length.
-    """
-    text = config.get_text_config()
-    length = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
-    limits = [int(length or 2048)]
-    ropes = getattr(text, "rope_parameters", None) or {}
-    for rope in [ropes] if "rope_type" in ropes else ropes.values():  # one, or one per layer type
-        if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
-            limits.append(rope["original_max_position_embeddings"])
-    return min(limits)
-
-
-def _end_token_ids(network: PreTrainedModel) -> tuple[int, ...]:
-    given = network.generation_config.eos_token_id if network.generation_config else None
-    if given is None:
-        given = getattr(network.config.get_text_config(), "eos_token_id", None)
-    if given is None:
-        return ()
-    return tuple(given) if isinstance(given, list | tuple) else (int(given),)
+def _refuse_missing(folder: Path, network: PreTrainedModel, missing: Sequence[str]) -> None:
+    """Raise Unusable if files lack weights."""
+    if missing:
+        lacking = f"its files lack {len(missing)} weights of {type(network).__name__}"
+        raise Unusable(f"{folder} cannot be served: {lacking}, e.g. {missing[0]}; get all files")

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tandem.engine.config import ModelServiceConfig
-from tandem.engine.model.load import default_dtype, load
+from tandem.engine.model.dtypes import default_dtype
+from tandem.engine.model.load import load
 from tandem.protos.errors import Unusable
 from tests.checkpoints import WEIGHTS, configure, refusal
 from tests.families import REFUSED
@@ -79,7 +80,7 @@ def test_who_says_no_dtype_gets_the_checkpoints_own_where_the_cpu_has_it(
     build = None if native is None else SimpleNamespace(pairs=native)
     configure(llama, dtype=saved)
     with monkeypatch.context() as patched:
-        patched.setattr("tandem.engine.model.load.kernels", lambda: build)
+        patched.setattr("tandem.engine.model.dtypes.kernels", lambda: build)
         own = load(llama, ModelServiceConfig(model=llama).dtype).dtype
     assert own == (torch.bfloat16 if saved == "bfloat16" and native else torch.float32)
     assert default_dtype(saved or "float32", "cuda:1") == (saved or "float32")

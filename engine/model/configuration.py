@@ -1,0 +1,81 @@
+"""The configuration of a model, and what can be known of it before its weights are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
+
+from tandem.engine.model.gguf_config import config_of as gguf_config_of
+from tandem.engine.model.probe import refuse_class
+from tandem.protos.errors import Unusable
+from tandem.protos.gguf import Head
+
+SERVED_MODELS = "choose one that is served, e.g. Llama, Qwen, Mistral, Gemma, Phi or GPT-2"
+LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+
+
+def configuration(model: Path, head: Head | None, device: str) -> PreTrainedConfig:
+    """Return the configuration of a model that can be served, as far as that is known without its
+    weights. Raises Unusable.
+    """
+    if not head and not (model / "config.json").is_file():
+        raise Unusable(f"{model} is not a model directory: it has no config.json")
+    with loading(model, device):
+        config = gguf_config_of(model, head) if head else AutoConfig.from_pretrained(model, **LOCAL)
+    with judging(model, config):
+        _refuse(config)
+    return config
+
+
+def _refuse(config: PreTrainedConfig) -> None:
+    """Raise Unusable for what can be known before the weights are read."""
+    if config.is_encoder_decoder:
+        raise Unusable("is an encoder-decoder")
+    if getattr(config.get_text_config(), "attn_temperature_tuning", False):  # Llama 4
+        raise Unusable("scales attention by a token's place in the batch, not in its text")
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if not isinstance(kind, type):
+        raise Unusable("is not a causal language model")
+    refuse_class(kind)
+
+
+def longest_text(config: PreTrainedConfig) -> int:
+    """How far the positions reach, and the same for every session: rotary positions that stretch
+    with the longest text of a call are the original ones up to the original length.
+    """
+    text = config.get_text_config()
+    length = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+    limits = [int(length or 2048)]
+    ropes = getattr(text, "rope_parameters", None) or {}
+    for rope in [ropes] if "rope_type" in ropes else ropes.values():  # one, or one per layer type
+        if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
+            limits.append(rope["original_max_position_embeddings"])
+    return min(limits)
+
+
+@contextmanager
+def loading(folder: Path, device: str) -> Iterator[None]:
+    """Whatever the loaders underneath raise becomes a line."""
+    try:
+        yield
+    except Unusable as error:
+        raise Unusable(f"{folder} {error}") from error
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        if "trust_remote_code" in str(error):
+            reason = f"it needs code from its directory, which is never run; {SERVED_MODELS}"
+        raise Unusable(f"{folder} cannot be loaded on {device}: {reason}") from error
+
+
+@contextmanager
+def judging(folder: Path, config: PreTrainedConfig) -> Iterator[None]:
+    """Put the names of directory and class before what is wrong with them."""
+    try:
+        yield
+    except Unusable as error:
+        name = (config.architectures or [type(config).__name__])[0]
+        raise Unusable(f"{folder} cannot be served: {name} {error}; {SERVED_MODELS}") from error
