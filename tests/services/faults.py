@@ -221,11 +221,11 @@ def a_page_of_another_session(plant: Plant) -> None:
 
 def a_replay_with_stale_geometry(plant: Plant) -> None:
     """A replay reads the pieces of prefixes of the pass that was captured."""
-    known, copied = set[int](), RowPlan.copy_from
+    known, copied = dict[int, RowPlan](), RowPlan.copy_from  # held, so that no id is given twice
 
     def once(rows: RowPlan, other: RowPlan) -> None:
         rows.longs.copy_(other.longs) if id(rows) in known else copied(rows, other)
-        known.add(id(rows))
+        known[id(rows)] = rows
 
     plant.patch.setattr(RowPlan, "copy_from", once)
 
