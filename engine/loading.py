@@ -11,18 +11,30 @@ from tandem.engine.config import ModelServiceConfig
 from tandem.engine.forward.cpu.kernels import use_threads
 from tandem.engine.forward.cuda import cublas
 from tandem.engine.model import load as model
+from tandem.engine.model.configuration import configuration, judging
+from tandem.engine.model.linears import FULL
 from tandem.engine.parallel.leading import Follower, LeadingRunner
 from tandem.engine.parallel.ranks import Ranks
-from tandem.engine.parallel.shards import Shard
+from tandem.engine.parallel.shards import Shard, check_split
 from tandem.engine.runner import HFRunner
+from tandem.protos.errors import Unusable
+from tandem.protos.gguf import is_gguf
 from tandem.protos.service.process import configure_logging
 
 
 def ranks_of(config: ModelServiceConfig) -> Ranks | None:
-    """Start the other processes of a model that is split among several. None if it is not."""
-    if config.tensor_parallel == 1:
+    """Start the other processes of a model that is split among several, None if it is not. Raises
+    Unusable for one that cannot be split.
+    """
+    count = config.tensor_parallel
+    if count == 1:
         return None
-    return Ranks(config.tensor_parallel, config.device, partial(follower, config))
+    if is_gguf(config.model) or config.weights != FULL:
+        raise Unusable(f"{config.model} cannot be split among ranks: its weights are quantised")
+    found = configuration(config.model, None, config.device)
+    with judging(config.model, found):
+        check_split(found, count)
+    return Ranks(count, config.device, partial(follower, config))
 
 
 def load_model(config: ModelServiceConfig, shard: Shard | None = None) -> model.HFModel:

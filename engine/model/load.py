@@ -112,8 +112,6 @@ def load(
     grouped = panels.why_unsupported(wanted, torch.device(device)) is None
     with judging(model, config):
         quantised = gguf.stored_as(head) if head else dequantise(config, model, grouped)
-        if shard and (head or weights != FULL):
-            raise Unusable("cannot be split among ranks: that needs weights that are not quantised")
     with loading(model, device):
         if head:
             network, missing = gguf.read(model, head, config, wanted, grouped)

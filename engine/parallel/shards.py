@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import distributed, nn
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from tandem.engine.forward.grouped_weight import GroupedWeight
 from tandem.protos.errors import Unusable
@@ -59,6 +59,17 @@ def gathered(part: torch.Tensor) -> list[torch.Tensor]:
     parts = [torch.empty_like(part) for _ in range(distributed.get_world_size())]
     distributed.all_gather(parts, part.contiguous())
     return parts
+
+
+def check_split(config: PreTrainedConfig, count: int) -> None:
+    """Raise Unusable if a network of this configuration cannot be split among `count` ranks. Takes
+    no memory for weights.
+    """
+    if hasattr(config, "quantization_config"):
+        raise Unusable("cannot be split among ranks: its weights are quantised")
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(config)
+    split(network, Shard(0, count))
 
 
 @torch.inference_mode()

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from tandem.orchestrator.requests.request import Quota, Request, digest
 from tandem.protos.errors import PermissionDenied, Unusable
+from tandem.protos.service.config import message
 
 LOOK_SECONDS = 1.0  # between two looks at the file while waiting for a change
 Right: TypeAlias = Literal["generate", "register"]
@@ -152,7 +153,9 @@ def read(file: Path) -> dict[str, Identity]:
     except OSError as error:
         raise Unusable(f"clients: {file} cannot be read: {error.strerror}") from None
     except ValidationError as error:
-        problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        problems = (
+            f"{'.'.join(map(str, each['loc']))}: {message(each)}" for each in error.errors()
+        )
         raise Unusable(f"clients: {file}: {'; '.join(problems)}") from None
     except (yaml.YAMLError, ValueError, RecursionError):  # ValueError for an invalid date, e.g.
         raise Unusable(f"clients: {file} is not YAML, or has a name twice") from None

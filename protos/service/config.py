@@ -228,4 +228,9 @@ def _problems(error: ValidationError) -> str:
 
 def _problem(found: ErrorDetails) -> str:
     value = f", got {shortened(found['input'])}" if found["type"].startswith(SHOWN) else ""
-    return ": ".join([*map(str, found["loc"]), found["msg"] + value])
+    return ": ".join([*map(str, found["loc"]), message(found) + value])
+
+
+def message(found: ErrorDetails) -> str:
+    """Return the text of a problem, as whoever found it has written it."""
+    return found["msg"].removeprefix("Value error, ")

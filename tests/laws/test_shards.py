@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tandem.engine.parallel import shards
-from tandem.engine.parallel.shards import Shard, join, joined, split
+from tandem.engine.parallel.shards import Shard, check_split, join, joined, split
 from tandem.protos.errors import Unusable
 from tests.families import CONFIGS, REFUSED, build
 
@@ -107,6 +107,13 @@ def test_a_layer_that_has_taken_others_in_is_summed_as_a_whole() -> None:
 def test_a_class_that_cannot_be_split_is_refused(family: str) -> None:
     with pytest.raises(Unusable, match="cannot be split among"):
         split(build(family, 0), Shard(0, 2))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3"])
+def test_a_split_is_checked_without_weights(family: str) -> None:
+    check_split(CONFIGS[family](), 2)
+    with pytest.raises(Unusable, match="its num_attention_heads are 4"):
+        check_split(CONFIGS[family](), 8)
 
 
 def test_heads_that_cannot_be_divided_are_refused() -> None:

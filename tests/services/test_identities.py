@@ -87,7 +87,7 @@ async def test_who_waits_for_a_revocation_is_woken(
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("alice: {}", "alice: Value error, needs token_sha256 or certificate"),
+        ("alice: {}", "alice: needs token_sha256 or certificate"),
         (f"alice: {{token_sha256: {ALICE}}}", "alice.token_sha256"),
         ("alice: {certificate: a, max_running: 0}", "alice.max_running"),
         ("alice: {certificate: a, weight: -1}", "alice.weight"),

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tandem import models
-from tests.running_up import Served, running_up
+from tests.running_up import TANDEM, Served, running_up
 from tests.waiting import wait_until
 
 RANKS = 4
@@ -62,6 +62,13 @@ def test_sums_in_the_order_of_ranks_are_exact() -> None:
 
 def test_sums_by_all_reduce_are_found_not_to_be_exact() -> None:
     assert tried("all_reduce").startswith("exact unavailable: ")
+
+
+def test_a_target_that_cannot_be_split_is_refused_before_processes_are_started() -> None:
+    words = "verifier", "--model", str(models.TARGET), "--tensor-parallel", "64"
+    done = subprocess.run([*TANDEM, *words], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "cannot be split among 64 ranks: its num_attention_heads are" in done.stderr
 
 
 def test_a_split_target_says_the_same_with_drafts_and_without(up: Served) -> None:
