@@ -8,22 +8,23 @@ passes fail, `lost` says so, and the service ends, to be started again as a whol
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import distributed
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from tandem.engine.parallel.shards import Shard
-from tandem.protos.transport.rpc import free_port
+from tandem.protos.errors import Unusable
 
-HOST = "127.0.0.1"
-MEETING = timedelta(minutes=5)  # within which all ranks have started
 FOREVER = timedelta(days=365)  # for which a rank waits when there is nothing to do
 
 Follow = Callable[[Shard], Callable[[str, Any], None]]  # a rank, as what does what it is told
@@ -33,20 +34,28 @@ class Ranks:
     """The other ranks, as rank 0 sees them."""
 
     def __init__(self, count: int, device: str, follow: Follow) -> None:
-        """Start `count` - 1 processes and connect with them. `follow` must be importable."""
-        self.shard, port = Shard(0, count), free_port(HOST)
+        """Start `count` - 1 processes and connect with them; raises Unusable. `follow` must be
+        importable.
+        """
+        self.shard, self._folder = Shard(0, count), TemporaryDirectory()
+        file = str(Path(self._folder.name) / "ranks")
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
         context = get_context("spawn")
         for rank in range(1, count):
             ours, theirs = context.Pipe()
-            given = Shard(rank, count), device, port, theirs, follow
+            given = Shard(rank, count), device, file, theirs, follow
             process = context.Process(target=_run, args=given, daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
-        _meet(self.shard, device, port)
+        try:
+            for pipe in self._pipes:
+                pipe.recv()
+        except EOFError:
+            raise Unusable(self.lost or "a rank of the model has ended") from None
+        _meet(self.shard, device, file)
 
     @property
     def lost(self) -> str | None:
@@ -61,25 +70,27 @@ class Ranks:
                 pipe.send((name, arguments))
 
 
-def _run(shard: Shard, device: str, port: int, pipe: Connection, follow: Follow) -> None:
+def _run(shard: Shard, device: str, file: str, pipe: Connection, follow: Follow) -> None:
     """Another rank, from its start to its end."""
-    _meet(shard, device, port)
+    pipe.send(shard.rank)
+    _meet(shard, device, file)
     do = follow(shard)
     with suppress(EOFError):
         while True:
             do(*pipe.recv())
 
 
-def _meet(shard: Shard, device: str, port: int) -> None:
-    """Connect with the other ranks."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+def _meet(shard: Shard, device: str, file: str) -> None:
+    """Connect with the other ranks, which find each other in a file: no port is open to others."""
+    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    for library in ("GLOO", "NCCL"):
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", loopback)
     cuda = device.startswith("cuda")
     if cuda:
         torch.cuda.set_device(shard.device(device))
-    store = TCPStore(HOST, port, shard.count, shard.rank == 0, MEETING)
     distributed.init_process_group(
         "nccl" if cuda else "gloo",
-        store=store,
+        store=FileStore(file, shard.count),
         rank=shard.rank,
         world_size=shard.count,
         timeout=FOREVER,
