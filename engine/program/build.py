@@ -125,7 +125,9 @@ class Builder(TwinTensors):
         if isinstance(call.function, torch._ops.OpOverload) and call.function._schema.is_mutable:
             target = storage_of(call.given[0])
             if self._origins[target] is not Origin.PLAIN or target in self._inputs:
-                raise Unrecordable(f"it calls {call.function} on a tensor that no call made")
+                raise Unrecordable(
+                    f"it calls {call.function} on an input, a weight or a result of instructions"
+                )
             self._changes.setdefault(target, []).append(number)
 
     def _constant(self, call: Call) -> bool:
