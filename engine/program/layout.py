@@ -70,7 +70,7 @@ class Layout:
 
 def layout_of(counts: Counts, tensors: Sequence[Twins], inner: int | None = None) -> Layout | None:
     """Return the layout of tensors of which one dimension counts rows and all others belong to a
-    row. If `inner` is given, the layout has so many inner numbers. None if the tensors have another
+    row. If `inner` is given, the layout has `inner` inner numbers. None if the tensors have another
     form.
     """
     one, two = (tensors[0][each].shape for each in (0, 1))

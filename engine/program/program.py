@@ -105,7 +105,7 @@ def _filled(shape: Any, given: Sequence[Any]) -> Any:
 
 
 class Program:
-    """Does for the rows of a plan what a network does, by `actions` on so many `values`.
+    """Computes for the rows of a plan the same as a network, by `actions` on a number of `values`.
 
     The first three values are the tokens, their positions and the rows whose logits are wanted;
     `logits` is the number of the value that holds the logits. `kept` are the objects that

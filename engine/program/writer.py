@@ -85,7 +85,7 @@ class Writer:
         self.write(Operation.COPY, self.layout(made, one), [made, one], source_kind=kind)
 
     def whole(self, tensor: Twins, size: int) -> View | None:
-        """Return the view of a tensor as rows of so many numbers, one after the other. None if its
+        """Return the view of a tensor as rows of `size` numbers, one after the other. None if its
         numbers lie otherwise.
         """
         found = self.layout(tensor)
@@ -94,8 +94,8 @@ class Writer:
         return view if joined and (view.row.fixed, view.row.each) == (size, 0) else None
 
     def rows(self, tensor: Twins, size: int) -> Place:
-        """Return the place of a tensor as rows of so many numbers, after writing a copy of it if
-        need be. Raises Unfit if the tensor does not have so many numbers per row.
+        """Return the place of a tensor as rows of `size` numbers, after writing a copy of it if
+        need be. Raises Unfit if the tensor does not have `size` numbers per row.
         """
         if view := self.whole(tensor, size):
             return Place(storage_of(tensor[0]), view)
@@ -109,8 +109,8 @@ class Writer:
         return Place(storage_of(copied[0]), view)
 
     def result(self, tensor: Twins, size: int) -> Place:
-        """Return the place of a result as rows of so many numbers, one after the other. Raises
-        Unfit if its numbers lie otherwise.
+        """Return the place of a result as rows of `size` numbers, one after the other. Raises Unfit
+        if its numbers lie otherwise.
         """
         if not (view := self.whole(tensor, size)):
             raise Unfit

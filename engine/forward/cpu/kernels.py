@@ -206,14 +206,14 @@ class Kernels:
         sources: ctypes.Array[ctypes.c_void_p],
         step: ctypes.Structure,
     ) -> None:
-        """Carry out the instructions of a program on so many rows, as program.cpp describes."""
+        """Carry out the instructions of a program on `rows` rows, as program.cpp describes."""
         given = program, len(program), rows, sources, ctypes.byref(step)
         self._program(*given, self.threads, WORTH_SHARING)
 
     def sharing(self, numbers: int) -> int:
-        """Return how many threads share so many numbers: all, or one where the start of others does
-        not pay. Never some of them: OpenMP ends the threads that a team leaves out, and starts them
-        again for the next team.
+        """Return how many threads share a call that reads so many numbers: all, or one where the
+        start of others does not pay. Never some of the threads: OpenMP ends those that a team
+        leaves out, and starts them again for the next team.
         """
         return self.threads if numbers >= WORTH_SHARING else 1
 
@@ -235,7 +235,7 @@ def required_kernels() -> Kernels:
 
 
 def use_threads(count: int) -> None:
-    """Compute with so many threads from now on. Where there are kernels, only they use threads.
+    """Compute with `count` threads from now on. Where there are kernels, only they use threads.
     PyTorch's own operations share their elements among threads and round the last elements of a
     share differently, so bits would depend on the number of rows. Those operations are too small to
     gain much from threads.
