@@ -1,1 +1,3 @@
-"""One pass for many sessions: how its rows are laid out, and attention over the pool."""
+"""Forward passes for many sessions at once: the layout of their rows, and attention over the pool
+of keys and values.
+"""

@@ -1,8 +1,8 @@
-"""The attention hook: what a Hugging Face model calls instead of its own attention.
+"""The attention hook, which a Hugging Face model calls instead of its own attention.
 
-Stores the step's keys and values in the pool and attends to what it holds: tile by tile, or all
-rows at once where there is a kernel for that. The step travels through a context variable because
-not every model passes keyword arguments on to its attention.
+The hook stores the step's keys and values in the pool and attends to the keys and values there:
+tile by tile, or with all rows at once where there is a kernel for that. The step travels through a
+context variable because not every model passes keyword arguments on to its attention.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class AttentionStep:
 
     plan: TilePlan | PathPlan | RowPlan
     pool: KVPool
-    context: int  # tokens of a text at the most
+    context: int  # tokens of a text, at most
 
 
 _current: ContextVar[AttentionStep] = ContextVar("step")
@@ -54,7 +54,7 @@ _current: ContextVar[AttentionStep] = ContextVar("step")
 
 @contextmanager
 def in_step(step: AttentionStep) -> Iterator[None]:
-    """Every attention call within the scope belongs to this step."""
+    """Open a scope within which every attention call belongs to this step."""
     token = _current.set(step)
     try:
         yield
@@ -74,8 +74,8 @@ def attention(
     s_aux: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of the current step; [1, rows, heads, value size]. Refuses options that would
-    change the result.
+    """Compute the attention of the current step, [1, rows, heads, value size]. Raises Unusable for
+    options that would change the result.
     """
     refuse_options(options)
     step = _current.get()
@@ -108,8 +108,8 @@ def attention_of_turned(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of the current step, one by rows, to queries and keys that are yet to be given
-    their positions.
+    """Compute the attention of the current step, which must have a plan by rows, for queries and
+    keys that have no rotary positions yet.
     """
     step, layer = _current.get(), module.layer_idx
     assert isinstance(step.plan, RowPlan)
@@ -128,16 +128,18 @@ def options_of(
     s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> AttentionOptions:
-    """What a model asks for, as far as it makes a difference in texts of so many tokens."""
+    """Return the options that a model asks for. A sliding window counts only if it is shorter than
+    the context, which is the longest text in tokens.
+    """
     applies = sliding_window is not None and sliding_window < context
     return AttentionOptions(scaling, sliding_window if applies else None, softcap, s_aux)
 
 
 def refuse_options(options: dict[str, Any]) -> None:
-    """Raise Unusable if a model asks its attention for something that we would not do."""
+    """Raise Unusable if a model asks its attention for something that this one does not do."""
     for name, option in options.items():
         if name not in IGNORED and option is not None:
-            raise Unusable(f"asks its attention for {name!r}, which ours cannot do")
+            raise Unusable(f"asks its attention for {name!r}, which Tandem's attention cannot do")
 
 
 def attend_tile(
@@ -147,8 +149,8 @@ def attend_tile(
     values: torch.Tensor,
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """A tile's rows of `query` on its keys and values, [positions, kv heads, size]:
-    [rows, heads, value size].
+    """Let a tile's rows of `query` attend to the tile's keys and values. `keys` and `values` are
+    [positions, kv heads, size]; the result is [rows, heads, value size].
 
     Query heads that share a key head are folded into rows, so that no key is copied.
     """

@@ -1,4 +1,4 @@
-"""What rows of queries take from a stretch of keys and values."""
+"""Attention of rows of queries to a stretch of keys and values, by PyTorch."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch.nn.functional as F
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """How a layer turns scores into weights."""
+    """The options by which a layer turns scores into weights."""
 
     scaling: float | None = None
-    window: int | None = None
-    softcap: float | None = None  # Gemma 2
-    sinks: torch.Tensor | None = None  # gpt-oss: a score per head that takes weight, [heads]
+    window: int | None = None  # positions
+    softcap: float | None = None  # for Gemma 2
+    sinks: torch.Tensor | None = None  # for gpt-oss: a score per head that takes weight, [heads]
 
     @property
     def plain(self) -> bool:
-        """Whether it is a softmax over all that a row sees."""
+        """Whether the weights are a plain softmax over all keys that a row sees."""
         return self.window is None and self.fused
 
     @property
     def fused(self) -> bool:
-        """Whether torch has a kernel for it."""
+        """Whether PyTorch has a kernel for attention with these options."""
         return self.softcap is None and self.sinks is None
 
 
@@ -35,7 +35,7 @@ def dense_attention(
     bias: torch.Tensor | None,  # [1, 1, rows, keys]
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """Attention, [1, kv heads, rows, value size]."""
+    """Compute attention, [1, kv heads, rows, value size]. `bias` is added to the scores."""
     if options.fused:
         return F.scaled_dot_product_attention(
             query, keys, values, attn_mask=bias, scale=options.scaling

@@ -1,4 +1,4 @@
-"""Whether two layers compute the same, found by trying rows of very different sizes."""
+"""A test whether two layers compute the same, which tries rows of very different sizes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-ROWS = 4  # of each size
-SCALES = (1e-3, 1.0, 30.0, 1e3)  # a layer may clamp, or add something small
+ROWS = 4  # trial rows of each size
+SCALES = (1e-3, 1.0, 30.0, 1e3)  # sizes differ since a layer may clamp, or add something small
 ROUNDING = 8.0  # units of the last place
 
 
@@ -18,9 +18,9 @@ ROUNDING = 8.0  # units of the last place
 def equivalent(
     layer: nn.Module, other: Callable[..., Any], weight: torch.Tensor, *given: torch.Tensor
 ) -> bool:
-    """Whether `other` computes what a layer does of rows as wide as the last dimension of its
-    weight, and of its dtype, up to rounding; both are `given` the same besides. Not if the layer
-    has hooks, or cannot be given just that.
+    """Whether `other` computes the same as a layer, up to rounding. Both are called with trial rows
+    that fit the weight [..., in] and its dtype, and with the arguments `given`. False if the layer
+    has hooks, or cannot be called like this.
     """
     if layer._forward_hooks or layer._forward_pre_hooks:
         return False
@@ -33,27 +33,27 @@ def equivalent(
 
 
 def trial_rows(weight: torch.Tensor) -> torch.Tensor:
-    """Rows that can be multiplied with a weight [..., in]: [ROWS * sizes, in]."""
+    """Return trial rows that can be multiplied with a weight [..., in]: [ROWS * sizes, in]."""
     source = torch.Generator().manual_seed(0)
     rows = torch.randn(ROWS, weight.shape[-1], generator=source) + 2  # no mean of 0
     return torch.cat([scale * rows for scale in SCALES]).to(weight)
 
 
 def _allowed(rows: torch.Tensor) -> float:
-    """How far rounding may carry a number, as a share of the largest output of its row."""
+    """Return how far rounding may carry a number, as a share of the largest output of its row."""
     return ROUNDING * torch.finfo(rows.dtype).eps + _of_sums(rows)
 
 
 def _of_sums(rows: torch.Tensor) -> float:
-    """By how much a sum over a row may be off in another order, as a share of its terms: at random,
-    by the root of its length, in units of float32.
+    """Return by how much a sum over a row may differ in another order, as a share of its terms.
+    Random errors add up to the root of the row's length, in units of float32.
     """
     return math.sqrt(rows.shape[-1]) * torch.finfo(torch.float32).eps
 
 
 def _nudged(rows: torch.Tensor) -> torch.Tensor:
-    """Rows that are off by as much. A layer that clamps large sums gives small outputs, and shows
-    how far these go with the sums.
+    """Return rows that differ by as much as a sum in another order may. A layer that clamps large
+    sums has small outputs; these rows show how far its outputs move with the sums.
     """
     source = torch.Generator().manual_seed(1)
     signs = torch.randint(2, rows.shape, generator=source).to(rows.device) * 2 - 1
@@ -61,8 +61,9 @@ def _nudged(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _agree(output: Any, found: Any, nudged: Any, allowed: float) -> bool:
-    """Whether two outputs are the same up to rounding: tensors, or tuples of which numbers that are
-    no integers count. What overflows in a layer may be anything in the other.
+    """Whether two outputs are the same up to rounding. Outputs are tensors, or tuples of which only
+    the tensors of floating-point numbers count. Where the first output is not finite, the other may
+    be anything.
     """
     if isinstance(output, tuple) and isinstance(found, tuple):
         triples = zip(output, found, nudged, strict=True)
@@ -75,5 +76,5 @@ def _agree(output: Any, found: Any, nudged: Any, allowed: float) -> bool:
 
 
 def _largest(output: torch.Tensor) -> torch.Tensor:
-    """The size of the largest finite number of each row: [rows, 1]."""
+    """Return the size of the largest finite number of each row: [rows, 1]."""
     return output.nan_to_num(0.0, 0.0, 0.0).abs().amax(-1, keepdim=True)

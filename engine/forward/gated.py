@@ -1,5 +1,5 @@
-"""Gated feed-forward layers in few calls of kernels: both inner layers as one, the gate, the outer
-layer. They are found in a network by what they compute.
+"""Gated feed-forward layers in few calls of kernels: one for both inner layers, one for the gate,
+one for the outer layer. Such layers are recognised in a network by the results they compute.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     Activation.GELU_TANH: lambda x: functional.gelu(x, approximate="tanh"),
 }
 PROBES = torch.linspace(-8, 8, 64)  # inputs that distinguish activations
-INNER, OUTER = ("gate_proj", "up_proj", "gate_up_proj"), "down_proj"
+INNER, OUTER = ("gate_proj", "up_proj", "gate_up_proj"), "down_proj"  # names in the models
 SAME = 1e-5  # two kinds of GELU differ by 5e-4
 
 
 class GatedMLP(nn.Module):
-    """outer(activation(first half of inner) * second half), of rows [..., size]."""
+    """A layer that computes outer(activation(first half of inner) * second half of inner), of rows
+    [..., size].
+    """
 
     def __init__(self, inner: nn.Module, outer: nn.Module, activation: Activation) -> None:
         super().__init__()
@@ -34,15 +36,15 @@ class GatedMLP(nn.Module):
         self.activation = activation
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Called by the model."""
+        """Compute the layer for rows [..., size]."""
         output: torch.Tensor = self.outer(operations.gated(self.inner, rows, self.activation))
         return output
 
 
 @torch.inference_mode()
 def gated_mlp(layer: nn.Module, kind: LinearFactory) -> GatedMLP | None:
-    """What computes the same as a layer of a network, by linear layers of a kind; None if the layer
-    is of another form.
+    """Return a gated layer that computes the same as a layer of a network, by linear layers of a
+    kind. None if the layer has another form.
     """
     parts = (getattr(layer, name, None) for name in INNER)
     inner = [part for part in parts if type(part) is nn.Linear]
@@ -65,12 +67,12 @@ def gated_mlp(layer: nn.Module, kind: LinearFactory) -> GatedMLP | None:
     weights: list[torch.Tensor] = [part.weight for part in inner]
     joined = kind(torch.cat(weights), torch.cat(biases) if biases else None)
     found = GatedMLP(joined, kind(outer.weight, outer.bias), activation)
-    on_cpu = outer.weight.device.type == "cpu"  # where the kernels are known to run
+    on_cpu = outer.weight.device.type == "cpu"  # the kernels are known to run there
     return found if on_cpu or equivalent(layer, found, inner[0].weight) else None
 
 
 def activation_of(layer: object) -> Activation | None:
-    """Which of those that there are kernels for a layer is, if any."""
+    """Return the activation that a layer computes, of those with kernels. None if it is none."""
     output = (
         layer(PROBES) if isinstance(layer, nn.Module) and not list(layer.parameters()) else None
     )

@@ -1,6 +1,6 @@
-"""A weight of 8 or 4 bits in the place of a plain one: whatever a network does with it, it does
-with the numbers that it stands for. They are made when they are asked for, a part at a time where
-that is enough.
+"""A weight of 8 or 4 bits in the place of a plain one. A network that uses such a weight computes
+with the numbers that its codes stand for. The numbers are made when they are asked for, a part at a
+time where that is enough.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from tandem.engine.forward.groups import Groups
 
-AT_ONCE = 1 << 22  # numbers that are made at a time, 16 MiB
+AT_ONCE = 1 << 22  # numbers that are made at a time; they take 16 MiB
 
 
 class Part(Protocol):
@@ -22,15 +22,15 @@ class Part(Protocol):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
+        """The numbers of outputs and inputs."""
 
     def numbers(self, chosen: slice | torch.Tensor) -> torch.Tensor:
-        """What some outputs are, [chosen, in] float32."""
+        """Return the numbers of the chosen outputs, [chosen, in] float32."""
 
 
 @dataclass(frozen=True)
 class StoredGroups:
-    """Outputs as a file has them: `stored` are tensors [out, ...] of which `read` makes groups."""
+    """Outputs as a file stores them: `read` makes groups of the tensors `stored`, [out, ...]."""
 
     stored: tuple[torch.Tensor, ...]
     inputs: int
@@ -38,37 +38,37 @@ class StoredGroups:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
+        """The numbers of outputs and inputs."""
         return len(self.stored[0]), self.inputs
 
     def groups(self, chosen: slice | torch.Tensor) -> Groups:
-        """Some outputs."""
+        """Return the groups of the chosen outputs."""
         return self.read(*(each[chosen] for each in self.stored))
 
     def numbers(self, chosen: slice | torch.Tensor) -> torch.Tensor:
-        """What they are."""
+        """Return the numbers of the chosen outputs, [chosen, in] float32."""
         return self.groups(chosen).numbers()
 
 
 @dataclass(frozen=True)
 class PlainNumbers:
-    """Outputs that are numbers already, beside others."""
+    """Outputs that are stored as plain numbers, beside outputs that are stored as codes."""
 
     weight: torch.Tensor
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
+        """The numbers of outputs and inputs."""
         return self.weight.shape[0], self.weight.shape[1]
 
     def numbers(self, chosen: slice | torch.Tensor) -> torch.Tensor:
-        """What they are."""
+        """Return the numbers of the chosen outputs, [chosen, in] float32."""
         return self.weight[chosen].float()
 
 
 class GroupedWeight(torch.Tensor):
-    """A weight [out, in] or [layers, out, in], of one or several parts, one's outputs after the
-    other's; those of several layers are all in one part.
+    """A weight [out, in] or [layers, out, in]. It has one part or several, whose outputs follow
+    each other. The outputs of several layers are all in one part.
     """
 
     parts: list[Part]
@@ -89,7 +89,7 @@ class GroupedWeight(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> torch.Tensor:
-        """Called by torch instead of a function."""
+        """Run a function on the weight: torch calls this instead of the function."""
         own = OWN.get(func)
         if own is None:
             with torch._C.DisableTorchFunctionSubclass():
@@ -101,7 +101,9 @@ class GroupedWeight(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Called by torch instead of an operation: on the numbers, but for a copy of all."""
+        """Run an operation on the weight's numbers: torch calls this instead of the operation. An
+        alias of the whole weight stays a weight of codes.
+        """
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             layers = args[0].shape[0] if args[0].dim() == 3 else None
             return cls(args[0].parts, args[0].dtype, layers)
@@ -115,7 +117,7 @@ class GroupedWeight(torch.Tensor):
 
 
 def numbers_of(weight: GroupedWeight, chosen: slice) -> torch.Tensor:
-    """What some outputs of a weight are, [chosen, in] of its dtype."""
+    """Return the numbers of the chosen outputs of a weight, [chosen, in] of its dtype."""
     found, before = [], 0
     for part in weight.parts:
         outputs = part.shape[0]
@@ -134,7 +136,7 @@ def _spelled_out(weight: GroupedWeight) -> torch.Tensor:
 def _linear(
     rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """In float32, whatever the rows are."""
+    """Multiply rows with a weight in float32, whatever the dtype of the rows."""
     assert isinstance(weight, GroupedWeight), "nothing else is"
     given, found = rows.float(), []
     for part in weight.parts:
@@ -164,7 +166,7 @@ def _cat(tensors: Iterable[torch.Tensor], dim: int = 0) -> torch.Tensor:
 
 
 def _joined(one: Part, other: Part) -> Part | None:
-    """Two parts as one, if they are stored in the same way."""
+    """Return two parts as one, if they are stored in the same way; None otherwise."""
     if not (isinstance(one, StoredGroups) and isinstance(other, StoredGroups)):
         return None
     alike = ([(each.shape[1:], each.dtype) for each in part.stored] for part in (one, other))

@@ -1,5 +1,5 @@
-"""Weights of 8 or 4 bits as numbers: codes, of which every group of an output's inputs has a scale
-and a minimum. Knows no file format and no kernel.
+"""Weights of 8 or 4 bits: codes, with a scale and a minimum for every group of an output's inputs.
+This module knows no file format and no kernel.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from enum import IntEnum
 
 import torch
 
-GROUPS = (256, 128, 64, 32, 16)  # inputs that share a scale, as the kernels take them
-LEVELS = 127  # of a code of 8 bits, on either side of 0
+GROUPS = (256, 128, 64, 32, 16)  # how many inputs may share a scale in the kernels
+LEVELS = 127  # levels of a code of 8 bits, on either side of 0
 
 
 class Code(IntEnum):
-    """What a code is, as in vectors.h."""
+    """The types of codes, numbered as in vectors.h."""
 
     BYTES = 4  # a signed integer
     NIBBLES = 5  # 0 to 15
@@ -23,29 +23,29 @@ class Code(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """A weight [out, in]: code * scale + minimum, rounded to float32 once. Where there is a `super`
-    the scale and the minimum are each multiplied by theirs; where there are no minima, it is
-    -zero * scale.
+    """A weight [out, in] whose numbers are code * scale + minimum, rounded to float32 once. Where
+    there are `supers`, the scale and the minimum are each multiplied by their own super. Where
+    there are no minima, the minimum is -zero * scale.
     """
 
     code: Code
-    codes: torch.Tensor  # [out, in], uint8, whatever they mean
+    codes: torch.Tensor  # [out, in], uint8 for every type of code
     scales: torch.Tensor  # [out, groups, 1 or 2], float32, float16 or int8
     supers: torch.Tensor | None = None  # [out, supers, 1 or 2], float16
     zero: int = 0
 
     @property
     def group(self) -> int:
-        """Inputs that share a scale."""
+        """The number of inputs that share a scale."""
         return self.codes.shape[1] // self.scales.shape[1]
 
     def rows(self, chosen: slice | torch.Tensor) -> Groups:
-        """Some of the outputs."""
+        """Return the groups of some of the outputs."""
         supers = None if self.supers is None else self.supers[chosen]
         return replace(self, codes=self.codes[chosen], scales=self.scales[chosen], supers=supers)
 
     def numbers(self) -> torch.Tensor:
-        """What the weights are, [out, in] float32."""
+        """Return the numbers that the codes stand for, [out, in] float32."""
         scales = self.scales.float()
         if self.supers is not None:
             times = scales.shape[1] // self.supers.shape[1]
@@ -62,16 +62,16 @@ class Groups:
 
 
 def kernel_group(inputs: int, groups: int) -> int | None:
-    """The largest group of inputs that the kernels take and a scale of one of `groups` is of; None
-    if there is none.
+    """Return the largest number of inputs for a group that the kernels take and that divides the
+    size of each of `groups` groups. None if there is none.
     """
     size, rest = divmod(inputs, groups)
     return None if rest else next((each for each in GROUPS if size % each == 0), None)
 
 
 def grouped(code: Code, codes: torch.Tensor, scales: torch.Tensor, zero: int = 0) -> Groups | None:
-    """Groups whose scales, [out, groups, 1 or 2], may be of fewer groups than the kernels take;
-    None if groups are of a size that they do not take at all.
+    """Return codes as groups of a size that the kernels take. Larger groups are split, so scales
+    [out, groups, 1 or 2] are repeated. None if no size that the kernels take fits.
     """
     inputs, groups = codes.shape[1], scales.shape[1]
     fitting = kernel_group(inputs, groups)
@@ -82,8 +82,8 @@ def grouped(code: Code, codes: torch.Tensor, scales: torch.Tensor, zero: int = 0
 
 
 def rounded(weight: torch.Tensor) -> Groups | None:
-    """A weight [out, in] rounded to 8 bits in groups of 32, or 16 if 32 do not divide it; None if
-    neither does.
+    """Return a weight [out, in] rounded to 8 bits, in groups of 32 inputs, or of 16 if 32 does not
+    divide the number of inputs. None if 16 does not divide it either.
     """
     size = next((each for each in (32, 16) if weight.shape[1] % each == 0), None)
     if size is None:

@@ -1,4 +1,6 @@
-"""Root mean square norms by kernels of ours, found in a network by what they compute."""
+"""Root mean square norms by this project's kernels. Such norms are recognised in a network by the
+results they compute.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from tandem.engine.forward.equivalence import equivalent
 
 
 class RMSNorm(nn.Module):
-    """Computes what a layer of a network does to rows [..., size], its weight [size] being `shift`
-    more than its values.
+    """Computes the same as a layer of a network for rows [..., size]. The layer multiplies with the
+    values of its weight [size] plus `shift`.
     """
 
     def __init__(self, layer: nn.Module, epsilon: float, shift: float) -> None:
@@ -25,11 +27,13 @@ class RMSNorm(nn.Module):
         self.scale = (self.weight.float() + shift).contiguous()
 
     def fits(self, rows: torch.Tensor) -> bool:
-        """Whether the kernel takes such rows."""
+        """Whether the kernel takes rows of this dtype and size."""
         return rows.dtype == self._dtype and rows.shape[-1] == len(self.scale)
 
     def forward(self, rows: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
-        """Called by the model; the layer itself answers for anything but rows that fit."""
+        """Compute the norm of rows. The network's own layer computes it if the rows do not fit the
+        kernel, or there are further arguments.
+        """
         if others or options or not self.fits(rows):
             output: torch.Tensor = self.layer(rows, *others, **options)
             return output
@@ -38,8 +42,8 @@ class RMSNorm(nn.Module):
 
 @torch.inference_mode()
 def rms_norm(layer: nn.Module) -> RMSNorm | None:
-    """A norm that computes the same as a layer of a network, up to rounding; None if there is none.
-    Models have classes of their own for this, some of which add 1 to the weight.
+    """Return a norm that computes the same as a layer of a network, up to rounding. None if there
+    is none. Models have classes of their own for norms, and some add 1 to the weight.
     """
     weight: Any = getattr(layer, "weight", None)
     epsilon: Any = getattr(layer, "variance_epsilon", getattr(layer, "eps", None))

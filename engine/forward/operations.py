@@ -1,4 +1,4 @@
-"""What our layers do to rows, by the kernels of the device that the rows are on."""
+"""The operations of this project's layers, by the kernels of the device that the rows are on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tandem.engine.forward.cpu.kernels import Activation, required_kernels
 
 
 def norm(rows: torch.Tensor, scale: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Rows [..., size], divided by their root mean square, times a float32 scale [size]."""
+    """Return rows [..., size], divided by their root mean square, times a float32 scale [size]."""
     if rows.device.type == "cuda":
         from tandem.engine.forward.cuda.kernels import norm as kernels
 
@@ -22,7 +22,7 @@ def norm(rows: torch.Tensor, scale: torch.Tensor, epsilon: float) -> torch.Tenso
 def add_norm(
     one: torch.Tensor, other: torch.Tensor, scale: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum of rows [..., size], and that sum normalised; both tensors are contiguous."""
+    """Return the sum of two contiguous tensors of rows [..., size], and that sum normalised."""
     if one.device.type == "cuda":
         from tandem.engine.forward.cuda.kernels import norm as kernels
 
@@ -31,7 +31,9 @@ def add_norm(
 
 
 def gated(inner: nn.Module, rows: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """activation(first half) * second half of what a linear layer makes of rows [..., in]."""
+    """Return activation(first half) * second half of the outputs of a linear layer for rows
+    [..., in].
+    """
     flat = rows.reshape(-1, rows.shape[-1])
     if rows.device.type == "cuda":
         from tandem.engine.forward.cuda.kernels import gated as kernels
@@ -57,8 +59,8 @@ def rotate_store(
     keys: torch.Tensor,  # [positions, kv heads, size]
     values: torch.Tensor,
 ) -> torch.Tensor:
-    """The queries with rotary positions, [1, heads, rows, size]; keys, with theirs, and values go
-    to their slots.
+    """Return the queries with rotary positions, [1, heads, rows, size]. Store the keys with rotary
+    positions, and the values, in their slots.
     """
     if query.device.type == "cuda":
         from tandem.engine.forward.cuda.kernels import rotary as kernels

@@ -1,4 +1,4 @@
-"""One session's share of a step, and all of them as rows, one after the other. Pure."""
+"""Segments, which are the sessions' shares of a step, and their rows, one after the other. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tandem.protos import tree
 class Segment(FixedInput):
     """One session's share of a step.
 
-    `context` cached tokens are seen by every row. After them lies a tree, `parents`, of which the
-    first nodes may be cached already; `tokens` are its last nodes, fed now. Logits are wanted for
-    the last `wanted` of them. Of one that is `divisible`, a straight line, logits are wanted for
-    all, and its job takes those of a first piece and goes on from there.
+    Every row sees the `context` cached tokens. After them lies a tree, `parents`, of which the
+    first nodes may be cached already. `tokens` are the tree's last nodes, which are fed now. Logits
+    are wanted for the last `wanted` tokens. A `divisible` segment is a straight line whose logits
+    are all wanted; its job takes the logits of a first piece and goes on from there.
     """
 
     table: PageTable
@@ -27,7 +27,7 @@ class Segment(FixedInput):
     wanted: int
     divisible: bool = False
     head: int = field(init=False, compare=False)
-    """Leading tokens that may be fed in an earlier step."""
+    """The number of leading tokens that may be fed in an earlier step."""
 
     def __post_init__(self) -> None:
         if self.divisible:
@@ -39,28 +39,29 @@ class Segment(FixedInput):
 
     @property
     def cached(self) -> int:
-        """Nodes of the tree that are cached already."""
+        """The number of the tree's nodes that are cached already."""
         return len(self.parents) - len(self.tokens)
 
     def ready(self) -> Segment:
-        """A segment is a step input of itself (`engine.forward.step_input.StepInput`)."""
+        """Return the segment, which is its own `engine.forward.step_input.StepInput`."""
         return self
 
     def first(self, count: int) -> Segment:
-        """The first `count` tokens of the head."""
+        """Return the segment of the first `count` tokens of the head."""
         wanted, tokens = count if self.divisible else 0, self.tokens[:count]
         return Segment(self.table, self.context, tokens, tree.chain(count), wanted, self.divisible)
 
     def rest(self, count: int) -> Segment:
-        """What comes after the first `count` tokens of the head."""
+        """Return the segment without the first `count` tokens of the head."""
         parents = tuple(parent - count for parent in self.parents[count:])
         return Segment(self.table, self.context + count, self.tokens[count:], parents, self.wanted)
 
 
 @dataclass(slots=True)
 class PackedRows:
-    """What is the same however the rows of a step attend. By rows: `token_ids`, `positions` and the
-    `slots` where their keys are stored. `wanted` are the numbers of those that give logits.
+    """The rows of a step, in the form that does not depend on the way of attention. Each row has a
+    token, a position, and a slot where its keys are stored. `wanted` are the numbers of the rows
+    that give logits.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -70,7 +71,7 @@ class PackedRows:
 
     @classmethod
     def of(cls, segments: Sequence[Segment]) -> PackedRows:
-        """All rows that segments feed."""
+        """Return all rows that segments feed."""
         packed = cls()
         for segment in segments:
             cached, context = segment.cached, segment.context

@@ -1,5 +1,5 @@
-"""What a job gives the model thread to feed: something that must be fed for it to go on, and rows
-that may be added as far as they pay.
+"""The input that a job gives the model thread to feed: a segment that must be fed for the job to go
+on, and rows that may be added as far as they pay.
 """
 
 from __future__ import annotations
@@ -12,39 +12,45 @@ if TYPE_CHECKING:
 
 
 class StepInput(Protocol):
-    """What a job could have fed in the next step: a segment, and rows that may be added to it as
-    far as they pay. A plain Segment is the step input of itself and nothing more. All are called on
-    the model thread, while a step is composed.
+    """The input that a job offers for the next step: a segment, and rows that may be added to it as
+    far as they pay. A plain Segment is its own step input, without further rows. The model thread
+    calls all methods, while it composes a step.
     """
 
     def ready(self) -> Segment | None:
-        """What must be fed for the job to go on; None if it waits for something else."""
+        """Return the segment that must be fed for the job to go on. None if the job waits for
+        something else.
+        """
 
     def chances(self) -> Iterator[float]:
-        """The chance of each row that could be added to be of use, none above the one before."""
+        """Yield the chance of being of use for each row that could be added. No chance is above the
+        one before.
+        """
 
     def segment(self, rows: int) -> Segment:
-        """The segment with the first `rows` of those, or as many as there is memory for."""
+        """Return the segment with the first `rows` rows that could be added, or with as many as
+        there is memory for.
+        """
 
     def wait_seconds(self, now: float, step: float) -> float:
-        """Seconds for which a step with no other session, which takes `step` of them without
-        rows, should wait for more rows.
+        """Return for how many seconds a step with no other session should wait for more rows. The
+        step takes `step` seconds without rows.
         """
 
 
 class FixedInput:
-    """A step input with nothing to add, that waits for nothing else."""
+    """A step input without rows to add, which waits for nothing else."""
 
     __slots__ = ()
 
     def chances(self) -> Iterator[float]:
-        """There are no rows to add."""
+        """Yield nothing, since there are no rows to add."""
         return iter(())
 
     def segment(self, rows: int) -> Segment:
-        """Not asked for."""
+        """Raise AssertionError: nobody may ask for rows, since there are none to add."""
         raise AssertionError("there are no rows to add")
 
     def wait_seconds(self, now: float, step: float) -> float:
-        """It waits for nothing."""
+        """Return 0 seconds, since the input waits for nothing."""
         return 0.0

@@ -1,4 +1,4 @@
-"""The rows of a step as tensors, padded, whatever its attention needs besides. Pure."""
+"""The rows of a step as padded tensors, in the part that all ways of attention share. Pure."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tandem.engine.forward.segment import PackedRows
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The rows of several segments, one after the other, and then those of padding, which are
-    neither stored nor seen.
+    """The rows of several segments, one after the other, and then padding rows, which are neither
+    stored nor seen.
     """
 
     token_ids: torch.Tensor  # [1, rows]
     positions: torch.Tensor  # [1, rows]
-    logits_rows: torch.Tensor  # [wanted rows of all, padded]
-    slots: SlotIndex  # of the new keys, those of padding left out
-    count: int  # rows, those of padding left out
+    logits_rows: torch.Tensor  # numbers of the rows that give logits, [wanted, padded]
+    slots: SlotIndex  # slots of the new keys, without padding rows
+    count: int  # rows, without padding rows
 
     @classmethod
     def of(
@@ -32,8 +32,8 @@ class StepPlan:
         padded: Callable[[int], int],
         **attention: Any,
     ) -> Self:
-        """A plan of packed rows; `padded(count)` is how many there are with padding, `attention`
-        what a subclass has besides.
+        """Return a plan of packed rows. `padded(count)` is the number of rows with padding;
+        `attention` are the fields that a subclass adds.
         """
         count, wanted = len(packed.token_ids), packed.wanted
         padding = padded(count) - count

@@ -1,7 +1,7 @@
-"""A step as tiles: the rows of a session with a mask of the keys that each sees, for PyTorch's own
-kernels.
+"""A step as tiles, for PyTorch's own kernels. A tile is the rows of a session with a mask of the
+keys that each row sees.
 
-What suits any device and any model. Pure: no model, no cache.
+Tiles suit any device and any model. Pure: no model, no cache.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tandem.engine.forward.segment import PackedRows, Segment
 from tandem.engine.forward.step_plan import StepPlan
 from tandem.protos import tree
 
-FEW = 64  # rows, up to which there is no padding
-COARSE = 16  # many rows are padded to a multiple of this many: kernels are kept for each number
+FEW = 64  # up to so many rows there is no padding
+COARSE = 16  # more rows are padded to a multiple of this: kernels are kept for each number of rows
 
 
 @dataclass(slots=True)
 class Tile:
-    """All rows of one session, on the `keys` at some slots. `allowed`, bool [rows, keys], marks
-    which keys a row sees; None: all.
+    """All rows of one session, which attend to the keys at the slots `keys`. `allowed`, bool
+    [rows, keys], marks the keys that a row sees; None means that every row sees all keys.
     """
 
     rows: slice
@@ -36,12 +36,12 @@ class Tile:
 
     @property
     def count(self) -> int:
-        """How many rows."""
+        """The number of rows."""
         return int(self.rows.stop - self.rows.start)
 
     def bias(self, window: int | None, repeat: int, like: torch.Tensor) -> torch.Tensor | None:
-        """The additive mask of `like`'s dtype and device, [1, 1, repeat * rows, keys]; None if it
-        would be zero.
+        """Return the additive mask, [1, 1, repeat * rows, keys], of `like`'s dtype and device. None
+        if the mask would be zero.
         """
         if self.allowed is None and window is None:
             return None
@@ -65,7 +65,7 @@ class TilePlan(StepPlan):
 
 
 def tile_plan(segments: Sequence[Segment], device: torch.device) -> TilePlan:
-    """Lay out one step."""
+    """Lay out the segments of one step as tiles."""
     tiles, start = [], 0
     for segment in segments:
         tiles.append(_tile(segment, start, device))
@@ -78,8 +78,8 @@ def _padded(count: int) -> int:
 
 
 def _tile(segment: Segment, start: int, device: torch.device) -> Tile:
-    """The tile of a segment whose rows are those from `start` on: each sees the context, its
-    ancestors and itself.
+    """Return the tile of a segment whose rows begin at row `start` of the step. Each row sees the
+    context, its ancestors and itself.
     """
     context, cached, nodes = segment.context, segment.cached, len(segment.parents)
     positions = torch.cat(
@@ -96,8 +96,8 @@ def _tile(segment: Segment, start: int, device: torch.device) -> Tile:
 
 
 def _ancestry(parents: tuple[int, ...]) -> torch.Tensor:
-    """Which nodes each node sees, its ancestors and itself: bool [nodes, nodes]."""
-    seen = np.tri(len(parents), dtype=bool)  # a row at a time is faster there
+    """Return which nodes each node sees, its ancestors and itself: bool [nodes, nodes]."""
+    seen = np.tri(len(parents), dtype=bool)  # NumPy is faster than PyTorch, row by row
     for node in range(tree.trunk(parents), len(parents)):
         parent = parents[node]
         seen[node] = seen[parent] if parent >= 0 else False

@@ -1,1 +1,1 @@
-"""A network's pass as a short program for a CPU: recorded, translated, proved on examples."""
+"""A network's pass as a short program: it is recorded, translated and proved on examples."""

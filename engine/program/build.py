@@ -1,8 +1,8 @@
-"""Programs out of recordings. On a CPU every call of a pass becomes instructions where a rule takes
-it, and stays a call where none does; on a CUDA device calls are fused to fewer ones.
+"""The builder that makes programs out of recordings. On a CPU a call of a pass becomes instructions
+if a rule takes it, and stays a call otherwise. On a CUDA device calls are fused to fewer calls.
 
-What depends on rows is known by comparing two passes; what came out the same in both, of nothing
-but weights, is kept as it is.
+The builder compares two passes with different numbers of rows, which shows what depends on rows. A
+result that depends on weights alone and is equal in both passes is kept and not computed again.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from tandem.engine.program.writer import storage_of
 
 
 class Builder(TwinTensors):
-    """Makes one program of the tapes of two passes: by instructions for passes along paths, of
-    fused calls for those by rows.
+    """Makes one program of the tapes of two passes: of instructions and calls for passes along
+    paths, of fused calls for passes by rows.
     """
 
     def __init__(self, tapes: tuple[Tape, Tape], pool: KVPool, context: int) -> None:
@@ -44,11 +44,11 @@ class Builder(TwinTensors):
         self._in_step = partial(_in_step, pool, context)
         self._tapes = tapes
         self._makers: dict[int, int] = {}  # numbers of calls, by the tensors that they made
-        self._changes: dict[Hashable, list[int]] = {}  # numbers of calls, by what they change
-        self._written: dict[int, list[Written]] = {}  # by numbers of calls
+        self._changes: dict[Hashable, list[int]] = {}  # numbers of calls, by changed storages
+        self._written: dict[int, list[Written]] = {}  # instructions, by numbers of calls
 
     def program(self) -> Program:
-        """The program. Raises Unrecordable if the passes do not fit together."""
+        """Return the program of both passes. Raises Unrecordable if they do not fit together."""
         first, second = self._tapes
         inputs = (
             (plan.token_ids, plan.positions, plan.logits_rows) for plan in (first.plan, second.plan)
@@ -58,7 +58,7 @@ class Builder(TwinTensors):
             self._value(one)
         self._inputs = set(self._origins)
         if len(first.calls) != len(second.calls):
-            raise Unrecordable("other rows go another way")
+            raise Unrecordable("a pass over other rows makes more or fewer calls")
         for number, pair in enumerate(zip(first.calls, second.calls, strict=True)):
             self._classify(number, *pair)
         plain, shown = self._needed()
@@ -79,16 +79,20 @@ class Builder(TwinTensors):
         )
 
     def _tensors(self) -> Iterator[torch.Tensor]:
-        """Those of the first pass that are values."""
+        """Yield the tensors of the first pass that are values of the program."""
         first = self._tapes[0]
         inputs = first.plan.token_ids, first.plan.positions, first.plan.logits_rows
         found = [*inputs, *(each for call in first.calls for each in tensors_in(call.made))]
         return (each for each in found if id(each) in self._values)
 
     def _classify(self, number: int, one: Call, two: Call) -> None:
-        """Find out what becomes of a call."""
+        """Decide whether a call's results are kept, or the call becomes instructions, or stays a
+        call. Raises Unrecordable where the two passes differ.
+        """
         if one.function is not two.function or one.spec != two.spec or one.shape != two.shape:
-            raise Unrecordable(f"other rows call {two.function} instead of {one.function}")
+            raise Unrecordable(
+                f"a pass over other rows calls {two.function} instead of {one.function}"
+            )
         for first, second in zip(one.given, two.given, strict=True):
             if isinstance(first, torch.Tensor):
                 self._enter(first, second, Origin.KEPT)
@@ -98,7 +102,7 @@ class Builder(TwinTensors):
             self._makers.setdefault(id(first), number)
         new = [pair for pair in made if storage_of(pair[0]) not in self._origins]
         if len(new) != sum(storage_of(second) not in self._others for _, second in made):
-            raise Unrecordable(f"other rows make {one.function} give what it is given")
+            raise Unrecordable(f"{one.function} makes new tensors for some numbers of rows alone")
         origin = Origin.PLAIN
         if new and self._constant(one) and all(map(torch.equal, *zip(*made, strict=True))):
             origin = Origin.KEPT
@@ -115,11 +119,15 @@ class Builder(TwinTensors):
             self._enter(*pair, origin)
 
     def _note_change(self, number: int, call: Call) -> None:
-        """A call may change a tensor: one that calls have made, and no instruction."""
+        """Note the tensor that a call changes in place. Raises Unrecordable unless another call
+        made that tensor: no call may change an input, a weight or a result of instructions.
+        """
         if isinstance(call.function, torch._ops.OpOverload) and call.function._schema.is_mutable:
             target = storage_of(call.given[0])
             if self._origins[target] is not Origin.PLAIN or target in self._inputs:
-                raise Unrecordable(f"it calls {call.function} on what a program has elsewhere")
+                raise Unrecordable(
+                    f"it calls {call.function} on an input, a weight or a result of instructions"
+                )
             self._changes.setdefault(target, []).append(number)
 
     def _constant(self, call: Call) -> bool:
@@ -127,7 +135,9 @@ class Builder(TwinTensors):
         return all(self._origins[storage_of(each)] is Origin.KEPT for each in given)
 
     def _sizes(self, tensors: Sequence[Twins]) -> dict[Hashable, int]:
-        """Bytes of each row of the storages of some tensors; empty if one has no rows."""
+        """Return the bytes per row of the tensors' storages. Empty if the size of a storage is not
+        proportional to the number of rows.
+        """
         found = dict[Hashable, int]()
         for pair in tensors:
             one, two = (each.untyped_storage().nbytes() for each in pair)
@@ -137,8 +147,8 @@ class Builder(TwinTensors):
         return found
 
     def _needed(self) -> tuple[set[int], list[torch.Tensor]]:
-        """Numbers of the calls that have to be made as they were, and tensors on written storages
-        that they are given.
+        """Return the numbers of the calls that the program has to make as the network did, and the
+        tensors on storages of instructions that such calls, or the caller, read.
         """
         plain, shown = set[int](), dict[int, torch.Tensor]()
         wanted = [self._tapes[0].logits]
@@ -158,8 +168,8 @@ class Builder(TwinTensors):
         return plain, list(shown.values())
 
     def _parts(self, plain: set[int]) -> tuple[list[int], list[int | list[Written]]]:
-        """Numbers of the calls that depend on no instruction, which come first, and those of the
-        others with the instructions between them.
+        """Return the numbers of the calls that depend on no instruction, which come first, and the
+        numbers of the other calls with the instructions between them.
         """
         early, late = list[int](), list[int | list[Written]]()
         behind = {key for key, origin in self._origins.items() if origin is Origin.WRITTEN}
@@ -179,7 +189,9 @@ class Builder(TwinTensors):
     def _actions(
         self, late: Sequence[int | list[Written]], shown: Sequence[torch.Tensor]
     ) -> Iterator[Action]:
-        """Stretches, tensors on what they write, and calls, in order."""
+        """Yield the later actions in order: stretches of instructions, tensors on the memory that
+        stretches write, and calls.
+        """
         users: dict[Hashable, set[int]] = {storage_of(each): {-1} for each in shown}
         for number, part in enumerate(late):
             for each in part if isinstance(part, list) else ():
@@ -208,7 +220,7 @@ class Builder(TwinTensors):
     def _plain(self, number: int) -> Plain:
         one, two = (tape.calls[number] for tape in self._tapes)
         if one.function is attention.attention and self._instructions:
-            raise Unrecordable("no rule takes its attention")
+            raise Unrecordable("no rule translates its attention into instructions")
         given = [self._argument(*pair) for pair in zip(one.given, two.given, strict=True)]
         made = [self._value(each) if isinstance(each, torch.Tensor) else None for each in one.made]
         shape = tree_unflatten(range(len(given)), one.spec)
@@ -225,5 +237,5 @@ class Builder(TwinTensors):
 
 
 def _in_step(pool: KVPool, context: int, plan: RowPlan) -> AbstractContextManager[None]:
-    """The scope within which attention knows a pass."""
+    """Return the scope within which attention knows the plan of a pass."""
     return attention.in_step(attention.AttentionStep(plan, pool, context))

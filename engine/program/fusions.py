@@ -1,7 +1,7 @@
-"""Calls of a pass that become one, for devices on which every call costs a launch: a sum and its
-norm, and rotary positions with the storing of keys and values.
+"""Fusing calls of a pass, for devices on which every call costs a launch. A sum and its norm become
+one call, and so do rotary positions and the storing of keys and values.
 
-A fused call computes the bits of those that it replaces, which `proof` checks.
+A fused call computes the same bits as the calls that it replaces, which `proof` checks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 class Turned(NamedTuple):
-    """What is given rotary positions, and the angles: numbers of values."""
+    """The heads that are given rotary positions, and the angles, as numbers of values."""
 
     given: int
     cos: int
@@ -31,7 +31,9 @@ class Turned(NamedTuple):
 
 
 class Calls:
-    """The calls of a pass in order, and the tensors that a pass made of them, by their numbers."""
+    """The calls of a pass in order. `tensors` are the values of a pass by their numbers; `logits`
+    is the number of the logits.
+    """
 
     def __init__(
         self, calls: Sequence[Plain], tensors: Mapping[int, torch.Tensor], logits: int
@@ -42,7 +44,9 @@ class Calls:
         self._index()
 
     def fused(self) -> list[Plain]:
-        """The calls that are left. Raises Unrecordable where calls change what they are given."""
+        """Return the calls that are left after fusing. Raises Unrecordable if a call changes a
+        tensor in place.
+        """
         if any(_changes(call.function) for call in self._calls):
             raise Unrecordable("it changes tensors in place")
         self._calls = [self._rotated(call) for call in self._calls]
@@ -63,21 +67,21 @@ class Calls:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many operations are part of others, and how many there are."""
+        """The number of launches that fusing saves, and the number of launches without it."""
         return self._all - self._launches(), self._all
 
     def _launches(self) -> int:
         return sum(not _is_view(call.function) for call in self._calls)
 
     def _index(self) -> None:
-        """Note what makes each value, and who reads it."""
+        """Note which call makes each value, and how often calls read it."""
         self._makers = {
             number: call for call in self._calls for number in call.made if number is not None
         }
         self._users = Counter(number for call in self._calls for number in call.reads)
 
     def _drop(self) -> None:
-        """Leave out what nobody reads any more."""
+        """Leave out the calls whose results nobody reads any more."""
         wanted, kept = {self._logits}, list[Plain]()
         for call in reversed(self._calls):
             if wanted & set(call.made):
@@ -87,7 +91,9 @@ class Calls:
         self._index()
 
     def _norm_of(self, add: Plain) -> Plain | None:
-        """A norm of the sum that a call makes, if it is one of rows of the same shape."""
+        """Return the norm of the sum that a call makes. None if the call is no sum of two
+        contiguous tensors of one shape and dtype, or no norm takes the sum.
+        """
         if add.function is not aten.add.Tensor or add.shape[1] or len(add.reads) != 2:
             return None
         parts = [self._tensors[number] for number in (*add.reads, *self._made(add))]
@@ -101,13 +107,15 @@ class Calls:
         return None
 
     def _added(self, add: Plain, norm: Plain) -> Plain:
-        """A sum and its norm in one."""
+        """Return one call that computes a sum and its norm."""
         layer: RMSNorm = norm.function  # type: ignore[assignment]
         function = partial(_add_norm, layer)
         return replace(add, function=function, made=[*self._made(add), *self._made(norm)])
 
     def _rotated(self, attend: Plain) -> Plain:
-        """Attention that turns what it is given, where that was turned just for it."""
+        """Return attention that turns its queries and keys itself, if nothing else reads the turned
+        ones. Return every other call unchanged.
+        """
         if attend.function is not attention.attention:
             return attend
         module, query, key, value, *rest = (attend.given[place] for place in attend.shape[0])
@@ -132,7 +140,9 @@ class Calls:
         )
 
     def _turned(self, number: int) -> Turned | None:
-        """x cos + cat(-second half of x, first half) sin, of heads [1, heads, rows, size]."""
+        """Return how a value was turned: it is x cos + cat(-second half of x, first half) sin, of
+        heads x [1, heads, rows, size]. None if it is not.
+        """
         whole = self._made_by(number, aten.cat.default)
         if whole and len(whole.reads) == 2 and not self._tensors[whole.reads[1]].numel():
             return self._turned(whole.reads[0]) if self._users[number] == 1 else None
@@ -167,8 +177,8 @@ class Calls:
         return found if same and self._tensors[crossed].shape == x.shape else None
 
     def _fits(self, turned: Turned, number: int) -> bool:
-        """Whether heads and angles are as the kernel takes them, and nobody else reads the heads
-        as they are turned.
+        """Whether heads and angles have the form that the kernel takes, and the turned heads have
+        only one reader.
         """
         x, cos, sin = (self._tensors[each] for each in turned)
         alone = self._users[number] == 1
@@ -178,7 +188,7 @@ class Calls:
         return alone and last and angles and len(dtypes) == 1 and x.shape[-1] % 2 == 0
 
     def _made_by(self, number: int, function: Callable[..., Any]) -> Plain | None:
-        """The call that makes a value, if it is of this function."""
+        """Return the call that makes a value. None if it calls another function."""
         call = self._makers.get(number)
         return call if call is not None and call.function is function else None
 
@@ -191,7 +201,7 @@ def _add_norm(layer: RMSNorm, one: torch.Tensor, other: torch.Tensor) -> tuple[A
 
 
 def _is_view(function: Any) -> bool:
-    """Whether a call costs no launch: its result lies on what it is given."""
+    """Whether a call costs no launch, since its result is a view of its input."""
     if not isinstance(function, torch._ops.OpOverload):
         return False
     returns = function._schema.returns

@@ -1,4 +1,6 @@
-"""Instructions of a program as program.cpp reads them, and what each of them reads and writes."""
+"""The instructions of a program as program.cpp reads them, and the places that each of them reads
+and writes.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ POINTER, LONG, INT, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctyp
 
 
 class Operation(IntEnum):
-    """As in program.cpp."""
+    """The operations of instructions, numbered as in program.cpp."""
 
     LINEAR = 0
     ATTEND = 1
-    NORM = 2  # this and what follows are done to each row by itself
+    NORM = 2  # NORM and all operations below are done to each row by itself
     GATE = 3
     STORE = 4
     COPY = 5
@@ -33,7 +35,7 @@ class Operation(IntEnum):
 
 
 class Linear(ctypes.Structure):
-    """As in program.cpp."""
+    """A linear layer for an instruction, with the fields that program.cpp gives it."""
 
     _fields_ = (
         *((name, POINTER) for name in ("weights", "grouping", "bias")),
@@ -43,7 +45,7 @@ class Linear(ctypes.Structure):
 
 
 class Attend(ctypes.Structure):
-    """As in program.cpp."""
+    """A layer's attention for an instruction, with the fields that program.cpp gives it."""
 
     _fields_ = (
         *((name, POINTER) for name in ("keys", "values", "sinks")),
@@ -53,7 +55,7 @@ class Attend(ctypes.Structure):
 
 
 class Instruction(ctypes.Structure):
-    """As in program.cpp."""
+    """An instruction with the fields that program.cpp gives it."""
 
     _fields_ = (
         *((name, INT) for name in ("operation", "kind", "source_kind")),
@@ -65,7 +67,9 @@ class Instruction(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    """As in program.cpp."""
+    """The paths of a step's rows and the slots of their keys, with the fields that program.cpp
+    gives them.
+    """
 
     _fields_ = (
         *((name, POINTER) for name in ("pages", "tables", "prefixes", "tails", "slots", "stored")),
@@ -75,18 +79,18 @@ class Step(ctypes.Structure):
 
     @classmethod
     def of(cls, plan: PathPlan) -> Step:
-        """That of a plan."""
+        """Return the step of a plan; it keeps the plan's tensors alive."""
         paths, slots = plan.paths, plan.slots
         stored = torch.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
         tensors = (paths.pages, paths.tables, paths.prefixes, paths.tails, paths.slots, stored)
         step = cls(*(each.data_ptr() for each in tensors), paths.page)
-        step.kept = tensors  # as long as the step
+        step.kept = tensors  # the step points to their memory
         return step
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A view of a storage, whatever that is known by."""
+    """A view of a storage, which any hashable key may stand for."""
 
     storage: Hashable
     view: View
@@ -94,13 +98,13 @@ class Place:
 
 @dataclass(slots=True)
 class Written:
-    """An instruction whose views have no sources yet."""
+    """An instruction whose views name storages, and have no numbers of sources yet."""
 
     operation: Operation
     kind: ElementType
     outer: int
     inner: int
-    result: Place  # without a storage where a layer's memory is meant
+    result: Place  # its storage is None if the result goes to the memory of a layer
     reads: Sequence[Place]
     number: float = 0.0
     source_kind: int = 0
@@ -108,12 +112,14 @@ class Written:
 
     @property
     def by_row(self) -> bool:
-        """Whether it is done to each row by itself."""
+        """Whether the instruction is done to each row by itself."""
         return self.operation >= Operation.NORM
 
 
 def groups_of(program: Sequence[Written]) -> list[int]:
-    """The number of the group of each: those in a row that are done row by row are in one."""
+    """Return the number of each instruction's group. Neighbours that are done row by row share a
+    group; every other instruction is a group of its own.
+    """
     numbers = list[int]()
     for place, each in enumerate(program):
         same = place and each.by_row and program[place - 1].by_row

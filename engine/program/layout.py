@@ -1,5 +1,5 @@
-"""Where the numbers of a tensor lie, as a function of how many rows there are: known from the same
-tensor of two passes with different numbers of them.
+"""The layout of a tensor in memory as a function of the number of rows. It is found by comparing
+the same tensor of two passes with different numbers of rows.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ Twins: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # the same tensor of both 
 
 
 class Extent(ctypes.Structure):
-    """A number that is fixed + each * rows, as in program.cpp."""
+    """A number that is fixed + each * rows, with the fields that program.cpp gives it."""
 
     _fields_ = (("fixed", ctypes.c_int64), ("each", ctypes.c_int64))
 
 
 class View(ctypes.Structure):
-    """As in program.cpp: an offset in bytes, and strides in numbers."""
+    """A view of a source, with the fields that program.cpp gives it. The offset counts bytes, the
+    strides count numbers.
+    """
 
     _fields_ = (
         ("source", ctypes.c_int64),
@@ -30,28 +32,30 @@ class View(ctypes.Structure):
 
 
 class Counts:
-    """How many rows the two passes have, and for how many of them logits are wanted."""
+    """The numbers of rows of the two passes, and the numbers of rows whose logits are wanted."""
 
     def __init__(self, rows: tuple[int, int], wanted: tuple[int, int]) -> None:
         self.rows, self._wanted = rows, wanted
 
     def extent(self, one: int, two: int) -> Extent | None:
-        """A number that was `one` in the first pass and `two` in the second; None if it does not
-        depend on rows like that.
+        """Return a number that was `one` in the first pass and `two` in the second as a function of
+        the rows. None if no whole multiple of the rows explains the difference.
         """
         each, rest = divmod(two - one, self.rows[1] - self.rows[0])
         return None if rest else Extent(one - each * self.rows[0], each)
 
     def by_wanted(self, one: int, two: int) -> Extent | None:
-        """The same of the rows whose logits are wanted."""
+        """Return such a number as a function of the rows whose logits are wanted. None if no whole
+        multiple of these explains the difference.
+        """
         each, rest = divmod(two - one, self._wanted[1] - self._wanted[0])
         return None if rest else Extent(one - each * self._wanted[0], each)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Tensors of one shape, as `outer` x `inner` numbers of each row, and where those are in each
-    of them.
+    """The layout of tensors of one shape: each row has `outer` x `inner` numbers, and `views` tell
+    where these lie in each tensor.
     """
 
     outer: int
@@ -60,13 +64,14 @@ class Layout:
 
     @property
     def side_by_side(self) -> bool:
-        """Whether the inner numbers are so in all of them."""
+        """Whether the inner numbers of a row lie side by side in all tensors."""
         return all((view.inner.fixed, view.inner.each) == (1, 0) for view in self.views)
 
 
 def layout_of(counts: Counts, tensors: Sequence[Twins], inner: int | None = None) -> Layout | None:
-    """Tensors of which one dimension counts rows, and all other numbers are those of a row; with so
-    many `inner` ones where that is given. None if they are of another form.
+    """Return the layout of tensors of which one dimension counts rows and all others belong to a
+    row. If `inner` is given, the layout has `inner` inner numbers. None if the tensors have another
+    form.
     """
     one, two = (tensors[0][each].shape for each in (0, 1))
     differing = [dim for dim in range(len(one)) if one[dim] != two[dim]]

@@ -1,4 +1,4 @@
-"""Memory that the storages of a stretch share, one after the other: pure."""
+"""Planning of the memory that the storages of a stretch share, one after the other. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ ALIGNED = 64  # bytes, a line of the processor's cache
 def allocated(
     written: Sequence[Written], sizes: Mapping[Hashable, int]
 ) -> tuple[dict[Hashable, int], int]:
-    """Where each storage begins, in bytes for each row, and how many they take together: those that
-    are needed at the same time do not overlap. Instructions that are done row by row are carried
-    out in turns, so all that they read or write is needed until the last of them.
+    """Return the offset of each storage and the size of all together, both in bytes per row.
+    Storages that are needed at the same time do not overlap. The instructions of a group take turns
+    at each row, so every storage that a group uses is needed until the group ends.
     """
     first, last = dict[Hashable, int](), dict[Hashable, int]()
     for group, each in zip(groups_of(written), written, strict=True):
@@ -23,10 +23,10 @@ def allocated(
                 first.setdefault(place.storage, group)
                 last[place.storage] = group
     offsets, total, living = dict[Hashable, int](), 0, list[Hashable]()
-    for storage in first:  # in the order in which they are needed
+    for storage in first:  # in the order in which storages are needed
         size, offset = _aligned(sizes[storage]), 0
         living = [other for other in living if last[other] >= first[storage]]
-        for other in living:  # in the order of their offsets
+        for other in living:  # in the order of offsets
             if offset + size <= offsets[other]:
                 break
             offset = max(offset, offsets[other] + _aligned(sizes[other]))

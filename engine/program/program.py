@@ -1,5 +1,5 @@
-"""A program: what a network does for the rows of a plan, one action after the other. Actions are
-stretches of instructions for a CPU, and calls as the network made them, or fused ones.
+"""A program does for the rows of a plan what a network does, one action after the other. An action
+is a stretch of instructions for a CPU, a call as the network made it, or a fused call.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ Plan: TypeAlias = PathPlan | RowPlan
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A number that depends on how many rows there are, or how many of them are `wanted`."""
+    """A number that depends on the number of rows or, if `wanted`, on the number of rows whose
+    logits are wanted.
+    """
 
     extent: Extent
     wanted: bool = False
 
     def at(self, now: Now) -> int:
-        """What it is in a pass."""
+        """Return the number in a pass."""
         return int(self.extent.fixed + self.extent.each * (now.wanted if self.wanted else now.rows))
 
 
@@ -40,30 +42,30 @@ class Value:
 
 @dataclass(slots=True)
 class Now:
-    """A pass, and its values so far."""
+    """A pass that is going on, and its values so far."""
 
     values: list[Any]
     rows: int
     wanted: int
-    step: Any  # what instructions need to know of it
+    step: Any  # the facts of the pass that instructions need
 
 
 class Action(Protocol):
-    """What a program does next."""
+    """An action that a program takes in a pass."""
 
     @property
     def reads(self) -> Sequence[int]:
-        """Numbers of the values that it takes."""
+        """The numbers of the values that the action reads."""
 
     def run(self, now: Now) -> None:
-        """Make some values."""
+        """Carry out the action in a pass, which makes some values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A call as the network made it: `given` holds values, and numbers that are counted; `shape` is
-    arguments and named ones, with places in it instead of what is given; `made` are the values that
-    come of it.
+    """A call as the network made it. `given` holds constants, values and counted numbers. `shape`
+    is the positional and the named arguments, with places in `given` instead of the things
+    themselves. `made` are the numbers of the values that the call makes.
     """
 
     function: Callable[..., Any]
@@ -73,11 +75,11 @@ class Plain:
 
     @property
     def reads(self) -> Sequence[int]:
-        """Of what it is given."""
+        """The numbers of the values that the call is given."""
         return [each.number for each in self.given if isinstance(each, Value)]
 
     def run(self, now: Now) -> None:
-        """Call it."""
+        """Make the call with the values of the pass, and keep its results as values."""
         given = list(self.given)
         for place, each in enumerate(given):
             if isinstance(each, Value):
@@ -94,18 +96,22 @@ class Plain:
 
 
 def _filled(shape: Any, given: Sequence[Any]) -> Any:
-    """What was given in places: PyTorch's `tree_unflatten` takes longer than most calls."""
+    """Replace the places in a shape by the things given. PyTorch's `tree_unflatten` would take
+    longer than most calls.
+    """
     if isinstance(shape, int):
         return given[shape]
     return type(shape)(_filled(each, given) for each in shape)
 
 
 class Program:
-    """What a network does for the rows of a plan, as `actions` on so many values: the first three
-    are the tokens, their positions and the rows whose logits are wanted; `logits` is the number of
-    those. Instructions point to what is `kept`. A pass runs within the scope that `entered` makes
-    of its plan, which gives what actions need to know of it. `fused`: how many operations are
-    fused, and how many there are.
+    """Computes for the rows of a plan the same as a network, by `actions` on a number of `values`.
+
+    The first three values are the tokens, their positions and the rows whose logits are wanted;
+    `logits` is the number of the value that holds the logits. `kept` are the objects that
+    instructions point to. A pass runs within the scope that `entered` makes of its plan; the scope
+    gives the facts of the pass that actions need. `fused` tells how many operations are fused, and
+    how many there are.
     """
 
     def __init__(
@@ -127,7 +133,7 @@ class Program:
             self._actions[place][1].append(number)
 
     def __call__(self, plan: Plan) -> torch.Tensor:
-        """The logits of the rows that are wanted, [wanted, vocab]."""
+        """Return the logits of the wanted rows of a plan, [wanted, vocab]."""
         values: list[Any] = [None] * self._values
         values[:3] = plan.token_ids, plan.positions, plan.logits_rows
         with self._entered(plan) as step:

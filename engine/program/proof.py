@@ -1,5 +1,6 @@
-"""Programs for networks, and the proof that they compute the same: bit for bit, of examples that
-are fed in lines and trees, one row alone and many of two sessions, on top of each other's keys.
+"""Programs for networks, and the proof that a program computes the same as its network, bit for
+bit. The examples are fed in lines and trees, as single rows and as many rows of two sessions, and
+see the keys of the examples before them.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from tandem.protos import tree
 Run = Callable[[Any], torch.Tensor]
 PlanOf = Callable[[Sequence[Segment]], Plan]
 
-RECORDED = ((2, 2), (7, 5))  # rows of the passes, and how many give logits: few, since all tensors
-# of a recording are held; and differences without a common factor tell what depends on which
+RECORDED = ((2, 2), (7, 5))  # rows of each recorded pass, and how many of them give logits: few,
+# since a recording holds all its tensors. The differences, 5 and 3, have no common factor, which
+# shows whether a number depends on the rows or on the rows with logits.
 LENGTH = 60  # tokens of an example, at most
 TREE = (-1, 0, 0, 1, 1, 2, 4, 4, 0)
-EXAMPLES = (1, 19, 6, 1, 9)  # rows that follow each other, all but the last in a line
-BESIDE = 3  # of another session
+EXAMPLES = (1, 19, 6, 1, 9)  # rows of the examples in order; the last is a tree, the others lines
+BESIDE = 3  # rows of the other session, beside an example of several rows
 
 
 @torch.inference_mode()
@@ -42,8 +44,9 @@ def proved_program(
     vocabulary: int,
     plan_of: PlanOf = path_plan,
 ) -> Program:
-    """The program of a network whose passes `run` makes, along paths or by rows, as `plan_of` has
-    it. Raises Unrecordable with the reason if there is none, or none that computes the same.
+    """Return the program of a network. `run` makes a pass over a plan, and `plan_of` decides
+    whether plans are along paths or by rows. Raises Unrecordable, with the reason, if there is no
+    program or the program computes something else than the network.
     """
     with _tables(pool, context) as (recorded, *tables):
         rng = random.Random(0)
@@ -67,18 +70,20 @@ def proved_program(
             fed[0] += rows
             own = [replace(each, table=tables[2 + place]) for place, each in enumerate(given)]
             if not torch.equal(run(plan_of(given)), program(plan_of(own))):
-                raise Unrecordable(f"its program computes something else of {rows} rows")
+                raise Unrecordable(f"its program computes something else for {rows} rows")
     return program
 
 
 @contextmanager
 def _tables(pool: KVPool, context: int) -> Iterator[list[PageTable]]:
-    """Those of the recordings, and of two sessions for each way."""
+    """Yield five page tables and release them afterwards: one for the recordings, two sessions of
+    the network, and two of the program.
+    """
     tables = [pool.allocate(LENGTH) for _ in range(5)] if context >= LENGTH else [None]
     allocated = [table for table in tables if table]
     try:
         if len(allocated) < len(tables):
-            raise Unrecordable("there is no room for examples")
+            raise Unrecordable("the KV cache has no room for the examples of a proof")
         yield allocated
     finally:
         for table in allocated:

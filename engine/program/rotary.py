@@ -1,5 +1,5 @@
-"""Rotary positions (Su et al. 2021) as one instruction instead of six: x cos + turned(x) sin, where
-turned(x) is the second half of x, negated, before the first.
+"""Rotary positions (Su et al. 2021) as one instruction instead of six. They are
+x cos + turned(x) sin, where turned(x) is the second half of x, negated, before the first half.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from tandem.engine.program.layout import View
 
 
 def fused(written: Sequence[Written], visible: Set[Hashable]) -> list[Written]:
-    """Instructions that do the same, where nothing but them needs what they replace: storages that
-    are `visible` are read by others.
+    """Return instructions that do the same, with one rotation in the place of six instructions
+    wherever nothing else reads the results in between. Others read the `visible` storages.
     """
     makers, uses = defaultdict[Hashable, list[Written]](list), Counter[Hashable]()
     for each in written:
@@ -36,7 +36,9 @@ def fused(written: Sequence[Written], visible: Set[Hashable]) -> list[Written]:
 
 
 def _parts(add: Written, makers: defaultdict[Hashable, list[Written]]) -> list[Written]:
-    """The six that an addition ends, the products first; none if it does not."""
+    """Return the six instructions of a rotation that an addition ends, the products first. Empty if
+    the addition ends no rotation.
+    """
     products = [part for place in add.reads for part in makers[place.storage]]
     if add.operation is not Operation.ADD or len(products) != 2:
         return []
@@ -54,7 +56,9 @@ def _parts(add: Written, makers: defaultdict[Hashable, list[Written]]) -> list[W
 
 
 def _fits(*parts: Written) -> bool:
-    """Whether the halves are where they have to be."""
+    """Whether the six instructions have the layouts of a rotation: the halves lie behind each
+    other, numbers are side by side, and all heads share the angles.
+    """
     plain, crossed, first, second, negation, add = parts
     kinds = {part.kind for part in parts} | {first.source_kind, second.source_kind}
     sizes = {(part.outer, part.inner) for part in (plain, crossed, add)}
@@ -80,7 +84,9 @@ def _fits(*parts: Written) -> bool:
 
 
 def _numbers(view: View) -> tuple[int, ...]:
-    """Strides: of a row, outer, inner."""
+    """Return the strides of rows, outer and inner numbers in a view: of each stride the fixed part
+    and the part that grows with the rows.
+    """
     extents = view.row, view.outer, view.inner
     return tuple(number for each in extents for number in (each.fixed, each.each))
 

@@ -1,8 +1,8 @@
-"""Rules by which calls become instructions: each takes one kind of call, as far as it has the form
-that the rule knows, and leaves it otherwise.
+"""Rules by which calls become instructions. Each rule takes one kind of call if the call has the
+form that the rule knows, and leaves it alone otherwise.
 
-An instruction computes each number as the call does, by the same kernel or rounded like PyTorch's
-operation.
+An instruction computes each number as the call does: by the same kernel, or rounded as PyTorch's
+operation rounds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ TWO = {
 
 
 class Rules(Writer):
-    """What calls become, for a pool of keys and values and texts of `context` tokens."""
+    """Translates calls into instructions, for a pool of keys and values and texts of at most
+    `context` tokens.
+    """
 
     def __init__(self, counts: Counts, pool: KVPool, context: int) -> None:
         super().__init__(counts)
@@ -56,7 +58,7 @@ class Rules(Writer):
         }
 
     def translate(self, one: Call, two: Call) -> list[Written] | None:
-        """The instructions for the same call of two passes; None if no rule takes it."""
+        """Return the instructions for the same call of two passes. None if no rule takes it."""
         function, self.written = one.function, []
         rule = self._of_functions.get(function)
         if function in TWO:
@@ -79,7 +81,7 @@ class Rules(Writer):
     def _two(
         self, operation: Operation, one: Any, other: Any, alpha: float = 1, *, made: Twins
     ) -> None:
-        """Numbers of two tensors, or of one and a number."""
+        """Write an operation on the numbers of two tensors, or of a tensor and one number."""
         tensors = [self._widened(each, made) for each in (one, other) if isinstance(each, tuple)]
         if not isinstance(one, tuple) or alpha != 1:
             raise Unfit
@@ -88,7 +90,9 @@ class Rules(Writer):
         self.write(operation, self.layout(*given), given, number=number)
 
     def _widened(self, tensor: Twins, made: Twins) -> Twins:
-        """A tensor in the dtype of what is made of it."""
+        """Return a tensor in the dtype of the result. Raises Unfit unless that takes no copy, or a
+        copy in float32.
+        """
         if tensor[0].dtype == made[0].dtype:
             return tensor
         if made[0].dtype != torch.float32:
@@ -218,10 +222,10 @@ class Rules(Writer):
 
 
 def _by_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """[1, heads, rows, size] as [rows, heads, size]."""
+    """Return heads [1, heads, rows, size] as [rows, heads, size]."""
     return tensor[0].transpose(0, 1)
 
 
 def expanded(tensor: Twins, like: Twins) -> Twins:
-    """A tensor that is repeated until it has the shape of another."""
+    """Return views that repeat a tensor until it has the shape of another."""
     return tensor[0].expand(like[0].shape), tensor[1].expand(like[1].shape)

@@ -1,4 +1,4 @@
-"""Stretches of instructions, each carried out in one call of the kernels for CPUs."""
+"""Stretches of instructions; one call of the kernels for CPUs carries out each of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from tandem.engine.program.program import Counted, Now
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A value on the memory that a stretch has written, which is one itself."""
+    """An action that makes a tensor on the memory that a stretch has written. `number` is the value
+    of the tensor and `memory` the value of the memory.
+    """
 
     number: int
     memory: int
@@ -28,20 +30,22 @@ class Shown:
 
     @property
     def reads(self) -> Sequence[int]:
-        """The memory."""
+        """The number of the value that holds the memory."""
         return [self.memory]
 
     def run(self, now: Now) -> None:
-        """Make the tensor."""
+        """Make the tensor from the memory, with the sizes and strides of the pass."""
         sizes, strides = ([each.at(now) for each in some] for some in (self.sizes, self.strides))
         memory: torch.Tensor = now.values[self.memory].view(self.dtype)
         now.values[self.number] = memory.as_strided(sizes, strides, self.offset.at(now))
 
 
 class Stretch:
-    """Instructions in a row. Of the storages that they read or write, `known` are on values, or
-    tensors that stay; `own` are values to be, memory that is read after them; all others share
-    memory. `sizes` are bytes of a row.
+    """An action that carries out instructions in a row on their storages.
+
+    `known` are the storages of values that there are before, and of tensors that stay. `own` are
+    the storages that something reads after the stretch, by the values that will hold their memory.
+    All other storages share memory. `sizes` are the bytes per row of each storage.
     """
 
     def __init__(
@@ -55,18 +59,18 @@ class Stretch:
         self._own = {own[key]: sizes[key] for key in made}
         hidden = {key: size for key, size in sizes.items() if key not in own}
         self._offsets, self._size = allocated(written, hidden)
-        self._sources: dict[Hashable, int] = {None: 0}  # the memory that is shared comes first
+        self._sources: dict[Hashable, int] = {None: 0}  # the shared memory comes first
         self._program = (Instruction * len(written))(*(self._instruction(each) for each in written))
         given = {**known, **own}
         self._given = [(place, given[key]) for key, place in self._sources.items() if place]
 
     @property
     def reads(self) -> Sequence[int]:
-        """Values that there are before, or memory that it writes itself."""
+        """The numbers of the values that the stretch is given, and of the memory that it writes."""
         return [given for _, given in self._given if isinstance(given, int)]
 
     def run(self, now: Now) -> None:
-        """Carry them out in one call."""
+        """Carry out all instructions in one call."""
         shared = torch.empty(self._size * now.rows, dtype=torch.uint8)
         for number, size in self._own.items():
             now.values[number] = torch.empty(size * now.rows, dtype=torch.uint8)
@@ -86,7 +90,7 @@ class Stretch:
         return Instruction(*kinds, written.outer, written.inner, *views, written.layer)
 
     def _found(self, place: Place) -> View:
-        """A view whose source has its number."""
+        """Return a view of a place that names its source by number."""
         view = View.from_buffer_copy(place.view)
         if place.storage in self._offsets:
             view.source = 0

@@ -1,8 +1,8 @@
-"""Recordings of passes: which operations a network's own code calls, one after the other, and with
-which tensors.
+"""Recordings of passes. A recording tells which operations a network's own code calls, one after
+the other, and with which tensors.
 
-A layer of ours and a layer without others inside are one call each, and so is attention; of all
-else the calls are PyTorch's operations. Knows nothing of what becomes of a recording.
+A layer of this project, a layer without layers inside, and attention are one call each. All other
+calls are PyTorch's operations. This module knows nothing of what becomes of a recording.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from tandem.engine.forward.norm import RMSNorm
 from tandem.engine.program.program import Plan
 
 NAME = "tandem_recorded"
-OURS = (GatedMLP, PanelExperts, RMSNorm)  # and PanelLinear, which has none inside
+OURS = (GatedMLP, PanelExperts, RMSNorm)  # PanelLinear has no layers inside, so it needs no entry
 UNKNOWN_BEFORE = {torch.Tag.data_dependent_output, torch.Tag.nondeterministic_seeded}
 UNKNOWN_BEFORE.add(torch.Tag.dynamic_output_shape)
 
 
 class Unrecordable(Exception):
-    """A recording would not hold for other rows."""
+    """A network whose recording would not hold for other rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Of an operation, a layer, or `attention.attention`: what it was `given`, of which `spec`
-    makes its arguments, and the tensors that it `made`.
+    """A call of an operation, a layer, or `attention.attention`. `spec` makes its arguments out of
+    the things `given`; `made` are the tensors that it made.
     """
 
     function: Any
     given: Sequence[Any]
     spec: TreeSpec
     made: Sequence[Any]
-    shape: TreeSpec  # of what it made
+    shape: TreeSpec  # how `made` was nested
 
 
 @dataclass(frozen=True, slots=True)
 class Tape:
-    """All calls of a pass over the rows of a plan, and the logits that came of it."""
+    """All calls of a pass over the rows of a plan, and the logits of the pass."""
 
     plan: Plan
     calls: Sequence[Call]
@@ -57,7 +57,7 @@ class Tape:
 
 
 class Recorder(TorchDispatchMode):
-    """Notes calls, but for those within another."""
+    """Notes the calls of a pass, except calls within other calls."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -67,32 +67,34 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Called by torch instead of an operation."""
+        """Note an operation and run it: torch calls this instead of the operation. Raises
+        Unrecordable if a recording could not repeat the operation.
+        """
         kwargs = kwargs or {}
         if self._within:
             return func(*args, **kwargs)
-        with self:  # one that is made of others counts as those
+        with self:  # an operation that is made of others counts as those others
             made = func.decompose(*args, **kwargs)
         if made is not NotImplemented:
             return made
         if UNKNOWN_BEFORE & set(func.tags) and not _by_numbers(func, args):
-            raise Unrecordable(f"it calls {func}")
+            raise Unrecordable(f"it calls {func}, which a recording cannot repeat for other rows")
         made = func(*args, **kwargs)
         self.note(func, args, kwargs, made)
         return made
 
     def begin(self, *_: Any) -> None:
-        """A layer is called."""
+        """Note that a layer is called, so that calls within it are not noted."""
         self._within += 1
 
     def end(self, layer: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
-        """A layer has answered."""
+        """Note the call of a layer that has returned."""
         self._within -= 1
         if not self._within:
             self.note(layer, args, kwargs, made)
 
     def attend(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Called instead of attention."""
+        """Note attention and run it: the network calls this instead of attention."""
         self._within += 1
         made = attention.attention(module, *args, **kwargs)
         self._within -= 1
@@ -101,12 +103,14 @@ class Recorder(TorchDispatchMode):
         return made
 
     def note(self, function: Any, args: Any, kwargs: Any, made: Any) -> None:
-        """Keep a call, and with it all its tensors, so that no other can pass for one of them."""
+        """Keep a call with all its tensors, so that no later tensor can have the identity of one of
+        them.
+        """
         self.calls.append(Call(function, *tree_flatten((args, kwargs)), *tree_flatten(made)))
 
 
 def _by_numbers(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether an operation picks what is at some places, as many as there are numbers of them."""
+    """Whether an operation indexes by integers alone, so that its output's shape is known."""
     if func is not torch.ops.aten.index.Tensor:
         return False
     return all(each is None or each.dtype is torch.long for each in args[1])
@@ -132,8 +136,8 @@ def _recording(network: PreTrainedModel) -> Iterator[Recorder]:
 
 
 def record(network: PreTrainedModel, run: Callable[[Any], torch.Tensor], plan: Plan) -> Tape:
-    """The pass of a network over the rows of a plan, which `run` makes it go through. Raises
-    Unrecordable if what it calls depends on what is in its tensors.
+    """Return the recording of a network's pass over the rows of a plan; `run` makes the pass.
+    Raises Unrecordable if the calls depend on the contents of tensors.
     """
     with torch.inference_mode(), _recording(network) as recorder:
         logits = run(plan)

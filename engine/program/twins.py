@@ -1,5 +1,5 @@
-"""Tensors of two passes that do the same for different numbers of rows: which are the same, where
-their numbers come from, and what of them depends on rows.
+"""Twins: the tensors of two passes that do the same for different numbers of rows. The module knows
+which tensors belong together, where their numbers come from, and what of them depends on rows.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from tandem.engine.program.writer import storage_of
 
 
 class Origin(Enum):
-    """Where the numbers of a storage come from."""
+    """The origin of the numbers in a storage."""
 
-    KEPT = auto()  # weights, or what is made of them alone
+    KEPT = auto()  # weights, or results that depend on weights alone
     PLAIN = auto()  # the plan, or a call
     WRITTEN = auto()  # instructions
 
 
 class TwinTensors:
-    """What is known of them, by those of the first pass."""
+    """Knows the twins, by the tensors of the first pass."""
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
         self._origins: dict[Hashable, Origin] = {}
-        self._bases: dict[Hashable, torch.Tensor] = {}  # a tensor on each storage, its first
+        self._bases: dict[Hashable, torch.Tensor] = {}  # the first tensor on each storage
         self._others: set[Hashable] = set()  # storages of the second pass
-        self._twins: dict[int, torch.Tensor] = {}  # tensors of the second pass
-        self._values: dict[int, int] = {}  # numbers of values by tensors
+        self._twins: dict[int, torch.Tensor] = {}  # second pass's tensors, by ids of the first's
+        self._values: dict[int, int] = {}  # numbers of values, by ids of tensors
         self._count = 0
 
     def _enter(self, one: torch.Tensor, two: torch.Tensor, origin: Origin) -> None:
@@ -43,7 +43,7 @@ class TwinTensors:
         self._bases.setdefault(storage_of(one), one)
 
     def _value(self, tensor: torch.Tensor | None = None) -> int:
-        """The number of a tensor among the values, or of memory."""
+        """Return the number of a tensor among the values, or a new number for memory."""
         number = self._values.get(id(tensor), self._count)
         if number == self._count:
             self._count += 1
@@ -64,14 +64,14 @@ class TwinTensors:
         if one is two or one == two:
             return one
         if type(one) is not int:
-            raise Unrecordable(f"other rows are given {two} instead of {one}")
+            raise Unrecordable(f"a call is given {two} instead of {one} for other rows")
         return self._counted(one, two)
 
     def _counted(self, one: int, two: int) -> Counted:
         for wanted, extent_of in enumerate((self._counts.extent, self._counts.by_wanted)):
             if extent := extent_of(one, two):
                 return Counted(extent, bool(wanted))
-        raise Unrecordable(f"other rows are given {two} instead of {one}")
+        raise Unrecordable(f"a call is given {two} instead of {one} for other rows")
 
 
 def tensors_in(some: Sequence[Any]) -> list[torch.Tensor]:

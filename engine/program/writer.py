@@ -1,5 +1,5 @@
-"""Instructions as they are written: where the numbers of tensors lie, and memory for what comes in
-between.
+"""The writing of instructions: where the numbers of tensors lie, and memory for results in between
+that no call of the network has.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from tandem.engine.program.layout import Counts, Layout, Twins, View, layout_of
 
 
 class Unfit(Exception):
-    """A call is not of the form that a rule takes."""
+    """A call has another form than a rule takes."""
 
 
 def storage_of(tensor: torch.Tensor) -> Hashable:
-    """What all tensors on the same memory have in common."""
+    """Return a key that all tensors on the same memory share."""
     key: Hashable = tensor.untyped_storage()._cdata
     return key
 
 
 def both(tensor: Twins, view: Callable[[torch.Tensor], torch.Tensor]) -> Twins:
-    """A view of both of them."""
+    """Return a view of a tensor in both passes."""
     return view(tensor[0]), view(tensor[1])
 
 
 class Writer:
-    """What is `written` of one call. `kept` is what instructions point to; `sizes` are bytes of a
-    row, of storages that no call has.
+    """Writes the instructions of one call into `written`. `kept` are the objects that instructions
+    point to. `sizes` are the bytes per row of storages that no call has.
     """
 
     def __init__(self, counts: Counts) -> None:
@@ -42,26 +42,28 @@ class Writer:
         self._counts = counts
 
     def keep(self, given: ctypes.Structure | torch.Tensor) -> int:
-        """The address of what is kept."""
+        """Keep an object that instructions point to, and return its address."""
         self.kept.append(given)
         if isinstance(given, torch.Tensor):
             return given.data_ptr()
         return ctypes.addressof(given)
 
     def new(self, like: Twins, dtype: torch.dtype) -> Twins:
-        """A tensor of the same shape."""
+        """Return a new tensor of the same shape on a storage of its own."""
         one, two = (torch.empty(each.shape, dtype=dtype, device="meta") for each in like)
-        self.kept += [one, two]  # or others could pass for them
+        self.kept += [one, two]  # so that no later storage can have the key of one of them
         self.sizes[storage_of(one)] = one.nbytes // self._counts.rows[0]
         return one, two
 
     def of_rows(self, dtype: torch.dtype, *sizes: int) -> Twins:
-        """A tensor of so many numbers for each row."""
+        """Return a new tensor [rows, *sizes]."""
         one, two = (torch.empty(rows, *sizes, device="meta") for rows in self._counts.rows)
         return self.new((one, two), dtype)
 
     def layout(self, *tensors: Twins, inner: int | None = None) -> Layout:
-        """Where the numbers of some tensors are. Raises Unfit."""
+        """Return the layout of some tensors. Raises Unfit if instructions do not know their layout
+        or one of their dtypes.
+        """
         found = layout_of(self._counts, tensors, inner)
         if found is None or any(one.dtype not in ELEMENT_TYPES for one, _ in tensors):
             raise Unfit
@@ -70,7 +72,7 @@ class Writer:
     def write(
         self, operation: Operation, layout: Layout, tensors: Sequence[Twins], **more: Any
     ) -> None:
-        """An instruction whose result is the first of the tensors."""
+        """Write an instruction whose result is the first of the tensors."""
         views = zip(tensors, layout.views, strict=True)
         result, *reads = [Place(storage_of(one), view) for (one, _), view in views]
         kind = ELEMENT_TYPES[tensors[0][0].dtype]
@@ -78,19 +80,23 @@ class Writer:
         self.written.append(Written(operation, kind, *size, result, reads, **more))
 
     def copy(self, one: Twins, made: Twins) -> None:
-        """A copy of other strides, or of another dtype."""
+        """Write a copy of a tensor into one of other strides or another dtype."""
         kind = ELEMENT_TYPES.get(one[0].dtype)
         self.write(Operation.COPY, self.layout(made, one), [made, one], source_kind=kind)
 
     def whole(self, tensor: Twins, size: int) -> View | None:
-        """A tensor as rows of so many numbers, one after the other; None if they lie elsewhere."""
+        """Return the view of a tensor as rows of `size` numbers, one after the other. None if its
+        numbers lie otherwise.
+        """
         found = self.layout(tensor)
         (view,) = found.views
         joined = found.side_by_side and (found.outer, found.inner) == (1, size)
         return view if joined and (view.row.fixed, view.row.each) == (size, 0) else None
 
     def rows(self, tensor: Twins, size: int) -> Place:
-        """The same, of a copy if need be. Raises Unfit."""
+        """Return the place of a tensor as rows of `size` numbers, after writing a copy of it if
+        need be. Raises Unfit if the tensor does not have `size` numbers per row.
+        """
         if view := self.whole(tensor, size):
             return Place(storage_of(tensor[0]), view)
         one, two = (each.shape for each in tensor)
@@ -103,7 +109,9 @@ class Writer:
         return Place(storage_of(copied[0]), view)
 
     def result(self, tensor: Twins, size: int) -> Place:
-        """A tensor that is made as such rows. Raises Unfit if it is made otherwise."""
+        """Return the place of a result as rows of `size` numbers, one after the other. Raises Unfit
+        if its numbers lie otherwise.
+        """
         if not (view := self.whole(tensor, size)):
             raise Unfit
         return Place(storage_of(tensor[0]), view)

@@ -1,1 +1,1 @@
-"""Kernels for CPUs, and layers that are computed by them."""
+"""Kernels for CPUs, and the layers that use these kernels."""

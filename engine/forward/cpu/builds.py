@@ -1,4 +1,6 @@
-"""The builds of the kernels, beside their sources: made of which ones, and for which processors."""
+"""The builds of the kernels, which lie beside their sources: which sources a build was made of, and
+which processors run it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
 def sources_of(folder: Path) -> int:
-    """What tells the sources in a folder from others, as in setup.py."""
+    """Return the checksum that tells the sources in a folder from others, as setup.py does."""
     files = sorted([*folder.glob("*.cpp"), *folder.glob("*.h")])
     return crc32(b"".join(map(Path.read_bytes, files)))
 
@@ -23,7 +25,7 @@ SOURCES = sources_of(FOLDER)
 
 
 def runnable() -> Iterator[Path]:
-    """The builds that this processor runs, best first."""
+    """Yield the builds that this processor runs, best first."""
     names = {"AVX512": ["avx512", "avx2"], "AVX2": ["avx2"], "SVE256": ["sve256", "neon"]}.get(
         torch.backends.cpu.get_cpu_capability(), ["neon"]
     )

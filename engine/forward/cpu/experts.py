@@ -1,9 +1,9 @@
-"""Mixtures of experts in three calls of the compiled kernels: the inner layers of all experts, each
-for the rows that were sent to it, the gate, the outer layers. They are found in a network by what
-they compute.
+"""Mixtures of experts in three calls of the compiled kernels: one for the inner layers of all
+experts, each with the rows that were sent to it, one for the gate, and one for the outer layers.
+Such layers are recognised in a network by the results they compute.
 
-A row goes through some of many gated feed-forward layers and gets the sum of what they give, by its
-own weights. Which ones it goes through is not decided here.
+A row goes through some of many gated feed-forward layers, the experts, and gets the sum of their
+outputs, each multiplied by a weight of the row's own. The network chooses a row's experts.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ from tandem.engine.forward.gated import ACTIVATIONS, activation_of
 
 Gate = Callable[[torch.Tensor], torch.Tensor]  # [rows, 2 * size] -> [rows, size]
 INNER, OUTER, BIAS = "gate_up_proj", "down_proj", "_bias"
-TRIED = 3  # experts, two of them for each row
+TRIED = 3  # experts in a trial; each row goes through two of them
 
 
 class PanelExperts(nn.Module):
-    """Experts of which each is outer(gate(inner(row))), by layers that hold those of all."""
+    """Experts of which each computes outer(gate(inner(row))). `inner` and `outer` each hold the
+    linear layers of all experts.
+    """
 
     def __init__(self, inner: PanelLinear, outer: PanelLinear, gate: Gate, count: int) -> None:
         super().__init__()
         self.inner, self.outer = inner, outer
-        self.outer.rounded = False  # before all of a row are added
+        self.outer.rounded = False  # the outputs of a row's experts are added before rounding
         self._gate, self._count = gate, count
 
     def forward(
@@ -41,7 +43,7 @@ class PanelExperts(nn.Module):
         chosen: torch.Tensor,  # [rows, top]: the experts of each row
         weights: torch.Tensor,  # [rows, top]
     ) -> torch.Tensor:
-        """Called by the model."""
+        """Compute the sum of the chosen experts' weighted outputs for each row, [rows, size]."""
         experts, order = chosen.flatten().sort(stable=True)
         ends = torch.bincount(experts, minlength=self._count).cumsum(0)
         wide = self.inner(rows[order // chosen.shape[1]], ends)
@@ -54,8 +56,8 @@ class PanelExperts(nn.Module):
 
 @torch.inference_mode()
 def panel_experts(layer: nn.Module, kind: type[PanelLinear]) -> PanelExperts | None:
-    """What computes the same as a layer of a network, by linear layers of a kind; None if the layer
-    is of another form. What it takes the place of loses its weights.
+    """Return experts that compute the same as a layer of a network, by linear layers of a kind.
+    None if the layer has another form. A layer that experts replace loses its weights.
     """
     weights = _weights(layer)
     if weights is None:
@@ -73,8 +75,8 @@ def panel_experts(layer: nn.Module, kind: type[PanelLinear]) -> PanelExperts | N
 
 
 def _weights(layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The inner and outer weights of a layer of experts, [experts, out, in]; None if it has none.
-    Some models keep them as [experts, in, out].
+    """Return the inner and outer weights of a layer of experts, [experts, out, in]. None if the
+    layer has none. Some models keep them as [experts, in, out].
     """
     inner, outer = getattr(layer, INNER, None), getattr(layer, OUTER, None)
     if not (isinstance(inner, torch.Tensor) and isinstance(outer, torch.Tensor)):
@@ -86,8 +88,8 @@ def _weights(layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor] | None:
 
 
 def _gates(layer: Any) -> list[tuple[Gate, Gate]]:
-    """What the gate of a layer may be, and what to compute it by: a kernel if there is one for it,
-    else what the layer does by itself.
+    """Return the gates that a layer may have, each with the function that computes it: a kernel if
+    there is one for the gate, else the layer's own function.
     """
     gates: list[tuple[Gate, Gate]] = []
     if activation := activation_of(getattr(layer, "act_fn", None)):
@@ -104,7 +106,9 @@ def _halves(activation: Gate, wide: torch.Tensor) -> torch.Tensor:
 
 
 def trial_choices(inner: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Experts for trial rows and their weights, which do not add up to 1: [rows, 2] each."""
+    """Return experts for the trial rows, and their weights, [rows, 2] each. The weights of a row do
+    not add up to 1.
+    """
     rows = torch.arange(len(trial_rows(inner)))
     chosen = torch.stack([rows, rows + 1], 1) % min(TRIED, len(inner))
     return chosen, torch.stack([0.7 - 0.02 * rows, 0.2 + 0.01 * rows], 1).to(inner.dtype)
@@ -118,7 +122,7 @@ def _spelled_out(
     chosen: torch.Tensor,
     shares: torch.Tensor,
 ) -> torch.Tensor:
-    """What experts compute, one after the other, by PyTorch: [rows, size]."""
+    """Compute the experts one after the other by PyTorch, [rows, size]."""
 
     def linear(layer: int, expert: int, given: torch.Tensor) -> torch.Tensor:
         bias = biases[layer]

@@ -1,4 +1,4 @@
-"""Weights of 8 or 4 bits in panels, as groups.h reads them."""
+"""Weights of 8 or 4 bits in panels, laid out as groups.h reads them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ AT_ONCE = 1 << 21  # codes that are laid out at a time
 
 
 class GroupPanels:
-    """The outputs of `layers` layers. As a part of a weight it has the numbers of one."""
+    """The outputs of `layers` layers, in panels of `width` outputs. It has the attributes of a
+    `grouped_weight.Part`.
+    """
 
     def __init__(self, part: StoredGroups, layers: int, width: int) -> None:
         outputs, self.inputs = part.shape[0] // layers, part.shape[1]
@@ -40,16 +42,16 @@ class GroupPanels:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
+        """The number of outputs of all layers, and the number of inputs."""
         return self.outputs * self.layers, self.inputs
 
     @property
     def grouping(self) -> int:
-        """Where the kernels find what codes mean."""
+        """The address of the Grouping that tells the kernels the meaning of the codes."""
         return ctypes.addressof(self._grouping)
 
     def numbers(self, chosen: slice | torch.Tensor) -> torch.Tensor:
-        """What some outputs of one layer are, [chosen, in] float32."""
+        """Return the numbers of the chosen outputs, [chosen, in] float32, if there is one layer."""
         if isinstance(chosen, slice):
             chosen = torch.arange(chosen.start, chosen.stop)
         panel, lane = chosen // self.width, chosen % self.width
@@ -63,7 +65,9 @@ class GroupPanels:
         return Groups(self.code, codes, scales, supers, self.zero).numbers()
 
     def _put(self, place: int, groups: Groups) -> None:
-        """Lay out the outputs of some panels, the rest of which is zeros."""
+        """Lay out the outputs of the panels from number `place` on. Lanes that lack an output are
+        zeros.
+        """
         if not place:
             self.code, self.zero = groups.code, groups.zero
             made = self._panels * self.layers
@@ -84,7 +88,7 @@ class GroupPanels:
             self.supers[place : place + count] = self._in_panels(groups.supers)
 
     def _in_panels(self, given: torch.Tensor) -> torch.Tensor:
-        """[out, ...] as [panels, ..., width]."""
+        """Return numbers [out, ...] as [panels, ..., width], filled up with zeros."""
         lacking = -len(given) % self.width
         full = functional.pad(given, (0, 0) * (given.dim() - 1) + (0, lacking))
         panels: torch.Tensor = full.unflatten(0, (-1, self.width)).movedim(1, -1)

@@ -1,7 +1,7 @@
-"""The compiled kernels, as far as there are any for this processor.
+"""The compiled kernels for this processor, if there are any.
 
-They are built with the package where there is a compiler, once for each set of instructions, and
-called through ctypes. Without them everything works as well, by what PyTorch brings.
+The kernels are built with the package where there is a compiler, once for each set of instructions,
+and called through ctypes. Without them PyTorch's own operations do all the work.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from tandem.engine.forward.cpu.builds import SOURCES, runnable
 from tandem.engine.forward.cpu.paths import Paths
 from tandem.engine.forward.dense import AttentionOptions
 
-WORTH_SHARING = 1 << 17  # numbers that a call reads, from which on all threads share it: one thread
-# takes 100 us for so many and two take 60; for a fifth of them both take 20
+WORTH_SHARING = 1 << 17  # all threads share a call that reads so many numbers or more: for so many
+# one thread takes 100 us and two take 60; for a fifth as many, one or two take 20
 
 
 class ElementType(IntEnum):
-    """How numbers are stored, as in vectors.h."""
+    """The ways to store numbers, numbered as in vectors.h."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
     FLOAT16 = 2
     PAIRS = 3  # bfloat16, inputs two by two
-    BYTES = 4  # these and what follows are codes, whose meaning is in a Grouping
+    BYTES = 4  # BYTES and the types below are codes, whose meaning is in a Grouping
     NIBBLES = 5
     FLOAT8 = 6
 
@@ -43,7 +43,7 @@ ELEMENT_TYPES = {
 
 
 class Grouping(ctypes.Structure):
-    """What codes mean, as in groups.h."""
+    """The meaning of codes, with the fields that groups.h gives it."""
 
     _fields_ = (
         ("scales", ctypes.c_void_p),
@@ -57,8 +57,9 @@ class Grouping(ctypes.Structure):
 
 
 class Weights(NamedTuple):
-    """Of a linear layer, or of several: panels of numbers or codes [layers * panels, in, width], or
-    half as wide; outputs of each layer; the address of a Grouping if they are codes.
+    """The weights of one linear layer or several. `memory` are panels of numbers or codes
+    [layers * panels, in, width], or half as wide for codes of 4 bits. `outputs` counts those of
+    each layer. `grouping` is the address of a Grouping if the weights are codes.
     """
 
     memory: torch.Tensor
@@ -69,30 +70,30 @@ class Weights(NamedTuple):
 
 
 def plain_weights(panels: torch.Tensor, outputs: int) -> Weights:
-    """Those in panels [layers, panels, in / together, width, together] of numbers."""
+    """Return the weights in panels [layers, panels, in / together, width, together] of numbers."""
     kind = ELEMENT_TYPES[panels.dtype] if panels.shape[-1] == 1 else ElementType.PAIRS
     return Weights(panels, kind, len(panels), outputs, None)
 
 
 class Activation(IntEnum):
-    """Of a gated layer, as in gate.cpp."""
+    """The activations of gated layers, numbered as in gate.cpp."""
 
     SILU = 0
     GELU_TANH = 1
 
 
 class Kernels:
-    """One build of them. `width` is the outputs of a panel; `pairs`: whether rows of bfloat16
-    are multiplied two inputs at once; `threads` share the work, which no bit depends on.
+    """One build of the kernels. `width` is the number of outputs of a panel. `pairs` tells whether
+    rows of bfloat16 are multiplied two inputs at once. No bit depends on the number of `threads`.
     """
 
     def __init__(self, file: Path, sources: int | None = None) -> None:
         for openmp in Path(torch.__file__).parents[1].glob("torch.libs/libgomp*"):
-            ctypes.CDLL(str(openmp), ctypes.RTLD_GLOBAL)  # which PyTorch for ARM keeps to itself
+            ctypes.CDLL(str(openmp), ctypes.RTLD_GLOBAL)  # PyTorch for ARM keeps OpenMP to itself
         library = self.library = ctypes.CDLL(str(file))
         library.tandem_sources.restype = ctypes.c_uint
         if library.tandem_sources() != (sources or SOURCES):
-            raise OSError(f"{file} was built of other sources")
+            raise OSError(f"{file} was built from other sources")
         self.name = file.name.partition(".")[0].removeprefix("_")
         self.width = int(library.tandem_width())
         self.pairs = bool(library.tandem_pairs())
@@ -124,11 +125,11 @@ class Kernels:
         rows: torch.Tensor,  # [rows, in], floating
         weights: Weights,
         bias: torch.Tensor | None,  # [layers, out], float32
-        ends: torch.Tensor | None,  # [layers], int64: where the rows of each end
+        ends: torch.Tensor | None,  # [layers], int64: where the rows of each layer end
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """rows x weights' + bias, [rows, out] of `dtype`; all contiguous, on the CPU. Of several
-        layers each has its own rows, one layer's after the other's; a single one has all.
+        """Return rows x weights' + bias, [rows, out] of `dtype`. All tensors are contiguous and on
+        the CPU. A single layer takes all rows; several layers take the rows up to their `ends`.
         """
         memory, kind, layers, outputs, grouping = weights
         result = rows.new_empty(rows.shape[0], outputs, dtype=dtype)
@@ -149,8 +150,9 @@ class Kernels:
         paths: Paths,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """What rows see along their paths, [rows, heads, value size]; all contiguous, on the CPU.
-        Bit for bit, a row depends on its path alone. Raises RuntimeError for what does not fit.
+        """Let rows attend along their paths, [rows, heads, value size]. All tensors are contiguous
+        and on the CPU. Bit for bit, a row depends on its path alone. Raises RuntimeError if dtypes
+        or sizes do not fit.
         """
         rows, heads, size = query.shape
         if not (query.dtype == keys.dtype == values.dtype and keys.shape[2] == size):
@@ -170,8 +172,8 @@ class Kernels:
         return result
 
     def norm(self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-        """Rows [..., size] / their root mean square * weight [size], float32; contiguous, on the
-        CPU. Raises RuntimeError for what does not fit.
+        """Return rows [..., size] / their root mean square * a float32 weight [size]. All tensors
+        are contiguous and on the CPU. Raises RuntimeError if the sizes differ.
         """
         size = rows.shape[-1]
         if size != len(weight):
@@ -184,8 +186,8 @@ class Kernels:
         return result
 
     def gate(self, rows: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """The activation of the first half of each row times the second, [rows, size] of
-        [rows, 2 * size]; contiguous, on the CPU. Raises RuntimeError for what does not fit.
+        """Return the activation of the first half of each row times the second half: [rows, size]
+        of contiguous rows [rows, 2 * size] on the CPU. Raises RuntimeError for rows of odd size.
         """
         if rows.shape[1] % 2:
             raise RuntimeError(f"rows of {rows.shape[1]} have no halves")
@@ -204,20 +206,21 @@ class Kernels:
         sources: ctypes.Array[ctypes.c_void_p],
         step: ctypes.Structure,
     ) -> None:
-        """Carry out instructions on so many rows, as program.cpp describes them."""
+        """Carry out the instructions of a program on `rows` rows, as program.cpp describes."""
         given = program, len(program), rows, sources, ctypes.byref(step)
         self._program(*given, self.threads, WORTH_SHARING)
 
     def sharing(self, numbers: int) -> int:
-        """All threads for so many numbers, or one where others are not worth their start. Never
-        some: OpenMP ends those that a team leaves out, and starts them again for the next.
+        """Return how many threads share a call that reads so many numbers: all, or one where the
+        start of others does not pay. Never some of the threads: OpenMP ends those that a team
+        leaves out, and starts them again for the next team.
         """
         return self.threads if numbers >= WORTH_SHARING else 1
 
 
 @cache
 def kernels() -> Kernels | None:
-    """The best build that this processor runs; None if there is none that can be loaded."""
+    """Return the best build that this processor runs. None if no build can be loaded."""
     for file in runnable():
         with suppress(OSError, AttributeError):  # no OpenMP to be found, or an old build
             return Kernels(file)
@@ -225,16 +228,17 @@ def kernels() -> Kernels | None:
 
 
 def required_kernels() -> Kernels:
-    """The same where there must be one: `panels.why_unsupported` was asked before."""
+    """Return the kernels where there must be some: `panels.why_unsupported` was asked before."""
     found = kernels()
     assert found, "there is no build for this processor"
     return found
 
 
 def use_threads(count: int) -> None:
-    """Compute with so many threads from now on. Where there are kernels only they do. PyTorch's own
-    operations share their elements among threads, and round the last ones of a share differently,
-    so bits would depend on how many rows there are; they are too small to gain much from threads.
+    """Compute with `count` threads from now on. Where there are kernels, only they use threads.
+    PyTorch's own operations share their elements among threads and round the last elements of a
+    share differently, so bits would depend on the number of rows. Those operations are too small to
+    gain much from threads.
     """
     if build := kernels():
         build.threads = count

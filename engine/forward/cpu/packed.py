@@ -1,5 +1,6 @@
-"""Linear layers laid out once for the matrix kernels that come with PyTorch: up to twice as fast
-for the few rows of a step. How a row is rounded depends on how many there are.
+"""Linear layers whose weights are laid out once for the matrix kernels that come with PyTorch. They
+are up to twice as fast for the few rows of a step. The rounding of a row depends on the number of
+rows.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class PackedLinear(nn.Module):
         self.packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Called by the model."""
+        """Compute the layer for rows, [..., in] -> [..., out]."""
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
             rows, self.packed, self.bias, "none", [], ""
         )

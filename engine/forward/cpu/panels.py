@@ -1,7 +1,7 @@
 """Linear layers whose weights lie in panels, for the compiled kernels.
 
-A row is the same, bit for bit, alone and with others: sums run over ascending inputs, in float32,
-whatever the weights are stored in.
+A row gets the same bits alone and with other rows: sums run over ascending inputs, in float32,
+however the weights are stored.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Multiply = Callable[[torch.Tensor, torch.Tensor | None, torch.dtype], torch.Tens
 
 class PanelLinear(nn.Module):
     """An `nn.Linear` for inference on a CPU, [..., in] -> [..., out], from a weight [out, in]; or
-    several at once, from a weight [layers, out, in]. `rounded`: whether its outputs are rounded to
-    the dtype of the rows, or left as the float32 sums that they are.
+    several layers at once, from a weight [layers, out, in]. `rounded` tells whether the outputs are
+    rounded to the dtype of the rows, or stay float32 sums.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -41,8 +41,8 @@ class PanelLinear(nn.Module):
         self.parts = list(_parts(weight, bias, layers, build))
 
     def forward(self, rows: torch.Tensor, ends: torch.Tensor | None = None) -> torch.Tensor:
-        """Called by the model; of several layers, each takes the rows up to its own of the `ends`.
-        Raises RuntimeError for rows of another dtype than the weight's.
+        """Compute the layer for rows. If there are several layers, each takes the rows up to its
+        end in `ends`. Raises RuntimeError for rows of another dtype than the weight's.
         """
         if rows.dtype != self.weight.dtype:
             raise RuntimeError(f"rows of {rows.dtype} for a weight of {self.weight.dtype}")
@@ -54,7 +54,7 @@ class PanelLinear(nn.Module):
 
 
 class PlainPart:
-    """Some outputs of all layers, by weights [layers, out, in] as they are."""
+    """Some outputs of all layers, by plain weights [layers, out, in]."""
 
     def __init__(self, weights: torch.Tensor, bias: torch.Tensor | None, build: Kernels) -> None:
         paired = build.pairs and weights.dtype == torch.bfloat16 and weights.shape[2] % 2 == 0
@@ -65,12 +65,12 @@ class PlainPart:
     def multiply(
         self, rows: torch.Tensor, ends: torch.Tensor | None, dtype: torch.dtype
     ) -> torch.Tensor:
-        """[rows, out] of `dtype`."""
+        """Multiply rows with the weights and add the bias: [rows, out] of `dtype`."""
         return self._multiply(rows, self.weights, self.bias, ends, dtype)
 
 
 class GroupedPart:
-    """The same by weights of 8 or 4 bits."""
+    """Some outputs of all layers, by weights of 8 or 4 bits."""
 
     def __init__(
         self, stored: StoredGroups, layers: int, bias: torch.Tensor | None, build: Kernels
@@ -84,14 +84,14 @@ class GroupedPart:
     def multiply(
         self, rows: torch.Tensor, ends: torch.Tensor | None, dtype: torch.dtype
     ) -> torch.Tensor:
-        """[rows, out] of `dtype`."""
+        """Multiply rows with the weights and add the bias: [rows, out] of `dtype`."""
         return self._multiply(rows, self.weights, self.bias, ends, dtype)
 
 
 def _parts(
     weight: torch.Tensor, bias: torch.Tensor | None, layers: int, build: Kernels
 ) -> Iterator[PlainPart | GroupedPart]:
-    """One for each way in which outputs are stored."""
+    """Yield one part of a weight for each way in which its outputs are stored."""
     added = None if bias is None else bias.float().contiguous()
     if not isinstance(weight, GroupedWeight):
         yield PlainPart(weight.reshape(layers, *weight.shape[-2:]), added, build)
@@ -109,8 +109,8 @@ def _parts(
 
 
 def in_panels(weights: torch.Tensor, width: int, together: int) -> torch.Tensor:
-    """Weights [layers, out, in] as [layers, panels, in / together, width, together]; outputs that
-    lack are zeros.
+    """Return weights [layers, out, in] as [layers, panels, in / together, width, together]. The
+    last panel is filled up with zeros.
     """
     layers, outputs, inputs = weights.shape
     panels = weights.new_zeros(layers, -(-outputs // width), inputs // together, width, together)
@@ -122,7 +122,7 @@ def in_panels(weights: torch.Tensor, width: int, together: int) -> torch.Tensor:
 
 
 def why_unsupported(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why there are no such layers; None if there are."""
+    """Return why layers in panels cannot be used with a dtype and device. None if they can."""
     if device.type != "cpu":
         return f"they are not for {device.type}"
     if dtype not in ELEMENT_TYPES:

@@ -1,7 +1,7 @@
-"""Which keys each row of a step sees: the text before it, and its own path through a tree. Pure.
+"""The keys that each row of a step sees: the text before it, and its own path through a tree. Pure.
 
-Every key lies where it was put when its token was fed; rows look for theirs. So the branches of a
-tree need no turns and no masks.
+Every key stays where it was put when its token was fed, and each row names the keys that it sees.
+So the branches of a tree need no masks and do not have to be fed one after the other.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Row i sees prefixes[i] keys in the pages from pages[tables[i]] on, of `page` slots each, and
-    then those at slots[tails[i] : tails[i + 1]]. int64.
+    """The paths of rows, in tensors of int64. Row i sees prefixes[i] keys in the pages from
+    pages[tables[i]] on, of `page` slots each, and then the keys at
+    slots[tails[i] : tails[i + 1]].
     """
 
     pages: torch.Tensor  # [pages of all sessions]
@@ -35,7 +36,9 @@ class Paths:
 
     @classmethod
     def straight(cls, context: int, rows: int) -> Paths:
-        """Those of rows in a line after a context, whose keys lie one after the other."""
+        """Return the paths of rows in a line after a context, whose keys lie one after the other
+        from slot 0 on.
+        """
         pages = torch.arange(page_aligned(context + rows) // PAGE)
         prefixes = torch.arange(context + 1, context + rows + 1)
         nothing = torch.zeros(rows + 1, dtype=torch.long)
@@ -44,13 +47,13 @@ class Paths:
 
 @dataclass(frozen=True, slots=True)
 class PathPlan(StepPlan):
-    """A step whose rows attend along paths. It needs no padding."""
+    """A step whose rows attend along paths. Such a step needs no padding."""
 
     paths: Paths
 
 
 def path_plan(segments: Sequence[Segment]) -> PathPlan:
-    """Lay out one step."""
+    """Lay out the segments of one step as paths."""
     pages, tables, prefixes = list[int](), list[int](), list[int]()
     tails, slots, page = [0], list[int](), PAGE
     for segment in segments:
@@ -71,7 +74,9 @@ def path_plan(segments: Sequence[Segment]) -> PathPlan:
 
 
 def _branches(segment: Segment) -> list[tuple[int, list[int]]]:
-    """Of each node: how many nodes of the trunk its path begins with, and the others on it."""
+    """Return for each node how many nodes of the trunk its path begins with, and the other nodes on
+    its path.
+    """
     trunk = tree.trunk(segment.parents)
     found: list[tuple[int, list[int]]] = [(node + 1, []) for node in range(trunk)]
     for node, parent in enumerate(segment.parents[trunk:], trunk):

@@ -1,6 +1,6 @@
-"""Layers that multiply rows with a weight of their own, like those that choose experts, instead of
-having a linear layer for it: they go on as they are, but multiply by the compiled kernels. They are
-found in a network by trying.
+"""Layers that multiply rows with a weight of their own instead of having a linear layer for it, for
+example those that choose experts. Such a layer keeps its code, but multiplies by the compiled
+kernels. Trials find out which layers of a network are of this kind.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Key = tuple[torch.Size, torch.dtype]  # the shape of a weight, and the dtype tha
 
 
 class KnownProducts(TorchFunctionMode):
-    """Within the scope, rows are multiplied by `products`. A weight that is not known yet is taken
-    to be the same whenever one of its shape and dtype is asked for.
+    """A scope within which `products` multiply rows with weights. The first weight of a shape and
+    dtype is taken for every later weight of this shape and dtype.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class KnownProducts(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Called by torch instead of a function."""
+        """Run a function, or a product for `linear`: torch calls this instead of the function."""
         if func is not functional.linear or kwargs:
             return func(*args, **(kwargs or {}))
         rows, weight, bias = (*args, None)[:3]
@@ -45,15 +45,15 @@ class KnownProducts(TorchFunctionMode):
         return self.products[key](rows)
 
     def by_panels(self) -> None:
-        """Multiply with all weights that are known by the kernels."""
+        """Use the kernels from now on to multiply with all weights that are known."""
         self.products = {key: PanelLinear(*known) for key, known in self._weights.items()}
         self._weights.clear()
 
 
 @torch.inference_mode()
 def multiply_by_panels(layer: nn.Module) -> bool:
-    """Have a layer of a network multiply rows with its weight by the kernels; whether it does, with
-    the same weight at all times, and has no layers inside.
+    """Make a layer of a network multiply rows with its weight by the kernels. Return whether it
+    does: only a layer that has no layers inside, and always multiplies with the same weight.
     """
     weight = getattr(layer, "weight", None)
     if not isinstance(weight, nn.Parameter) or weight.dim() != 2 or list(layer.children()):

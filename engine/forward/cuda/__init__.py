@@ -1,1 +1,1 @@
-"""Passes of all rows at once, captured and replayed, on CUDA devices."""
+"""Forward passes over all rows at once, captured and replayed, on CUDA devices."""

@@ -1,4 +1,6 @@
-"""Attention of a pass by rows: by our kernels on a CUDA device, or as it is defined."""
+"""Attention of a pass by rows: by this project's kernels on a CUDA device, by the definition
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ Attend = Callable[
     [RowPlan, torch.Tensor, torch.Tensor, torch.Tensor, AttentionOptions], torch.Tensor
 ]
 
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.03}  # of what is attended
-TRIAL = ((0, 3), (40, 9), (95, 2), (330, 5), (700, 40))  # tokens of sessions: cached, and a tree
-WINDOW = 100  # of a layer that is tried with one
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.03}  # largest difference
+TRIAL = ((0, 3), (40, 9), (95, 2), (330, 5), (700, 40))  # sessions: cached tokens, nodes of a tree
+WINDOW = 100  # positions of the window in the trial of a layer with a sliding window
 
 
 def attend(
@@ -32,7 +34,9 @@ def attend(
     values: torch.Tensor,  # [positions, kv heads, value size]
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """What the rows of a pass see, whose keys are stored already; [rows, heads, value size]."""
+    """Compute the attention of the rows of a pass, [rows, heads, value size]. Their keys and values
+    are stored already.
+    """
     if query.device.type == "cuda":
         from tandem.engine.forward.cuda.kernels import attend as kernels
 
@@ -47,7 +51,7 @@ def definition(
     values: torch.Tensor,
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """The same spelled out, row by row, in float64."""
+    """Compute the attention that defines the results of `attend`: row by row, in float64."""
     heads, count, size = query.shape[1:]
     shared, value_size = values.shape[1:]
     slots = [*zip(_prefixes(rows), rows.tail_slots.view(count, TAIL).tolist(), strict=True)]
@@ -71,7 +75,7 @@ def definition(
 
 
 def _prefixes(rows: RowPlan) -> list[list[int]]:
-    """The slots of the prefix of each row, as the pieces of the pass say."""
+    """Return the slots of each row's prefix, as the pieces of the pass say."""
     reads = rows.reads.tolist()
     found: list[list[int]] = [[] for _ in range(rows.count)]
     for number in range(reads[0]):
@@ -88,7 +92,9 @@ def _prefixes(rows: RowPlan) -> list[list[int]]:
 def why_unsupported(
     layers: Iterable[LayerGeometry], dtype: torch.dtype, device: torch.device
 ) -> str | None:
-    """Why the kernels cannot be used for some layer, found out by trying them; None if they can."""
+    """Return why the kernels cannot be used for some layer, after trying them. None if they can.
+    Raises OutOfMemoryError.
+    """
     if dtype not in TOLERANCE:
         return f"there are no kernels for {dtype}"
     for layer in set(layers):
@@ -96,7 +102,7 @@ def why_unsupported(
             off = _difference(layer, dtype, device)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # for want of Triton, a compiler, memory of a multiprocessor
+        except Exception as error:  # no Triton, no compiler, too little memory of a multiprocessor
             reason = (str(error) or type(error).__name__).splitlines()[0]
             return f"the attention kernels cannot be used: {reason}"
         if not off <= TOLERANCE[dtype]:
@@ -105,8 +111,8 @@ def why_unsupported(
 
 
 def _difference(layer: LayerGeometry, dtype: torch.dtype, device: torch.device) -> float:
-    """The largest between the kernels and the definition, on random numbers, beside positions that
-    no row sees and that hold none.
+    """Return the largest difference between the kernels and the definition, on random numbers. The
+    positions that no row sees hold NaN, so a kernel that reads one is found out.
     """
     generator, rng = torch.Generator().manual_seed(0), random.Random(0)
     segments, used = list[Segment](), 0

@@ -1,7 +1,7 @@
 """The settings of cuBLAS with which a row hardly depends on how many rows are multiplied with it.
 
-Sums that are split over thread blocks are split by the number of rows: without a workspace,
-the library does not split them. What was achieved is found out by trying, in `sizes`.
+Where the library splits sums over thread blocks, the split depends on the number of rows. Without a
+workspace the library does not split sums. Trials in `sizes` show whether the settings suffice.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import torch
 WORKSPACES = {
     "CUBLAS_WORKSPACE_CONFIG": ":16:8",
     "CUBLASLT_WORKSPACE_SIZE": "1",
-}  # KiB, at the least
-SPLIT_SETTING_SINCE = "2.10"  # of torch, which from then on asks whether sums may be split
+}  # the smallest workspaces, in KiB
+SPLIT_SETTING_SINCE = "2.10"  # the version of torch with a setting for the splitting of sums
 
 
 def disable_split_k() -> None:
-    """Never split a sum, nor round in between, on any CUDA device. Works for a process that has not
-    multiplied on one: then the library reads how large its workspace is.
+    """Stop cuBLAS from splitting sums and from rounding in between, on all CUDA devices. The
+    process must not have multiplied on a CUDA device before: the library reads the size of its
+    workspace at the first product.
     """
     os.environ.update(WORKSPACES)
     product = torch.backends.cuda.matmul

@@ -1,6 +1,7 @@
-"""Passes captured as CUDA graphs: replaying one takes a single launch, and no Python.
+"""Passes captured as CUDA graphs: replaying a graph takes a single launch, and no Python.
 
-Knows that what runs depends on the form of a pass alone, not what it computes.
+This module relies on passes of one form running the same kernels. It does not know what they
+compute.
 """
 
 from __future__ import annotations
@@ -17,29 +18,29 @@ WARM_UPS = 2  # libraries choose kernels and take memory in the first passes
 CAPTURING = Lock()  # a process can have one capture at a time
 
 Run = Callable[[RowPlan], torch.Tensor]  # the logits of a pass, [outputs, vocab] on the device
-Replay = Callable[[], object]  # does on the device what was captured, with what its arrays hold now
+Replay = Callable[[], object]  # repeats a captured pass on the device, with its arrays as they are
 Capture = Callable[[Callable[[], torch.Tensor]], tuple[Replay, torch.Tensor]]
-"""From a pass to its replay, and to the logits that this writes."""
+"""A function that captures a pass. It returns the replay, and the logits that a replay writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedPass:
-    """A captured pass, the arrays that it reads and the logits that it writes."""
+    """A captured pass, with the arrays that it reads and the logits that it writes."""
 
     replay: Replay
     logits: torch.Tensor
     rows: RowPlan
 
     def run(self, rows: RowPlan) -> torch.Tensor:
-        """The logits of another pass of the same form; they last until the next one."""
+        """Return the logits of another pass of the same form. They last until the next pass."""
         self.rows.copy_from(rows)
         self.replay()
         return self.logits
 
 
 class CudaGraphs:
-    """Runs passes; the first of a form is captured and then replayed. `problem`: why one was
-    not: passes of its form go on to be launched kernel by kernel.
+    """Runs passes. The first pass of a form is captured, and all of that form are replayed. If a
+    capture fails, `problem` says why, and passes of that form are launched kernel by kernel.
     """
 
     def __init__(self, run: Run, device: torch.device, capture: Capture | None = None) -> None:
@@ -49,15 +50,15 @@ class CudaGraphs:
         self._captured: dict[PassShape, CapturedPass | None] = {}
 
     def __call__(self, rows: RowPlan) -> torch.Tensor:
-        """The logits of a pass, [outputs, vocab]; they last until the next one."""
+        """Return the logits of a pass, [outputs, vocab]. They last until the next pass."""
         if rows.shape not in self._captured:
             self._captured[rows.shape] = self._capture_pass(rows)
         captured = self._captured[rows.shape]
         return captured.run(rows) if captured else self._run(rows.to(self._device))
 
     def capture_all(self, passes: Iterable[RowPlan]) -> int:
-        """Capture passes of these forms, as far as they were not yet, and forget all others; how
-        many can be replayed. Raises OutOfMemoryError.
+        """Capture the forms of these passes that are not captured yet, and forget all other forms.
+        Return how many forms can be replayed. Raises OutOfMemoryError.
         """
         wanted = {rows.shape: rows for rows in passes}
         known = self._captured
@@ -68,7 +69,9 @@ class CudaGraphs:
         return sum(captured is not None for captured in self._captured.values())
 
     def _capture_pass(self, rows: RowPlan) -> CapturedPass | None:
-        """Capture a pass, after some that run; None if that fails. Raises OutOfMemoryError."""
+        """Return a pass captured after some warm-up runs. None if the capture fails. Raises
+        OutOfMemoryError.
+        """
         on_device = rows.to(self._device)
         try:
             return CapturedPass(*self._capture(lambda: self._run(on_device)), on_device)
@@ -80,9 +83,9 @@ class CudaGraphs:
 
 
 def cuda_capture(device: torch.device) -> Capture:
-    """How passes are captured on a CUDA device."""
-    memory = torch.cuda.graph_pool_handle()  # shared: one pass at a time
-    # of their own: what libraries keep for a stream that is captured goes with the graphs
+    """Return the function that captures passes on a CUDA device."""
+    memory = torch.cuda.graph_pool_handle()  # all graphs share it: one pass runs at a time
+    # captures have a stream of their own: libraries keep memory for it, which goes with the graphs
     stream = torch.cuda.Stream(device)
 
     def capture(run: Callable[[], torch.Tensor]) -> tuple[Replay, torch.Tensor]:

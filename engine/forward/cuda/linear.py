@@ -9,7 +9,7 @@ from torch import nn
 
 
 class CudaLinear(nn.Linear):
-    """An `nn.Linear` for inference of a weight [out, in] that there is already."""
+    """An `nn.Linear` for inference, which uses an existing weight [out, in] without copying it."""
 
     kernels = "cuBLAS and Triton"
 
@@ -21,5 +21,5 @@ class CudaLinear(nn.Linear):
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Whether our kernels may be used on a device: it needs Triton."""
+    """Whether this project's kernels can run on a device: it must be a CUDA device, with Triton."""
     return device.type == "cuda" and find_spec("triton") is not None

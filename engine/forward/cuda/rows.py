@@ -1,12 +1,13 @@
-"""One pass by rows: all that it needs, in arrays whose sizes hardly depend on what is fed.
+"""A pass by rows: all its data in arrays whose sizes hardly depend on the tokens that are fed.
 
-What suits a GPU: no loop over sessions, two copies to the device, and so few forms that a pass of
-each can be captured and replayed. Knows no model and no cache.
+Such a pass suits a GPU: there is no loop over sessions, two copies move the pass to the device, and
+there are so few forms that a pass of each can be captured and replayed. This module knows no model
+and no cache.
 
-A row sees its path, and its position alone decides where the path is cut. The prefix is read page
-by page, in pieces, at once for neighbours; the tail, up to 96 positions, holds every node of a
-draft and is gathered. So a tree needs no mask, and what a row computes depends on its path and on
-nothing else in the step.
+A row sees its path, which is cut in a prefix and a tail; the row's position alone decides where.
+The prefix is read page by page, in pieces, which neighbouring rows read together. The tail has up
+to 96 positions and holds every node of a draft; its keys are gathered. So a tree needs no mask, and
+the result of a row depends on its path and on nothing else in the step.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from tandem.engine.cache.pages import PAGE
 from tandem.protos.types import MAX_NODES
 
 STEP = 32  # positions from one cut to the next
-REACH = MAX_NODES  # a tail after a cut has more positions, so all of a draft is in it
-TAIL = REACH + STEP  # and no more than this
-PIECES = 16  # of a prefix, at most: with 8 heads of keys as many as an H100 has multiprocessors
-LEAST_PIECE = 256  # positions: shorter ones take as long
-QUERIES = 64  # that attend to a piece together: what one instruction of a tensor core takes
-SINGLE_QUERIES = 16  # of float32, which tensor cores do not take: 64 take half a minute to compile
-HEADER = 1  # of what is read: the number of pieces
+REACH = MAX_NODES  # a tail after a cut has more positions than this, so it holds all of a draft
+TAIL = REACH + STEP  # positions of a tail, at most
+PIECES = 16  # pieces of a prefix, at most: with 8 heads of keys, one per multiprocessor of an H100
+LEAST_PIECE = 256  # positions of a piece, at least: shorter pieces take as long
+QUERIES = 64  # queries that attend to a piece together: one instruction of a tensor core takes 64
+SINGLE_QUERIES = 16  # so many in float32, without tensor cores: 64 take half a minute to compile
+HEADER = 1  # numbers before the records of `RowPlan.reads`: the number of pieces
 RECORD = 6  # numbers that describe a piece
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Where keys lie: in pages of which the longest prefix has `width`. Those of padding rows go to
-    the slot `padding`. As many rows as `together` attend to a prefix at once.
+    """The layout of keys in pages. The longest prefix has `width` pages. Keys of padding rows go to
+    the slot `padding`. At most `together` rows attend to a prefix at once.
     """
 
     padding: int
@@ -44,8 +45,8 @@ class KVLayout:
 
 @dataclass(frozen=True, slots=True)
 class PassShape:
-    """What the sizes of a pass depend on: its rows and how many of them give logits, padding
-    included.
+    """The form of a pass, which decides the sizes of its arrays: the number of rows and of rows
+    that give logits, padding included.
     """
 
     rows: int
@@ -53,17 +54,18 @@ class PassShape:
 
     @property
     def sizes(self) -> list[int]:
-        """Of a pass's arrays of int64, in order."""
+        """The sizes of a pass's arrays of int64, in order."""
         return [self.rows, self.rows, self.rows, self.outputs, TAIL * self.rows]
 
     def room(self, width: int) -> int:
-        """Numbers of int32 that a pass needs, at most."""
+        """Return how many numbers of int32 a pass needs, at most."""
         return 2 * self.rows + HEADER + self.rows * (PIECES * RECORD + width)
 
 
 class RowPlan:
-    """One pass. Its arrays lie in two tensors, so that two copies move it: `longs`, int64, and
-    `ints`, int32, as many as are used, of which a device has `room` for more.
+    """One pass by rows. Its arrays lie in two tensors, so that two copies move the pass: `longs`,
+    int64, and `ints`, int32. `ints` has as many numbers as are used; on a device it has `room`
+    numbers.
     """
 
     def __init__(
@@ -71,29 +73,29 @@ class RowPlan:
     ) -> None:
         self.shape = shape
         self.longs, self.ints = longs, ints
-        self.wanted = wanted  # rows with logits that are no padding
+        self.wanted = wanted  # rows that give logits, without padding
         ids, positions, slots, logits_rows, tail_slots = longs.split(shape.sizes)
         self.token_ids = ids[None]  # [1, rows]
         self.positions = positions[None]  # [1, rows]
-        self.slots = slots  # of the new keys, [rows]
+        self.slots = slots  # slots of the new keys, [rows]
         self.logits_rows = logits_rows  # [outputs]
-        self.tail_slots = tail_slots  # of all keys of all tails, [rows * TAIL]
+        self.tail_slots = tail_slots  # slots of all keys of all tails, [rows * TAIL]
         self.counts = ints[: 2 * shape.rows]  # by rows: keys of the tail, pieces of the prefix
-        # the number of pieces, then of each its first row and the one after its last, its first
-        # position and the one after its last, its number in its prefix, and where its pages begin
-        # in this very array
+        # the number of pieces, then a record for each piece: its first row and the row after its
+        # last, its first position and the position after its last, its number in its prefix, and
+        # where its pages begin in `reads`
         self.reads = ints[2 * shape.rows :]
         self._room = room
-        self._staging: list[torch.Tensor] = []  # on the CPU, of one on a device
+        self._staging: list[torch.Tensor] = []  # pinned copies on the CPU, if this is on a device
         self._copied: torch.cuda.Event | None = None
 
     @property
     def count(self) -> int:
-        """Its rows."""
+        """The number of rows."""
         return self.shape.rows
 
     def to(self, device: torch.device) -> RowPlan:
-        """The same on a device, with room for every pass of its form."""
+        """Return a copy of the pass on a device, with room for every pass of its form."""
         longs = torch.empty_like(self.longs, device=device)
         ints = torch.zeros(self._room, dtype=torch.int32, device=device)
         on_device = RowPlan(self.shape, longs, ints, self.wanted, self._room)
@@ -106,11 +108,11 @@ class RowPlan:
         return on_device
 
     def copy_from(self, other: RowPlan) -> None:
-        """Take over the arrays of a pass of the same form, from the CPU: on a device this is not
-        waited for.
+        """Take over the arrays of a pass of the same form, which lies on the CPU. The copy to a
+        device goes on after this returns.
         """
         if self._copied:
-            self._copied.synchronize()  # what was copied last has left the CPU
+            self._copied.synchronize()  # the last copy must have left the CPU
         staging = self._staging or (self.longs, self.ints)
         for on_device, there, given in zip(
             (self.longs, self.ints), staging, (other.longs, other.ints), strict=True
@@ -124,12 +126,14 @@ class RowPlan:
 
 
 def rows_together(repeat: int, dtype: torch.dtype) -> int:
-    """Rows that attend to a piece together, where so many query heads share a head of keys."""
+    """Return how many rows attend to a piece together if `repeat` queries share a head of keys."""
     queries = SINGLE_QUERIES if dtype == torch.float32 else QUERIES
     return max(queries // (1 << (repeat - 1).bit_length()), 1)
 
 
 def piece_lengths(prefixes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Positions of the pieces of prefixes: whole pages, each by its own length alone."""
+    """Return how many positions the pieces of each prefix have: whole pages, which depend on the
+    length of that prefix alone.
+    """
     found: npt.NDArray[np.int64] = np.maximum(-(-prefixes // (PAGE * PIECES)) * PAGE, LEAST_PIECE)
     return found

@@ -1,6 +1,6 @@
-"""Which sizes of pass may take turns in exact mode: found out by trying.
+"""A trial that finds out which sizes of pass may take turns in exact mode.
 
-Matrix kernels are chosen by the number of rows, and some round differently from others.
+Libraries choose matrix kernels by the number of rows, and some kernels round differently.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tandem.engine.forward.cuda.table import SIZES, row_plans
 from tandem.engine.forward.segment import Segment
 from tandem.protos import tree
 
-BASE = 64  # rows; until there are more, a pass takes hardly longer than one of a single row
+BASE = 64  # a pass of up to so many rows takes hardly longer than a pass of a single row
 
 
 def invariant_sizes(
@@ -28,8 +28,9 @@ def invariant_sizes(
     vocabulary: int,
     sizes: Sequence[int] = SIZES,
 ) -> tuple[int, ...]:
-    """The sizes whose passes give every row of a text the same bits as those of `BASE` rows. The
-    text is as long as the largest size, or as model and pool allow; larger sizes are left out.
+    """Return the sizes whose passes give every row of a text the same bits as passes of `BASE`
+    rows. The text is as long as the largest size, or as model and pool allow; larger sizes are left
+    out.
     """
     fitting = [size for size in sizes if size <= longest]
     table = None

@@ -1,4 +1,4 @@
-"""A step as a table of rows, cut into passes. Pure: no model, no cache."""
+"""A step as a table of rows, which is cut into passes. Pure: no model, no cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tandem.engine.forward.segment import PackedRows, Segment
 from tandem.protos import tree
 
 SIZES = (16, 32, 64, 128, 256, 512)  # rows of a pass, padding included
-FEW = 16  # rows that give logits, where not all do
+FEW = 16  # rows that give logits in a pass where not all rows do
 LANES = np.arange(TAIL)
 
 Array: TypeAlias = npt.NDArray[np.int64]
@@ -34,15 +34,15 @@ Array: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RowTable:
-    """Rows, and all nodes on side branches, cached ones too, by what is known of them."""
+    """The rows of a step, and all nodes on side branches of its trees, cached nodes too."""
 
     rows: Array  # [6, rows]: token, position, slot, session, wanted, node or -1
-    nodes: Array  # [2, nodes]: slot, and the node that it hangs below, or -1 below a trunk
-    pages: Array  # [sessions + 1, pages of the longest]; the last is that of padding
+    nodes: Array  # [2, nodes]: slot, and the parent node, or -1 if the parent is in a trunk
+    pages: Array  # [sessions + 1, pages of the longest]; the last entry is for padding
 
     @classmethod
     def of(cls, segments: Sequence[Segment], layout: KVLayout) -> RowTable:
-        """What all sessions feed, one after the other."""
+        """Return the table of the rows that all sessions feed, one session after the other."""
         packed = PackedRows.of(segments)
         wanted, numbers, sessions = [0] * len(packed.token_ids), list[int](), list[int]()
         for row in packed.wanted:
@@ -70,7 +70,9 @@ class RowTable:
         return cls(np.array(rows, np.int64), np.array([slots, above], np.int64), pages)
 
     def part(self, start: int, size: int, padding_slot: int) -> RowTable:
-        """`size` rows; the keys of padding rows go to `padding_slot`."""
+        """Return `size` rows from row `start` on, filled up with padding rows. The keys of padding
+        rows go to `padding_slot`.
+        """
         given = self.rows[:, start : start + size]
         rows = np.empty((6, size), np.int64)
         rows[:, : given.shape[1]] = given
@@ -82,9 +84,9 @@ class RowTable:
 def row_plans(
     segments: Sequence[Segment], layout: KVLayout, exact: bool, sizes: Sequence[int] = SIZES
 ) -> list[RowPlan]:
-    """The passes of a step, on the CPU, each of one of `sizes` rows; without segments, one of
-    padding. If exact, a pass gives the logits of all its rows or of none: how many there are is
-    something that matrix kernels go by.
+    """Return the passes of a step, on the CPU, each of one of `sizes` rows. Without segments there
+    is one pass of padding. If exact, a pass gives the logits of all its rows or of none, since the
+    choice of matrix kernels depends on the number of rows.
     """
     table, most = RowTable.of(segments, layout), sizes[-1]
     total = table.rows.shape[1]
@@ -97,13 +99,13 @@ def row_plans(
 
 
 def _outputs(table: RowTable, exact: bool) -> int:
-    """How many rows of a pass give logits, padding included."""
+    """Return how many rows of a pass give logits, padding included."""
     size, count = len(table.rows[4]), int(table.rows[4].sum())
     return size if count > FEW or (exact and count) else FEW if count else 0
 
 
 def padding_passes(layout: KVLayout, exact: bool, sizes: Sequence[int] = SIZES) -> list[RowPlan]:
-    """A pass of padding of every form that a step can be cut into, large ones first."""
+    """Return a pass of padding of every form that a step can be cut into, large forms first."""
     passes = []
     for size in sorted(sizes, reverse=True):
         for outputs in {0, size} if exact else {0, FEW, size}:
@@ -114,15 +116,13 @@ def padding_passes(layout: KVLayout, exact: bool, sizes: Sequence[int] = SIZES) 
 
 
 def prefix_lengths(positions: Array) -> Array:
-    """How many positions the prefix of a row has, by the row's position."""
+    """Return how many positions the prefix of a row has, by the row's position."""
     cut: Array = np.maximum(positions // STEP * STEP - REACH, 0)
     return cut
 
 
 def rows_plan(table: RowTable, layout: KVLayout, outputs: int) -> RowPlan:
-    """The arrays of one pass of all rows of a table, of which so many give logits, padding
-    included.
-    """
+    """Return the pass of all rows of a table. `outputs` rows give logits, padding included."""
     positions, wanted = table.rows[1], table.rows[4].nonzero()[0]
     size, count = len(positions), len(wanted)
     shape = PassShape(size, outputs)
@@ -145,7 +145,9 @@ def rows_plan(table: RowTable, layout: KVLayout, outputs: int) -> RowPlan:
 def _pieces(
     table: RowTable, cut: Array, length: Array, together: int
 ) -> tuple[Array, Sequence[int]]:
-    """Pieces as `RowPlan.reads` describes them, [pieces, RECORD], and the pages of all."""
+    """Return the pieces of all prefixes, [pieces, RECORD], as `RowPlan.reads` has them, and the
+    pages of all pieces.
+    """
     sessions = table.rows[3]
     firsts = _runs(sessions, cut, together).tolist()
     pieces, pages = list[int](), list[int]()
@@ -157,12 +159,14 @@ def _pieces(
                 high = min(low + size, prefix)
                 pieces += (first, last, low, high, number, start + low // PAGE)
     records = np.array(pieces, np.int64).reshape(-1, RECORD)
-    records[:, -1] += HEADER + records.size  # the pages come after them
+    records[:, -1] += HEADER + records.size  # the pages come after the records
     return records, pages
 
 
 def _runs(sessions: Array, cut: Array, together: int) -> Array:
-    """The first rows of runs that share a prefix, and are no more than attend together."""
+    """Return the first row of each run. The rows of a run share a prefix, and are at most as many
+    as attend together.
+    """
     every = np.arange(len(sessions))
     differs = np.ones(len(sessions), np.bool_)
     differs[1:] = (sessions[1:] != sessions[:-1]) | (cut[1:] != cut[:-1])
@@ -172,7 +176,7 @@ def _runs(sessions: Array, cut: Array, together: int) -> Array:
 
 
 def _tails(table: RowTable, cut: Array) -> Array:
-    """The slots of the keys of each row's tail, and after them any: [rows, TAIL]."""
+    """Return the slots of the keys of each row's tail, and any slots after them: [rows, TAIL]."""
     _, positions, _, sessions, _, numbers = table.rows
     lanes = np.minimum(cut[:, None] + LANES, positions[:, None])
     numbered = lanes // PAGE

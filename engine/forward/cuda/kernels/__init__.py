@@ -1,7 +1,7 @@
 """Kernels for CUDA devices, in Triton.
 
-What a row gets is a function of that row alone: of its own numbers, its own position, and the
-shapes of weights. No order of sums depends on how many rows there are, nor does the variant of a
-kernel that is compiled; so batch invariance holds by construction. They import Triton, which comes
-with PyTorch's builds for CUDA, so they are imported where there is a device.
+The result of a row depends on that row alone: on its own numbers, its own position, and the shapes
+of weights. Neither the order of a sum nor the compiled variant of a kernel depends on the number of
+rows, so batch invariance holds by construction. These modules import Triton, which comes with
+PyTorch's builds for CUDA, so other modules import them only where there is a device.
 """

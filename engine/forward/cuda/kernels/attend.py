@@ -1,7 +1,9 @@
-"""Attention of the rows of a pass: pieces of prefixes, then each row's tail, joined with them.
+"""Attention of the rows of a pass: first pieces of prefixes, then each row's tail, which is joined
+with the pieces.
 
-Where a row's keys are cut depends on its own position alone, and so does the order of its sums. A
-block of keys that one row of a run sees and another does not adds exact zeros to that other.
+The place where a row's keys are cut and the order of its sums depend on the row's own position
+alone. If one row of a run sees a block of keys and another does not, the block adds exact zeros to
+the other row.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from tandem.engine.forward.cuda.kernels.softmax import NOTHING, add, join
 from tandem.engine.forward.cuda.rows import HEADER, PIECES, RECORD, TAIL, RowPlan, rows_together
 from tandem.engine.forward.dense import AttentionOptions
 
-PROGRAMS = 264  # that share the pieces: two for each multiprocessor of an H100
-LANES = 32  # keys of a tail at a time
-WIDE = 128  # numbers of a head; with more, 4 warps have too few registers
+PROGRAMS = 264  # Triton programs that share the pieces: two for each multiprocessor of an H100
+LANES = 32  # keys of a tail that are read at a time
+WIDE = 128  # numbers of a head; for wider heads, 4 warps have too few registers
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions", "reads"])
@@ -30,7 +32,8 @@ def _attend_pieces(
     VALUE_LANES: tl.constexpr, PAGE: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Programs take turns at pieces and heads of keys: rows of a run, all queries of a head."""
+    """Let all queries of a run of rows attend to each piece of their prefix, by heads of keys."""
+    # Triton programs take turns at pieces and heads of keys
     lane, value_lane = tl.arange(0, LANES), tl.arange(0, VALUE_LANES)
     inside, value_inside = lane < SIZE, value_lane < VALUES
     each, sub = tl.arange(0, ROWS * REPEATS), tl.arange(0, ROWS * REPEATS) % REPEATS
@@ -81,8 +84,8 @@ def _attend_tail(
     LANES: tl.constexpr, VALUES: tl.constexpr, VALUE_LANES: tl.constexpr, WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Of one row and one head of keys: the tail, then the pieces of the prefix in ascending order,
-    then the sink.
+    """Let one row attend for one head of keys: to the tail, then to the pieces of the prefix in
+    ascending order, then to the sink.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lane, value_lane = tl.arange(0, LANES), tl.arange(0, VALUE_LANES)
@@ -130,7 +133,9 @@ def attend(
     values: torch.Tensor,  # [positions, kv heads, value size]
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """What the rows of a pass see, whose keys are stored already; [rows, heads, value size]."""
+    """Compute the attention of the rows of a pass, [rows, heads, value size]. Their keys and values
+    are stored already.
+    """
     heads, count, size = query.shape[1:]
     shared, value_size = values.shape[1:]
     repeat = heads // shared
@@ -166,7 +171,7 @@ def attend(
 def _shapes(
     query: torch.Tensor, values: torch.Tensor, options: AttentionOptions
 ) -> dict[str, object]:
-    """What both kernels are compiled for."""
+    """Return the constants that both kernels are compiled with."""
     (heads, _, size), (shared, value_size) = query.shape[1:], values.shape[1:]
     return {
         "PIECES": PIECES,

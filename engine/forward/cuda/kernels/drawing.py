@@ -1,16 +1,18 @@
-"""Draws from many rows with different options in two kernels, on a CUDA device.
+"""Drawing tokens from many rows with different options, by two kernels on a CUDA device.
 
 `engine.sampling.sampler.draw_rows` defines a draw: the maximum of log-probability and keyed Gumbel
 noise over the tokens that top-k, top-p and min-p leave. The kernels compute in float32 and prove
-what they find: where rounding could decide, a row is left to the definition, as on a processor
-(`engine/forward/cpu/draw.cpp`). A token depends on its own row alone, however its row is computed.
+their results. Where rounding could decide, the kernels leave a row to the definition, as the kernel
+for CPUs does (`engine/forward/cpu/draw.cpp`). A token depends on its own row alone, whichever way
+its row is computed.
 
-The maximum of score + noise is looked for as the minimum of e^-(score + noise), which is a variate
-of the exponential distribution times e^-score: two operations less for each token of a vocabulary.
-`run` finds the two best tokens of each part of a row. `finish` joins the parts. If it finds that
-the best token is not in the row's nucleus, it looks again among the likelier ones.
+Instead of the maximum of score + noise the kernels look for the minimum of e^-(score + noise). This
+is a variate of the exponential distribution times e^-score, which takes two operations less for
+each token of a vocabulary. `_run` finds the two best tokens of each part of a row. `_finish` joins
+the parts. If the best token is not in the row's nucleus, `_finish` looks again among the likelier
+tokens.
 
-Errors: scores of a token that can win lie in [-27, 0], and its sums in [-4, 23], so that float32
+Errors: the scores of a token that can win lie in [-27, 0], and its sums in [-4, 23]. So float32
 rounds a sum by less than 1e-5 in the definition and by less than 2e-5 here. `MARGIN` is more than
 the four errors of a comparison.
 """
@@ -25,16 +27,17 @@ from tandem.engine.forward.cuda.kernels.noise import below, exponential
 from tandem.engine.forward.cuda.kernels.nucleus import MARGIN, UNSURE, inside_nucleus
 
 PART = 2048  # tokens of a part of a row
-CHUNK = 4096  # tokens that a whole row is looked through by
+CHUNK = 4096  # tokens that are read at a time when a whole row is searched
 FIELDS = tl.constexpr(10)  # words of 4 bytes for each row of the table
-FOUND = tl.constexpr(4)  # numbers that are found in each part
+FOUND = tl.constexpr(4)  # numbers that `_run` finds in each part
 
-NAN = tl.constexpr(-2)  # a logit is not a number
-HOTTEST = tl.constexpr(1e6)  # temperature; above it scores are too small for float32
+NAN = tl.constexpr(-2)  # the code of a row with a logit that is NaN
+HOTTEST = tl.constexpr(1e6)  # the highest temperature; above it scores are too small for float32
 
 
 def draw(table: torch.Tensor, vocabulary: int) -> torch.Tensor:
-    """What is drawn from each of the rows that a table describes, int64 [rows], or a code below 0.
+    """Draw a token from each of the rows that a table describes. Returns int64 [rows] on the
+    device: tokens, or codes below 0.
 
     table: int32 [rows, 10] on the device, as `engine.sampling.device_draws` lays it out.
     """
@@ -63,8 +66,9 @@ def draw(table: torch.Tensor, vocabulary: int) -> torch.Tensor:
 
 @triton.jit
 def _run(ints, floats, longs, found, first, vocabulary, parts, PART: tl.constexpr):
-    """Of one part of a row: its highest logit, or NaN; the two highest sums of score and noise,
-    where scores are counted from that logit; the logit of the best; and its token.
+    """Find the best token in one part of a row. Store the part's highest logit, or NaN; the two
+    highest sums of score and noise, where scores are counted from that logit; the logit of the best
+    token; and that token.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     logits_at, low, high, temperature, inverse = _draw_of(ints, floats, longs, row)
@@ -102,7 +106,7 @@ def _finish(
     LANES: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """The token of a row from what was found in its parts."""
+    """Find the token of a row from the results of its parts."""
     row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, LANES)
     logits_at, low, high, temperature, inverse = _draw_of(ints, floats, longs, row)
     at, inside = found + (row * parts + lane) * FOUND, lane < parts
@@ -138,7 +142,9 @@ def _finish(
 
 @triton.jit
 def _draw_of(ints, floats, longs, row):
-    """Of a row: where its logits are, the words of its key, its temperature and the inverse."""
+    """Load a row's fields: the address of its logits, both words of its key, its temperature and
+    the inverse of that.
+    """
     logits_at = tl.load(longs + row * (FIELDS // 2)).to(tl.pointer_type(tl.float32))
     low = tl.load(ints + row * FIELDS + 2).to(tl.uint32, bitcast=True)
     high = tl.load(ints + row * FIELDS + 3).to(tl.uint32, bitcast=True)

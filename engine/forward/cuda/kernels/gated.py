@@ -1,4 +1,4 @@
-"""Gated layers: both linear layers, the activation and the product in one launch."""
+"""Gated layers in one launch: both linear layers, the activation and the product."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import triton.language as tl
 from tandem.engine.forward.cpu.kernels import Activation
 from tandem.engine.forward.cuda.kernels.launch import STRICT, precision
 
-OUTPUTS = 64  # of a program: the rows of one instruction of a tensor core
-MOST = 128  # rows for which one launch is faster than a product of cuBLAS and a gate
-BLOCK = 1024
+OUTPUTS = 64  # outputs of a Triton program: the rows of one instruction of a tensor core
+MOST = 128  # up to so many rows one launch is faster than a product of cuBLAS and a gate
+BLOCK = 1024  # numbers of a row that a Triton program of `_gate` computes
 
 
 @triton.jit
@@ -28,9 +28,9 @@ def _gated_linear(
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
     GELU: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """out[row, n] = activation(row . weight[n]) * (row . weight[size + n]), rounded as separate
-    operations would be. Weights are the left operand, so that few rows take few columns; the sums
-    of an output run over ascending inputs whatever ROWS is.
+    """Compute out[row, n] = activation(row . weight[n]) * (row . weight[size + n]), rounded as
+    separate operations would be. Weights are the left operand, so that few rows take few columns.
+    The sums of an output run over ascending inputs whatever ROWS is.
     """
     number = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -64,7 +64,7 @@ def _gated_linear(
 
 @triton.jit
 def _gate(rows, out, size, BLOCK: tl.constexpr, GELU: tl.constexpr):
-    """out[row, n] = activation(rows[row, n]) * rows[row, size + n]."""
+    """Compute out[row, n] = activation(rows[row, n]) * rows[row, size + n]."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     kind = out.dtype.element_ty
@@ -75,7 +75,7 @@ def _gate(rows, out, size, BLOCK: tl.constexpr, GELU: tl.constexpr):
 
 
 def gate(rows: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """activation(first half) * second half of rows [rows, 2 * size]; contiguous."""
+    """Return activation(first half) * second half of contiguous rows [rows, 2 * size]."""
     count, size = rows.shape[0], rows.shape[1] // 2
     out = torch.empty(count, size, dtype=rows.dtype, device=rows.device)
     gelu = activation is Activation.GELU_TANH
@@ -85,11 +85,11 @@ def gate(rows: torch.Tensor, activation: Activation) -> torch.Tensor:
 
 def gated_linear(
     rows: torch.Tensor,  # [rows, in], of which the last dimension is contiguous
-    weight: torch.Tensor,  # [2 * out, in], contiguous: of the gate, and of what it multiplies
+    weight: torch.Tensor,  # [2 * out, in], contiguous: of the gate, then of the layer it multiplies
     activation: Activation,
 ) -> torch.Tensor:
-    """activation(rows x gate') * (rows x other'), [rows, out]: the bits of two products, of which
-    each sum is one chain, and `gate`.
+    """Return activation(rows x gate') * (rows x other'), [rows, out]. The bits are those of two
+    products, in which each sum is one chain, followed by `gate`.
     """
     (count, inputs), size = rows.shape, weight.shape[0] // 2
     out = torch.empty(count, size, dtype=rows.dtype, device=rows.device)

@@ -1,4 +1,4 @@
-"""What all launches have in common."""
+"""The settings that all launches of kernels share."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 import torch
 import triton
 
-# a product and a sum are two roundings in every variant of a kernel
+# in every variant of a kernel, a product and a sum are rounded separately
 STRICT: dict[str, Any] = {"enable_fp_fusion": False}
 
 
 def power_of_two(number: int) -> int:
-    """The smallest power of two that is no less."""
+    """Return the smallest power of two that is not less than a number."""
     return int(triton.next_power_of_2(number))
 
 
 def precision(dtype: torch.dtype) -> str:
-    """How numbers of a type are multiplied: float32 is not rounded before."""
+    """Return the precision in which `tl.dot` multiplies a dtype: float32 is not rounded first."""
     return "ieee" if dtype == torch.float32 else "tf32"

@@ -1,22 +1,24 @@
-"""The keyed noise of `engine.sampling.noise`, as the kernel that draws needs it."""
+"""The keyed noise of `engine.sampling.noise`, in the form that the drawing kernels need."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-SMALL = tl.constexpr(0.0625)  # uniform number below which a logarithm would lose digits
+SMALL = tl.constexpr(0.0625)  # for uniform numbers below it a logarithm would lose digits
 
 
 @triton.jit
 def below(logits, top):
-    """How far each logit is below the highest one, which may be infinite."""
+    """Return how far each logit is below the highest logit, which may be infinite."""
     return tl.where(logits == top, 0.0, top - logits)
 
 
 @triton.jit
 def exponential(ids, low, high):
-    """-log(1 - u) for the uniform numbers u of `engine.sampling.noise`: e^-noise, to 2e-6 of it."""
+    """Return e^-noise, with a relative error below 2e-6: it is -log(1 - u) for the uniform numbers
+    u of `engine.sampling.noise`.
+    """
     state = _fold(_mix(_mix(_fold(ids.to(tl.uint32)) ^ low) ^ high)) ^ 0x80000000
     uniform = (state.to(tl.float32) + 0.5) * 2.0**-32
     rest = ((state ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.0**-32  # 1 - uniform
@@ -28,7 +30,7 @@ def exponential(ids, low, high):
 
 @triton.jit
 def _mix(state):
-    """A round of the hash without its folds."""
+    """Do a round of the hash without its folds."""
     state *= 0x7FEB352D
     state ^= state >> 15
     return state * 0x846CA68B
@@ -36,5 +38,5 @@ def _mix(state):
 
 @triton.jit
 def _fold(state):
-    """The lower half xor the upper one."""
+    """Return a word whose lower half is xored with the upper half."""
     return state ^ (state >> 16)

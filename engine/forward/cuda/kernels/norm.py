@@ -8,7 +8,7 @@ import triton.language as tl
 
 from tandem.engine.forward.cuda.kernels.launch import STRICT, power_of_two
 
-FEW, MANY = 2048, 8192  # numbers of a row, up to which 4 and 8 warps do; beyond, 16
+FEW, MANY = 2048, 8192  # numbers of a row up to which 4 and 8 warps suffice; longer rows take 16
 
 
 @triton.jit
@@ -16,8 +16,8 @@ def _norm(
     rows, others, scale, sums, out, outer_stride, inner_stride, size, epsilon,
     INNER: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
-    """out = row / sqrt(mean(row^2) + epsilon) * scale, rounded once; before, if it ADDS, the row is
-    the sum of two, which is rounded and kept as well.
+    """Compute row / sqrt(mean(row^2) + epsilon) * scale, rounded once, for one row. If ADDS, the
+    row is the sum of two rows; the sum is rounded and stored before.
     """
     number = tl.program_id(0).to(tl.int64)
     place = number // INNER * outer_stride + number % INNER * inner_stride
@@ -35,8 +35,8 @@ def _norm(
 
 
 def norm(rows: torch.Tensor, scale: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Rows [..., size] of any strides but the last, divided by their root mean square, times a
-    float32 scale [size].
+    """Return rows [..., size], divided by their root mean square, times a float32 scale [size]. The
+    last dimension of rows must be contiguous; the other strides may be any.
     """
     out = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
     heads = rows.dim() > 2 and rows.stride(-1) == 1 and not rows.is_contiguous()
@@ -48,7 +48,7 @@ def norm(rows: torch.Tensor, scale: torch.Tensor, epsilon: float) -> torch.Tenso
 def add_norm(
     one: torch.Tensor, other: torch.Tensor, scale: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum of rows [..., size], and that sum normalised; both tensors are contiguous."""
+    """Return the sum of two contiguous tensors of rows [..., size], and that sum normalised."""
     sums, out = torch.empty_like(one), torch.empty_like(one)
     _launch(one.view(-1, 1, one.shape[-1]), other, scale, sums, out, epsilon)
     return sums, out

@@ -1,4 +1,6 @@
-"""The tokens that top-k, top-p and min-p leave of a row, as far as a draw needs to know them."""
+"""The nucleus of a row, which is the tokens that top-k, top-p and min-p leave, as far as a draw
+needs to know them.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ from tandem.engine.forward.cuda.kernels.noise import exponential
 UNSURE = tl.constexpr(-1)  # rounding could decide
 KEPT = tl.constexpr(0)
 REMOVED = tl.constexpr(1)
-MARGIN = tl.constexpr(1e-4)  # of scores and of shares of a row's mass
-EQUAL = tl.constexpr(1e-6)  # times its distance to the highest logit: what rounding may make equal
-DEEPEST = tl.constexpr(40.0)  # scores below the highest one; what is below it has no mass
-ROUNDS = tl.constexpr(64)  # draws from what is left of a row, at the most
+MARGIN = tl.constexpr(1e-4)  # margin of error of scores, and of shares of a row's mass
+EQUAL = tl.constexpr(1e-6)  # times a logit's distance to the highest: what rounding may make equal
+DEEPEST = tl.constexpr(40.0)  # scores so far below the highest score have no mass
+ROUNDS = tl.constexpr(64)  # draws from the tokens left of a row, at most
 
 
 @triton.jit
@@ -33,7 +35,9 @@ def inside_nucleus(
     vocabulary,
     CHUNK: tl.constexpr,
 ):
-    """The best token of those that a row's options leave, from the best of all, or UNSURE."""
+    """Return the best of the tokens that a row's options leave, or UNSURE. `token`, `logit` and
+    `gap` describe the best of all tokens.
+    """
     floor = -float("inf")
     verdict = REMOVED
     if (top_k > 0) & (top_k < vocabulary):
@@ -67,9 +71,9 @@ def inside_nucleus(
 def _best(
     logits_at, low, high, inverse, depth, floor, removed, top, vocabulary, CHUNK: tl.constexpr
 ):
-    """Of the logits from `floor` on, above `removed` and less than `depth` below the highest one:
-    the token with the best sum of score and noise, its logit, and how far ahead of the next one it
-    is, NaN if there is none.
+    """Find the token with the best sum of score and noise. Only logits count that are at least
+    `floor`, above `removed` and at most `depth` below the highest logit. Return the token, its
+    logit, and how far its sum is ahead of the next one, which is NaN if no token is left.
     """
     lane = tl.arange(0, CHUNK)
     best = tl.full((CHUNK,), float("inf"), tl.float32)
@@ -99,8 +103,8 @@ def _best(
 def _verdict(
     logits_at, inverse, top_p, least_score, logit, floor, top, vocabulary, CHUNK: tl.constexpr
 ):
-    """Whether a token with this logit stays: by min-p, and by top-p as a share of the mass of the
-    logits from `floor` on.
+    """Return whether a token with this logit is KEPT or REMOVED by min-p and top-p, or UNSURE. For
+    top-p, the mass of the logits from `floor` up is the whole.
     """
     score = (logit - top) * inverse
     verdict = KEPT
@@ -122,8 +126,9 @@ def _verdict(
 
 @triton.jit
 def _masses(logits_at, inverse, logit, floor, top, vocabulary, CHUNK: tl.constexpr):
-    """Of the logits from `floor` on: the mass of what is surely likelier than a logit, that with
-    what may be as likely, and that of all; and how many may be as likely as it, itself included.
+    """Measure the logits from `floor` up against one of them. Return the mass of the tokens that
+    are surely likelier; the mass of these and of the tokens that may be as likely; the mass of all;
+    and how many tokens may be as likely, itself included.
     """
     lane, reach = tl.arange(0, CHUNK), EQUAL * tl.abs(logit - top)
     above = tl.zeros((CHUNK,), tl.float32)
@@ -143,7 +148,7 @@ def _masses(logits_at, inverse, logit, floor, top, vocabulary, CHUNK: tl.constex
 
 @triton.jit
 def _floor(logits_at, vocabulary, top_k, top, temperature, CHUNK: tl.constexpr):
-    """The `top_k`-th highest logit of a row, or -inf if it is too low to count."""
+    """Return the `top_k`-th highest logit of a row, or -inf if that is too low to count."""
     low, high = top - DEEPEST * temperature, top
     count, _, _ = _split(logits_at, vocabulary, low, CHUNK)
     if count < top_k:
@@ -162,7 +167,9 @@ def _floor(logits_at, vocabulary, top_k, top, temperature, CHUNK: tl.constexpr):
 
 @triton.jit
 def _split(logits_at, vocabulary, limit, CHUNK: tl.constexpr):
-    """How many logits lie from a limit on, the lowest of them, and the highest of the others."""
+    """Return how many logits are at least a limit, the lowest of these, and the highest of the
+    others.
+    """
     lane, count = tl.arange(0, CHUNK), tl.zeros((CHUNK,), tl.int32)
     least = tl.full((CHUNK,), float("inf"), tl.float32)
     most = tl.full((CHUNK,), -float("inf"), tl.float32)

@@ -1,5 +1,5 @@
-"""Rotary positions (Su et al. 2021), and the storing of keys and values, in one launch: a head x
-becomes x cos + turned(x) sin, where turned(x) is its second half, negated, before its first.
+"""Rotary positions (Su et al. 2021), and the storing of keys and values, in one launch. A head x
+becomes x cos + turned(x) sin, where turned(x) is its second half, negated, before its first half.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ def _rotate_store(
     REPEAT: tl.constexpr, REPEATS: tl.constexpr, SHARED: tl.constexpr, HALF: tl.constexpr,
     HALVES: tl.constexpr, VALUES: tl.constexpr, VALUE_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of one row and one head of keys: the queries that share it, the key and the value."""
+    """Turn the key of one row and one head, and the queries that share it; store the key and the
+    value.
+    """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     kind = turned.dtype.element_ty
     lane = tl.arange(0, HALVES)
@@ -52,7 +54,9 @@ def _rotate_store(
 
 @triton.jit
 def _turn(one, cos, other, sin, kind: tl.constexpr):
-    """one cos + other sin, each product rounded, and the sum: as separate operations do."""
+    """Return one cos + other sin. Each product is rounded, and then the sum, as by separate
+    operations.
+    """
     products = (one * cos).to(kind).to(tl.float32), (other * sin).to(kind).to(tl.float32)
     return (products[0] + products[1]).to(kind)
 
@@ -67,8 +71,9 @@ def rotate_store(
     keys: torch.Tensor,  # [positions, kv heads, size]
     values: torch.Tensor,
 ) -> torch.Tensor:
-    """The queries with their positions, [1, heads, rows, size]; keys, with theirs, and values go to
-    their slots. Only the last dimension of what is given has to be contiguous.
+    """Return the queries with rotary positions, [1, heads, rows, size]. Store the keys with rotary
+    positions, and the values, in their slots. Only the last dimension of the arguments has to be
+    contiguous.
     """
     heads, count, size = query.shape[1:]
     shared, value_size = values.shape[1:]

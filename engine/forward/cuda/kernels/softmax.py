@@ -1,5 +1,5 @@
-"""Softmax over keys that come block by block: all goes on with the highest score so far, the sum
-of weights, and weighted values.
+"""Softmax over keys that come block by block. Its state is the highest score so far (`top`), the
+sum of weights (`total`), and the weighted values (`mixed`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ NOTHING = tl.constexpr(-1e30)  # below every score
 
 @triton.jit
 def _seen(scores, scale, cap, mask, CAPPED: tl.constexpr):
-    """Scores as they are weighed, minus infinity where a row does not see."""
+    """Return the final scores: scaled, capped if CAPPED, and minus infinity for keys that a row
+    does not see.
+    """
     scores = scores * scale
     if CAPPED:
         scores = cap * (1.0 - 2.0 / (tl.exp(2.0 * (scores / cap)) + 1.0))
@@ -25,8 +27,8 @@ def add(
     LANES: tl.constexpr, VALUES: tl.constexpr, VALUE_LANES: tl.constexpr, CAPPED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Go on with the keys and values at some slots. Those `seen` by any row are loaded, and `mask`
-    tells what each row sees.
+    """Add the keys and values at some slots to the softmax. Only keys and values `seen` by some row
+    are loaded; `mask` tells which keys each row sees.
     """
     lane, value_lane = tl.arange(0, LANES), tl.arange(0, VALUE_LANES)
     key = tl.load(
@@ -54,7 +56,7 @@ def join(
     number, pieces, mixed_at, sums_at, fits, top, total, mixed, VALUES: tl.constexpr,
     VALUE_LANES: tl.constexpr,
 ):  # fmt: skip
-    """Go on with the pieces of a prefix, in ascending order."""
+    """Add the pieces of a prefix to the softmax, in ascending order."""
     value_lane = tl.arange(0, VALUE_LANES)
     for piece in range(pieces):
         its_top = tl.load(sums_at + (number + piece) * 2, mask=fits, other=NOTHING)
