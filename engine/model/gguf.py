@@ -32,7 +32,7 @@ from tandem.protos.gguf import Head, StoredTensor
 
 ROPE = "rope_freqs.weight"  # the divisors of the rotary frequencies
 BLOCKS = {kind.name: size for kind, (size, _) in GGML_QUANT_SIZES.items()}  # weights per block
-BYTES = {kind.name: size for kind, (_, size) in GGML_QUANT_SIZES.items()}  # per block
+BYTES = {kind.name: size for kind, (_, size) in GGML_QUANT_SIZES.items()}  # bytes of each
 
 
 def stored_as(head: Head) -> str:
@@ -164,7 +164,7 @@ class _Reading:
         place = getattr(layer, leaf)
         if place.shape != weight.shape:
             had, wants = list(weight.shape), list(place.shape)
-            raise Unusable(f"takes {wants} for {name}, of which the file has {had}")
+            raise Unusable(f"has {name} in the shape {had}, but its network takes {wants}")
         if not isinstance(weight, GroupedWeight):
             weight = weight.to(place.dtype)
         setattr(layer, leaf, nn.Parameter(weight, requires_grad=False))
@@ -179,7 +179,7 @@ class _Reading:
                     setattr(layer, name, frequencies / factors)
                     divided = True
         if not divided:
-            raise Unusable(f"divides {len(factors)} rotary frequencies, which its network lacks")
+            raise Unusable(f"divides {len(factors)} rotary frequencies, but its network has others")
 
 
 def _names(kind: str, network: PreTrainedModel, layers: int, processor: Any) -> dict[str, str]:

@@ -82,7 +82,7 @@ class LinearReader(HfQuantizer):
                 raise Unusable(f"has weights of {name} that cannot be read: {problem}") from error
             layer.bias, layer.weight = place.bias, nn.Parameter(weight, requires_grad=False)
             model.set_submodule(name, layer)
-        self._layers.clear()  # the network keeps its quantiser
+        self._layers.clear()  # the network keeps this quantiser, which must not keep layers
 
 
 def stored_linears(form: Format, shapes: Mapping[str, list[int]], grouped: bool) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from tandem.protos.errors import Unusable
 SETTING = "quantization_config"
 OURS = "tandem_fp8"
 LOADERS = {"fp8": OURS, "mxfp8": OURS, "mxfp4": "mxfp4"}  # quantisers by `quant_method`
-SCALES = (".weight_scale_inv", ".scale", ".qscale_weight")  # in names, for `.weight`
+SCALES = (".weight_scale_inv", ".scale", ".qscale_weight")  # names end so
 EXPERTS = ".experts."  # a part of the names of weights that are no linear layers
 register_quantization_config(OURS)(FineGrainedFP8Config)
 

@@ -22,7 +22,7 @@ class StoredLinear:
     codes: torch.Tensor  # [out, bytes], uint8; codes of 4 bits lie two in a byte, low one first
     scales: torch.Tensor  # [out, groups]
     zeros: torch.Tensor | None = None  # [out, groups], int32; None if all are 0
-    group_of: torch.Tensor | None = None  # [in]; None if equal groups follow in order
+    group_of: torch.Tensor | None = None  # [in], of each input; None if they lie in order
 
     @property
     def inputs(self) -> int:
