@@ -47,6 +47,7 @@ def longest_text(config: PreTrainedConfig) -> int:
     """Return how many tokens the positions of a model reach for every session alike. `longrope`
     stretches rotary positions when the longest text of a call exceeds the original length, so
     that the texts of a batch would change each other; such models are kept to that length.
+    A model whose configuration names no length has 2048.
     """
     text = config.get_text_config()
     length = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)

@@ -48,7 +48,8 @@ def linear_class(dtype: torch.dtype, device: torch.device, weights: str) -> Line
 def replace_layers(network: PreTrainedModel, groups: Groups, kind: LinearClass) -> None:
     """Replace each layer of a network that there is a faster one for. `groups` are the names of
     linear layers that are given the same rows. If the output layer becomes a PanelLinear, its
-    logits stay float32 and are not rounded to the dtype of the network.
+    logits stay float32 and are not rounded to the dtype of the network. Input embeddings that share
+    a weight of 8 or 4 bits with that layer are then looked up in its panels.
     """
     tied = tied_in_groups(network)
     if issubclass(kind, panels.PanelLinear):

@@ -44,8 +44,9 @@ class Dequantiser(FineGrainedFP8HfQuantizer):
 def dequantise(config: PreTrainedConfig, folder: Path, grouped: bool) -> str | None:
     """Set in a model's `config` how its quantised weights are read. Returns their `quant_method`;
     None if they are not quantised. Linear layers whose format this engine reads stay in groups if
-    `grouped` says so; all other weights become numbers. Raises Unusable for a method that is not
-    read, and for files that are unreadable or lack the scales of a weight.
+    `grouped` says so; all other weights become numbers, and so does an FP8 checkpoint with experts.
+    Raises Unusable for a method that is not read, and for files that are unreadable or lack the
+    scales of a weight.
     """
     parts = config, config.get_text_config()
     given = next(filter(None, (getattr(part, SETTING, None) for part in parts)), None)

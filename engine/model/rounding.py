@@ -27,8 +27,8 @@ CHOICES = {ATEN.topk.default, ATEN.sort.default, ATEN.argmax.default, ATEN.max.d
 
 
 class Difference(NamedTuple):
-    """How far a row is off from its reference, the limit that rounding explains, and the `share`
-    that the first is of the second.
+    """How far a row is `off` from its reference, the `limit` up to which rounding explains it, and
+    `share`, the first divided by the second.
     """
 
     share: float
@@ -155,7 +155,7 @@ class TopKWatch(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Note whether an operation chooses by scores, and run it. Torch calls this instead."""
+        """Note whether an operation chooses by scores, and run it. Torch calls this for each."""
         self.seen |= func in CHOICES
         return func(*args, **(kwargs or {}))
 
