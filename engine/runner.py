@@ -52,10 +52,11 @@ BY_ROWS = (AttentionBackend.ROWS, AttentionBackend.GRAPHS)
 class HFRunner:
     """Runs a model, with memory for `positions` cached tokens, or more where `footprint` allows it.
 
-    If `exact`, logits are batch-invariant, bit for bit, where the model allows it; tiles do not.
-    Without a `backend` the fastest usable one is taken. Raises Unusable if the given backend cannot
-    be used, MemoryError or OutOfMemoryError. With `program`, passes along paths and by rows run a
-    program of the network where there is one; `unfused` says why there is none.
+    If `exact`, logits are batch-invariant, bit for bit, where the model and the backend allow it;
+    the backend `tiles` does not. Without a `backend` the runner takes the fastest usable one. With
+    `program`, passes along paths and by rows run a program of the network where there is one, and
+    `unfused` says why there is none. Raises Unusable if the given backend cannot be used, and
+    MemoryError or OutOfMemoryError if there is too little memory.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class HFRunner:
         self._program: Program | None = None
         self.unfused: str | None = "switched off"
         self._runner: Run = partial(_launch, self._run, model.device)
-        self.sizes: Sequence[int] = SIZES  # rows of a pass
+        self.sizes: Sequence[int] = SIZES  # rows that a pass may have
         if rows:
             self._choose(backend, program)
         elif backend is not AttentionBackend.TILES:
@@ -110,7 +111,7 @@ class HFRunner:
 
     @property
     def lost(self) -> str | None:
-        """Why there can be no more passes."""
+        """Why there can be no more passes; None, as a single process can always run them."""
         return None
 
     @property
@@ -149,7 +150,7 @@ class HFRunner:
     @torch.inference_mode()
     def capture_passes(self) -> int:
         """Capture a pass of every form, so that none has to be captured while serving. Returns how
-        many were captured. Raises OutOfMemoryError.
+        many passes were captured. Raises OutOfMemoryError.
         """
         if not isinstance(self._runner, CudaGraphs):
             return 0
@@ -175,11 +176,13 @@ class HFRunner:
             torch.cuda.current_stream(self.model.device).synchronize()
 
     def _at_once(self, segments: Sequence[Segment]) -> torch.Tensor:
+        """Feed all segments in one pass along paths or by tiles; return the wanted logits."""
         by_paths, device = self.backend is AttentionBackend.PATHS, self.model.device
         step = paths.path_plan(segments) if by_paths else tiles.tile_plan(segments, device)
         return self._run(step)[: sum(segment.wanted for segment in segments)].float()
 
     def _by_rows(self, segments: Sequence[Segment]) -> torch.Tensor:
+        """Feed all segments by rows, in as many passes as it takes; return the wanted logits."""
         passes = row_plans(segments, self._layout, self.exact, self.sizes)
         logits = [self._runner(rows)[: rows.wanted].to(torch.float32, copy=True) for rows in passes]
         return logits[0] if len(logits) == 1 else torch.cat(logits)

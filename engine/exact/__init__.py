@@ -1,1 +1,1 @@
-"""What is promised bit for bit, and how it is found out at start."""
+"""Find out at start what a model promises bit for bit, by trying it."""

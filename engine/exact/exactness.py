@@ -1,7 +1,8 @@
-"""What a model promises here: the right logits, and whether they are batch-invariant.
+"""Find out whether a model computes the right logits, and whether they are batch-invariant.
 
-Found out at start by trying, not by a list of models: kernels differ by processor, dtype and
-thread count. What is right is what the network computed before anything of it was replaced.
+The service tries this at start and has no list of models, since kernels differ by processor, dtype
+and thread count. The right logits are those that the network computed before any of its layers was
+replaced.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from tandem.engine.model_runner import ModelRunner
 from tandem.protos.errors import Unusable
 from tandem.protos.types import EXACT
 
-TRIAL_RANGES = 3
+TRIAL_RANGES = 3  # KV ranges that a self-test takes
 
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """`problem`: why a text may depend on the rest of the batch, None if it does not; `wrong`: what
-    is wrong with the model's logits, None if nothing is.
+    """The result of a self-test. `problem` is why a text may depend on the rest of its batch, or
+    None if it does not. `wrong` is what is wrong with the model's logits, or None if nothing is.
     """
 
     problem: str | None
@@ -40,9 +41,9 @@ class Exactness:
 
 @torch.inference_mode()
 def self_test(forward: ModelRunner, name: str, strict: bool = True) -> Exactness:
-    """Try a model; raises Unusable if it cannot be run, or, where that is to be `strict`, if it
-    does not compute what it did as it was loaded, but for rounding: by itself, in a batch, or in
-    trees.
+    """Try a model, and return whether it is exact. Raises Unusable if the model cannot be run. If
+    `strict`, raises it also if the logits of a text alone, in a batch or in trees differ by more
+    than rounding from those that the network computed as it was loaded.
     """
     kind, reference = forward.model.kind, forward.model.reference
     assert reference.main.logits, "a model is tried before its reference is released"
@@ -71,7 +72,7 @@ def self_test(forward: ModelRunner, name: str, strict: bool = True) -> Exactness
 
 
 def _wrong(kind: str, groups: dict[str, list[Difference]], smooth: bool) -> str | None:
-    """What is wrong with the logits of a trial; None if nothing is."""
+    """Return what is wrong with the logits of a trial, or None if nothing is."""
     worst, how = max((typical_difference(each, smooth), how) for how, each in groups.items())
     if worst.share <= 1:
         return None
@@ -80,17 +81,18 @@ def _wrong(kind: str, groups: dict[str, list[Difference]], smooth: bool) -> str 
 
 
 def positions_tried(model: HFModel) -> int:
-    """How many cached tokens a self-test needs space for."""
+    """Return how many cached tokens a self-test of this model needs space for."""
     return TRIAL_RANGES * page_aligned(_longest(model))
 
 
 def _longest(model: HFModel) -> int:
+    """Return how many positions the longest KV range of a self-test has."""
     return text_length(model.context_length) + MARGIN
 
 
 @contextmanager
 def _tables(forward: ModelRunner) -> Iterator[list[PageTable]]:
-    """KV ranges for three sessions."""
+    """Allocate KV ranges for three sessions within the scope. Raises Unusable without space."""
     allocated = [forward.pool.allocate(_longest(forward.model)) for _ in range(TRIAL_RANGES)]
     tables = [table for table in allocated if table]
     try:

@@ -1,8 +1,10 @@
-"""Two fingerprints of a model: of what this process computes for a fixed text, and of its files.
+"""Compute two fingerprints of a model: one of the logits that this process computes for a fixed
+text, and one of the model's files.
 
-Two model services with the same first one continue each other's texts. It is found out by trying,
-as exactness is, so that weights, dtype, kernels and anything else that decides the logits count.
-With the second one they have the same model, whose logits may differ in their last bits.
+Two model services with the same fingerprint of logits can continue each other's texts. A service
+computes this fingerprint by a pass, as it tries exactness, so that weights, dtype, kernels and
+anything else that decides the logits count. Two services with the same fingerprint of files have
+the same model, but their logits may differ in their last bits.
 """
 
 from __future__ import annotations
@@ -18,15 +20,15 @@ from tandem.engine.model_runner import ModelRunner
 from tandem.protos import tree
 
 PROBE_TOKENS = 24
-STRIDE = 7919  # between their ids
-SAMPLES, SAMPLE_BYTES = 4096, 256  # read of each file
+STRIDE = 7919  # between the ids of neighbouring tokens
+SAMPLES, SAMPLE_BYTES = 4096, 256  # samples of each file, and bytes of a sample
 OF_NO_WEIGHT = {"_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 
 
 @torch.inference_mode()
 def model_fingerprint(runner: ModelRunner, tokenizer_fingerprint: str) -> str:
-    """A short hash of the tokenizer, the dtype, the vocabulary, and the bits of the logits of a
-    fixed text, fed alone.
+    """Return a short hash of the tokenizer, the dtype, the vocabulary, and the bits of the logits
+    of a fixed text that is fed alone.
     """
     model = runner.model
     count = min(PROBE_TOKENS, model.context_length)
@@ -42,8 +44,8 @@ def model_fingerprint(runner: ModelRunner, tokenizer_fingerprint: str) -> str:
 
 
 def weights_fingerprint(folder: Path, tokenizer_fingerprint: str) -> str:
-    """A short hash of the tokenizer and of the files of a model directory, or of a GGUF file: of
-    their sizes and of samples of their content, so that large ones take no time.
+    """Return a short hash of the tokenizer and of the files of a model directory, or of a GGUF
+    file. It covers the size and samples of each file's content, so that large files take no time.
     """
     digest = sha256(tokenizer_fingerprint.encode())
     files = [folder]

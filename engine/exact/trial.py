@@ -1,7 +1,7 @@
-"""A model's own texts, fed through our pass in every way there is: by themselves in pieces and
-a token at a time, in trees beside another session, in a tree that grows in two steps.
+"""Feed a model's reference texts through the engine's pass in every way that serving has: alone in
+pieces and a token at a time, in trees beside another session, in a tree that grows in two steps.
 
-Measures how far the logits are from the reference, not what that means.
+A trial measures how far the logits are from the reference; `exactness` judges them.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from tandem.engine.model.rounding import Difference, ReferenceText
 from tandem.engine.model_runner import ModelRunner
 from tandem.protos import tree
 
-SIBLINGS = 3  # wrong guesses on either side of the right one
-PIECE = 23
-PIECES = (1, 2, 5, 11)  # of the stream, in tokens
+SIBLINGS = 3  # the most wrong guesses beside a right one
+PIECE = 23  # tokens of the prompt that are fed at once
+PIECES = (1, 2, 5, 11)  # tokens of the stream that are fed at once, in trees
 MARGIN = SIBLINGS * max(PIECES)  # positions for wrong guesses
 NEIGHBOUR = 110  # tokens of the other session's prompt
 assert MARGIN >= 2 * BRANCH
 
 
 class Trial:
-    """`groups`: how far rows are off from those of the network itself, by how they are fed, and by
-    the side of the first position with a prefix that they are on.
+    """A trial of a model. `groups` holds how far rows are off from the reference, by the way in
+    which they were fed and by their side of position TAIL, the first position with a prefix.
     """
 
     def __init__(
@@ -39,20 +39,20 @@ class Trial:
         self.groups: dict[str, list[Difference]] = defaultdict(list)
         self._forward, self._reference = forward, reference
         self._alone, self._table, self._neighbour = tables
-        self._other_fed = 0  # tokens of the neighbour
+        self._other_fed = 0  # tokens of the other session that were fed
 
     def run(self) -> torch.Tensor:
-        """How far each row of the stream is off between feeding it alone and in a batch, [stream];
-        infinitely where it is no number.
+        """Feed the texts in every way. Returns how far each row of the stream differs between
+        feeding it alone and in a batch, [stream]; infinity where a row is no number.
         """
         alone, together = self.alone(), self.in_batch()
         self.grown()
         return (together - alone).abs().amax(-1).nan_to_num(torch.inf)
 
     def alone(self) -> torch.Tensor:
-        """Feed the text by itself; the logits of its stream, [stream, vocab]."""
+        """Feed the main text alone, and return the logits of its stream, [stream, vocab]."""
         text, lead = self._reference.main, self._reference.lead
-        for start in range(0, lead, PIECE):  # in pieces here and whole in a batch
+        for start in range(0, lead, PIECE):  # `in_batch` feeds the prompt whole
             piece = _chain(self._alone, start, text.tokens[start : min(start + PIECE, lead)])
             self._note("in pieces", text, start, self._forward([piece])[0])
         rows = [
@@ -63,8 +63,8 @@ class Trial:
         return torch.cat(rows)
 
     def in_batch(self) -> torch.Tensor:
-        """Feed it beside another session, its stream as side branches of trees; the logits of the
-        stream, [stream, vocab].
+        """Feed the main text beside another session, its stream as side branches of trees, and
+        return the logits of the stream, [stream, vocab].
         """
         rng, text, lead = random.Random(1), self._reference.main, self._reference.lead
         if lead:
@@ -81,7 +81,9 @@ class Trial:
         return torch.stack(rows)
 
     def grown(self) -> None:
-        """Feed what two texts differ in once more, in one tree that grows in two steps."""
+        """Feed once more the tokens in which the main and the side text differ, in one tree that
+        grows in two steps.
+        """
         main, side = self._reference.main, self._reference.side
         fork = self._reference.fork
         tokens: list[int] = []
@@ -97,7 +99,7 @@ class Trial:
         self._note("in a growing tree", side, fork, rows[1::2])
 
     def _beside(self, segment: Segment, count: int) -> torch.Tensor:
-        """Feed a segment after some tokens of another session; its logits."""
+        """Feed a segment behind `count` tokens of another session, and return its logits."""
         text = self._reference.other
         start = self._other_fed if self._other_fed < len(text.tokens) else 0  # and then once more
         other = _chain(self._neighbour, start, text.tokens[start : start + count])
@@ -107,6 +109,7 @@ class Trial:
         return logits
 
     def _note(self, how: str, text: ReferenceText, start: int, rows: torch.Tensor) -> None:
+        """Add to `groups` how far `rows`, a text's logits from `start` on, are off."""
         for side, places in (("before", range(TAIL)), ("after", range(TAIL, len(text.tokens)))):
             if off := text.differences(start, rows, places):
                 name = f"from those of the network itself, fed {how}, {side} position {TAIL}"
@@ -115,7 +118,9 @@ class Trial:
     def _with_siblings(
         self, rng: random.Random, piece: tuple[int, ...]
     ) -> tuple[tuple[int, ...], tuple[int, ...], list[int]]:
-        """A piece of text hung after wrong siblings: tokens and parents, and the text's path."""
+        """Return a tree of a piece of text with wrong siblings before its tokens: the tokens, their
+        parents, and the places of the piece among them.
+        """
         vocabulary = range(self._forward.model.vocab_size)
         tokens: list[int] = []
         parents: list[int] = []
@@ -134,5 +139,6 @@ class Trial:
 def _chain(
     table: PageTable, start: int, tokens: tuple[int, ...], wanted: int | None = None
 ) -> Segment:
+    """Return a segment of tokens in a chain that wants the last `wanted` logits, or all of them."""
     count = len(tokens)
     return Segment(table, start, tokens, tree.chain(count), count if wanted is None else wanted)

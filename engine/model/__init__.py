@@ -1,1 +1,1 @@
-"""A Hugging Face model: loaded, looked at, refused if it cannot work, its layers replaced."""
+"""Load a Hugging Face model, refuse it if it cannot be served, and replace its layers."""

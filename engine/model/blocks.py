@@ -1,8 +1,9 @@
-"""Blocks of the quantised types that GGUF files have, as groups: the numbers that the `gguf`
-package makes of them, bit for bit.
+"""Read the blocks of the quantised types of GGUF files as groups. Their numbers are the ones that
+the `gguf` package makes of the blocks, bit for bit.
 
-Each function takes blocks [out, blocks, bytes]. A block is 32 inputs of an output, or 256 for those
-named K, whose scales are products.
+Each reader takes blocks [out, blocks, bytes]. A block holds 32 inputs of an output. In the types
+named K it holds 256 inputs, and each scale is the product of a small integer and a float16 number
+of the whole block. The docstring of a reader names the fields of a block in the order of its bytes.
 """
 
 from __future__ import annotations
@@ -18,41 +19,47 @@ NIBBLE_SHIFTS, PAIR_SHIFTS, BIT_SHIFTS = (0, 4), (0, 2, 4, 6), tuple(range(8))
 
 
 def q8_0(blocks: Tensor) -> Groups:
-    """Scale, 32 signed bytes."""
+    """Read blocks of Q8_0: a scale, and 32 codes as signed bytes."""
     return _groups(Code.BYTES, blocks[..., 2:], _halves(blocks[..., :2]))
 
 
 def q4_0(blocks: Tensor) -> Groups:
-    """Scale, 16 bytes: the low halves are the first inputs."""
+    """Read blocks of Q4_0: a scale, and 16 bytes of two codes each. The low halves of the bytes are
+    the codes of the first 16 inputs, the high halves those of the last 16.
+    """
     return _groups(Code.NIBBLES, _nibbles(blocks[..., 2:]), _halves(blocks[..., :2]), zero=8)
 
 
 def q4_1(blocks: Tensor) -> Groups:
-    """Scale, minimum, the same."""
+    """Read blocks of Q4_1: a scale, a minimum, and 16 bytes of two codes each, as in Q4_0."""
     return _groups(Code.NIBBLES, _nibbles(blocks[..., 4:]), _halves(blocks[..., :4]))
 
 
 def q5_0(blocks: Tensor) -> Groups:
-    """Scale, the fifth bits, the others."""
+    """Read blocks of Q5_0: a scale, the fifth bits of 32 codes, and their four low bits."""
     codes = _nibbles(blocks[..., 6:]) | _fifth(blocks[..., 2:6]) << 4
     return _groups(Code.BYTES, codes - 16, _halves(blocks[..., :2]))
 
 
 def q5_1(blocks: Tensor) -> Groups:
-    """Scale, minimum, the same."""
+    """Read blocks of Q5_1: a scale, a minimum, the fifth bits of 32 codes, their four low bits."""
     codes = _nibbles(blocks[..., 8:]) | _fifth(blocks[..., 4:8]) << 4
     return _groups(Code.BYTES, codes, _halves(blocks[..., :4]))
 
 
 def q2_k(blocks: Tensor) -> Groups:
-    """16 scales and minima, codes, what multiplies them."""
+    """Read blocks of Q2_K: 16 scales and minima of 4 bits each, 256 codes of 2 bits, and the
+    factors of all scales and of all minima.
+    """
     scales = torch.stack([blocks[..., :16] & 15, blocks[..., :16] >> 4], -1)
     codes = _split(blocks[..., 16:80], 32, PAIR_SHIFTS, 3)
     return _groups(Code.NIBBLES, codes, scales, _negated(blocks[..., 80:84]))
 
 
 def q3_k(blocks: Tensor) -> Groups:
-    """The third bits, the others, 16 scales of 6 bits, what multiplies them."""
+    """Read blocks of Q3_K: the third bits of 256 codes, their two low bits, 16 scales of 6 bits,
+    and the factor of all scales.
+    """
     bits = _split(blocks[..., :32], 32, BIT_SHIFTS, 1)
     codes = _split(blocks[..., 32:96], 32, PAIR_SHIFTS, 3) | bits << 2
     low = _split(blocks[..., 96:104], 8, NIBBLE_SHIFTS, 15)
@@ -61,20 +68,26 @@ def q3_k(blocks: Tensor) -> Groups:
 
 
 def q4_k(blocks: Tensor) -> Groups:
-    """What multiplies scales and minima, 8 of each of 6 bits, codes."""
+    """Read blocks of Q4_K: the factors of all scales and of all minima, 8 scales and 8 minima of 6
+    bits each, and 256 codes of 4 bits.
+    """
     codes = _split(blocks[..., 16:], 32, NIBBLE_SHIFTS, 15)
     return _groups(Code.NIBBLES, codes, _scales(blocks), _negated(blocks[..., :4]))
 
 
 def q5_k(blocks: Tensor) -> Groups:
-    """The same, with the fifth bits before the codes."""
+    """Read blocks of Q5_K: the factors of all scales and of all minima, 8 scales and 8 minima of 6
+    bits each, the fifth bits of 256 codes, and their four low bits.
+    """
     bits = _split(blocks[..., 16:48], 32, BIT_SHIFTS, 1)
     codes = _split(blocks[..., 48:], 32, NIBBLE_SHIFTS, 15) | bits << 4
     return _groups(Code.BYTES, codes, _scales(blocks), _negated(blocks[..., :4]))
 
 
 def q6_k(blocks: Tensor) -> Groups:
-    """Four bits of codes, two more, 16 scales, what multiplies them."""
+    """Read blocks of Q6_K: the four low bits of 256 codes, their two high bits, 16 scales of 8
+    bits, and the factor of all scales.
+    """
     low = _split(blocks[..., :128], 64, NIBBLE_SHIFTS, 15)
     codes = (low | _split(blocks[..., 128:192], 32, PAIR_SHIFTS, 3) << 4) - 32
     scales = blocks[..., 192:208, None]
@@ -85,14 +98,14 @@ READERS: dict[str, Callable[[Tensor], Groups]] = {
     read.__name__.upper(): read
     for read in (q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k)
 }
-"""By the name of a type."""
+"""The readers of blocks, by the name of the quantised type that each reads, e.g. `Q8_0`."""
 
 
 def _groups(
     code: Code, codes: Tensor, scales: Tensor, supers: Tensor | None = None, zero: int = 0
 ) -> Groups:
-    """Of codes [out, blocks, ...], float16 scales [out, blocks, 1 or 2], or others that `supers`
-    multiply, [out, blocks, groups, 1 or 2].
+    """Return the groups of codes [out, blocks, ...]. The scales are float16, [out, blocks, 1 or 2];
+    where there are `supers` to multiply them, they are integers, [out, blocks, groups, 1 or 2].
     """
     if supers is not None:
         scales = scales.view(torch.int8).flatten(1, 2)
@@ -100,33 +113,39 @@ def _groups(
 
 
 def _halves(stored: Tensor) -> Tensor:
+    """Return stored bytes as float16 numbers, one for every two bytes."""
     return stored.contiguous().view(torch.float16)
 
 
 def _negated(stored: Tensor) -> Tensor:
-    """A minimum is subtracted there."""
+    """Return the float16 factors of scales and minima, the second one negated: blocks of a type K
+    subtract their minima, while groups add them.
+    """
     return _halves(stored) * torch.tensor([1, -1], dtype=torch.float16)
 
 
 def _nibbles(stored: Tensor) -> Tensor:
+    """Return the low halves of all bytes of a block, and then the high halves."""
     return torch.cat([stored & 15, stored >> 4], -1)
 
 
 def _fifth(stored: Tensor) -> Tensor:
-    """The bits of four bytes, lowest first."""
+    """Return the bits of the last dimension's bytes, a byte for each bit, the lowest bit first."""
     bits: Tensor = (stored[..., None] >> torch.arange(8, dtype=torch.uint8)) & 1
     return bits.flatten(-2)
 
 
 def _split(stored: Tensor, run: int, shifts: tuple[int, ...], mask: int) -> Tensor:
-    """Parts of bytes, each part of a run of bytes after the one before."""
+    """Cut bytes into parts, one for each of `shifts`, of the bits in `mask`. Of each `run` of bytes
+    come first the parts at the first shift, then those at the second one, and so on.
+    """
     runs = stored.unflatten(-1, (-1, 1, run))
     parts: Tensor = (runs >> torch.tensor(shifts, dtype=torch.uint8)[:, None]) & mask
     return parts.flatten(-3)
 
 
 def _scales(blocks: Tensor) -> Tensor:
-    """8 scales and minima of 6 bits in 12 bytes, [out, blocks, 8, 2]."""
+    """Return 8 scales and minima, which bytes 4 to 15 hold in 6 bits each, [out, blocks, 8, 2]."""
     scale, minimum, both = blocks[..., 4:16].unflatten(-1, (3, 4)).unbind(-2)
     scales = torch.cat([scale & 63, (both & 15) | ((scale >> 2) & 48)], -1)
     minima = torch.cat([minimum & 63, (both >> 4) | ((minimum >> 2) & 48)], -1)

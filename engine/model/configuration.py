@@ -1,4 +1,4 @@
-"""The configuration of a model, and what can be known of it before its weights are read."""
+"""Read the configuration of a model, and judge the model by it before its weights are read."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 def configuration(model: Path, head: Head | None, device: str) -> PreTrainedConfig:
-    """Return the configuration of a model that can be served, as far as that is known without its
-    weights. Raises Unusable.
+    """Return the configuration of a model directory, or of a GGUF file, of which `head` is the
+    head. Raises Unusable if it cannot be read, or shows that the model cannot be served.
     """
     if not head and not (model / "config.json").is_file():
         raise Unusable(f"{model} is not a model directory: it has no config.json")
@@ -32,7 +32,7 @@ def configuration(model: Path, head: Head | None, device: str) -> PreTrainedConf
 
 
 def _refuse(config: PreTrainedConfig) -> None:
-    """Raise Unusable for what can be known before the weights are read."""
+    """Raise Unusable if a configuration alone, without weights, shows that a model cannot work."""
     if config.is_encoder_decoder:
         raise Unusable("is an encoder-decoder")
     if getattr(config.get_text_config(), "attn_temperature_tuning", False):  # Llama 4
@@ -44,8 +44,10 @@ def _refuse(config: PreTrainedConfig) -> None:
 
 
 def longest_text(config: PreTrainedConfig) -> int:
-    """How far the positions reach, and the same for every session: rotary positions that stretch
-    with the longest text of a call are the original ones up to the original length.
+    """Return how many tokens the positions of a model reach for every session alike. `longrope`
+    stretches rotary positions when the longest text of a call exceeds the original length, so
+    that the texts of a batch would change each other; such models are kept to that length.
+    A model whose configuration names no length has 2048.
     """
     text = config.get_text_config()
     length = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
@@ -59,7 +61,7 @@ def longest_text(config: PreTrainedConfig) -> int:
 
 @contextmanager
 def loading(folder: Path, device: str) -> Iterator[None]:
-    """Whatever the loaders underneath raise becomes a line."""
+    """Turn whatever transformers raises within the scope into Unusable with one line of reason."""
     try:
         yield
     except Unusable as error:
@@ -73,7 +75,7 @@ def loading(folder: Path, device: str) -> Iterator[None]:
 
 @contextmanager
 def judging(folder: Path, config: PreTrainedConfig) -> Iterator[None]:
-    """Put the names of directory and class before what is wrong with them."""
+    """Put the directory and the class in front of each Unusable that is raised within the scope."""
     try:
         yield
     except Unusable as error:

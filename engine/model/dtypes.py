@@ -1,4 +1,4 @@
-"""The dtype that a model is loaded in."""
+"""Choose the dtype that a model is loaded in."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ AUTO = "auto"  # the checkpoint's own dtype
 
 
 def default_dtype(saved: str, device: str) -> str:
-    """What a model is loaded in unless a dtype is set: what it was `saved` in. On a CPU only
-    bfloat16 is kept, where there are kernels with instructions for it. What lacks them, float16 on
-    every CPU, is converted in each product and gains no speed; and float16 overflows where a
-    network was not trained in it.
+    """Return the name of the dtype that a model is loaded in unless one is set.
+
+    It is the dtype that the model was `saved` in, but on a CPU it is float32, except for a bfloat16
+    model whose CPU has kernels with instructions for bfloat16. A dtype without such instructions,
+    as float16 is on every CPU, is converted in each product and gains no speed. And float16
+    overflows where a network was not trained in it.
     """
     if not device.startswith("cpu"):
         return saved
@@ -26,8 +28,8 @@ def default_dtype(saved: str, device: str) -> str:
 
 
 def dtype_of(name: str | None, config: PreTrainedConfig, device: str) -> torch.dtype:
-    """Return the dtype that a model is loaded in: the one of this name, or the default of its
-    configuration and the device. Raises Unusable.
+    """Return the dtype that a model is loaded in: the one that `name` says, the checkpoint's own
+    for `auto`, and the default for its device for None. Raises Unusable for an unknown name.
     """
     own = config.dtype or config.get_text_config().dtype or torch.float32
     saved = str(own).removeprefix("torch.")

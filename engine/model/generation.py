@@ -1,6 +1,7 @@
-"""What a model's makers set for drawing its tokens: `generation_config.json` of its directory.
+"""Read the sampling defaults that a model's makers set in `generation_config.json`.
 
-Takes its keys alone: `transformers` has defaults of its own for others, which no server applies.
+Only keys that the file has count. For the others `transformers` has defaults of its own, which no
+server applies.
 """
 
 from __future__ import annotations
@@ -45,12 +46,14 @@ OFF: Mapping[str, tuple[object, ...]] = {
     "typical_p": (1,),
     "watermarking_config": (),
 }
-"""What would change a text and is not there, with the values, beside none, that change nothing."""
+"""Settings of the file that would change a text but are not supported, each with the values that
+change nothing; null, an empty list and an empty object change nothing in any of them.
+"""
 
 
 def generation_defaults(folder: Path, vocab_size: int) -> tuple[GenerationDefaults, list[str]]:
-    """The defaults for a model's requests, and what its file sets without effect, by name. A GGUF
-    file has no such defaults.
+    """Return the sampling defaults for requests to a model, and the names of the settings in its
+    file that have no effect, as they are invalid or not supported. A GGUF file has no defaults.
     """
     given = _given(folder)
     asked = [name for name in (*NUMBERS, *LISTS) if given.get(name) is not None]
@@ -61,15 +64,16 @@ def generation_defaults(folder: Path, vocab_size: int) -> tuple[GenerationDefaul
 
 
 def _given(folder: Path) -> dict[str, Any]:
+    """Return what the file of a model directory sets; nothing if there is no readable file."""
     try:
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # none, or not readable: the loader tells
+    except (OSError, ValueError):  # no file, or an unreadable one, which the loader reports
         return {}
     return content if isinstance(content, dict) else {}
 
 
 def _usable(name: str, value: object, vocab_size: int) -> float | tuple[int, ...] | None:
-    """A value as requests may have it; None if it is no such value."""
+    """Return a setting's value in the form of requests; None if no request may have this value."""
     if name in LISTS:
         ids = value if isinstance(value, list) else [value]
         fitting = all(type(each) is int and 0 <= each < vocab_size for each in ids)
@@ -82,6 +86,7 @@ def _usable(name: str, value: object, vocab_size: int) -> float | tuple[int, ...
 
 
 def _without_effect(given: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the settings that would change a text, but are not supported."""
     for name, off in OFF.items():
         value = given.get(name)
         if value is not None and value not in (*off, [], {}):
@@ -89,7 +94,9 @@ def _without_effect(given: Mapping[str, Any]) -> Iterator[str]:
 
 
 def end_token_ids(network: PreTrainedModel) -> tuple[int, ...]:
-    """Return the tokens that end a text of a network, as its configuration names them."""
+    """Return the ids of the tokens that end a network's texts, as its generation configuration or
+    else its configuration names them.
+    """
     given = network.generation_config.eos_token_id if network.generation_config else None
     if given is None:
         given = getattr(network.config.get_text_config(), "eos_token_id", None)

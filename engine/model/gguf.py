@@ -1,9 +1,9 @@
-"""A GGUF file as a Hugging Face network: names as `transformers` maps them, weights of 8 or 4 bits
-as they are stored, where there are kernels for them.
+"""Read a GGUF file as a Hugging Face network. `transformers` maps the names of its tensors, and
+weights of 8 or 4 bits stay as they are stored where there are kernels for them.
 
-Tensors are read one after the other, and what is made of several is put into its place with the
-last of them, so no more is ever held than the network has. Raises Unusable with words that follow
-the name of the file.
+Tensors are read one after the other. A weight that is made of several tensors is put into its place
+when the last of them was read, so no more is ever held than the network has. The functions raise
+Unusable with a text that follows the name of the file.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from tandem.engine.model.blocks import READERS
 from tandem.protos.errors import Unusable
 from tandem.protos.gguf import Head, StoredTensor
 
-ROPE = "rope_freqs.weight"  # by which the frequencies of rotary positions are divided
-BLOCKS = {kind.name: size for kind, (size, _) in GGML_QUANT_SIZES.items()}  # numbers of a block
-BYTES = {kind.name: size for kind, (_, size) in GGML_QUANT_SIZES.items()}
+ROPE = "rope_freqs.weight"  # the divisors of the rotary frequencies
+BLOCKS = {kind.name: size for kind, (size, _) in GGML_QUANT_SIZES.items()}  # weights per block
+BYTES = {kind.name: size for kind, (_, size) in GGML_QUANT_SIZES.items()}  # bytes of each
 
 
 def stored_as(head: Head) -> str:
-    """What most weights are stored as, e.g. `q8_0`."""
+    """Return the name of the type that most weights of a file are stored as, e.g. `q8_0`."""
     sizes = Counter[int]()
     for tensor in head.tensors:
         sizes[tensor.kind] += tensor.numbers
@@ -46,8 +46,9 @@ def stored_as(head: Head) -> str:
 def read(
     file: Path, head: Head, config: PreTrainedConfig, dtype: torch.dtype, grouped: bool
 ) -> tuple[PreTrainedModel, list[str]]:
-    """The network, and names of weights that the file does not have. Quantised weights of linear
-    layers and embeddings stay `grouped`, or are made numbers.
+    """Return the network of a file, and the names of the weights that the file lacks. If `grouped`,
+    quantised weights of linear layers and embeddings stay as they are stored, if there are readers
+    for their types; all others become numbers of `dtype`. Raises Unusable.
     """
     with torch.device("meta"):
         network: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -62,7 +63,7 @@ def read(
 
 
 class _Reading:
-    """A network on its way from a file of an architecture."""
+    """The reading of one file: a network whose weights are filled in tensor by tensor."""
 
     def __init__(
         self, file: Path, kind: str, network: PreTrainedModel, dtype: torch.dtype, grouped: bool
@@ -73,10 +74,10 @@ class _Reading:
         self._processor = processor(config=config.to_dict())
         self._names = _names(kind, network, config.num_hidden_layers, self._processor)
         self._joined: dict[str, Any] = {"tensors": {}}  # weights made of several tensors
-        self._came = set[str]()  # names of tensors that were read for them
+        self._came = set[str]()  # names of tensors that were read for joined weights
 
     def take(self, tensor: StoredTensor) -> None:
-        """Read a tensor and put it into its place."""
+        """Read a tensor of the file and put it into its place in the network. Raises Unusable."""
         if tensor.name == ROPE:
             return self._stretch(torch.from_numpy(self._numbers(tensor)))
         name = self._names.get(tensor.name)
@@ -90,23 +91,24 @@ class _Reading:
         return self._put(self._names[kept], torch.from_numpy(np.ascontiguousarray(numbers)))
 
     def finish(self) -> None:
-        """Raise Unusable for a weight of which the file has only a part."""
+        """Raise Unusable if the file has only some of the tensors that a weight is made of."""
         for name in self._joined["tensors"]:
             lacking = min(self._parts(name) - self._came)
             raise Unusable(f"lacks {lacking}, a part of {name}: get the whole file")
 
     def _join(self, part: str) -> None:
-        """Put what was made of several tensors into its place once all were read."""
-        self._came |= {part, part.removesuffix(".weight")}  # transformers names it so or so
+        """Put each weight made of several tensors into its place if `part` was the last of them."""
+        self._came |= {part, part.removesuffix(".weight")}  # transformers uses either name
         for name in [each for each in self._joined["tensors"] if self._parts(each) <= self._came]:
             self._put(name, self._joined["tensors"].pop(name))
 
     def _parts(self, name: str) -> set[str]:
+        """Return the names in the file of the tensors that a weight of the network is made of."""
         return {stored for stored, own in self._names.items() if own == name}
 
     def _stays(self, tensor: StoredTensor, name: str) -> bool:
-        """Whether a tensor keeps its form: quantised, and all that is done to it is that outputs
-        change places.
+        """Whether a tensor stays as it is stored: it is a quantised matrix of a linear layer or an
+        embedding, of a type that has a reader, and `transformers` only reorders its outputs.
         """
         kind = GGMLQuantizationType(tensor.kind).name
         if not self._grouped or kind not in READERS or len(tensor.shape) != 2:
@@ -115,10 +117,11 @@ class _Reading:
         return isinstance(layer, nn.Linear | nn.Embedding)
 
     def _weight(self, tensor: StoredTensor) -> torch.Tensor:
+        """Return a weight in its stored blocks, its outputs in the order of `transformers`."""
         outputs, inputs = tensor.shape
         kind = GGMLQuantizationType(tensor.kind).name
         order = np.arange(outputs)[:, None]
-        places = self._processed(tensor, order, {"tensors": {}})[0]  # keeps nothing: no weights
+        places = self._processed(tensor, order, {"tensors": {}})[0]  # joins nothing
         stored = torch.from_numpy(self._bytes(tensor)).view(outputs, -1)
         if not np.array_equal(places, order):
             stored = stored[torch.from_numpy(places[:, 0].copy())]
@@ -126,6 +129,7 @@ class _Reading:
         return GroupedWeight([StoredGroups((blocks,), inputs, READERS[kind])], self._dtype)
 
     def _bytes(self, tensor: StoredTensor) -> np.ndarray[Any, Any]:
+        """Read the bytes of a tensor. Raises Unusable if the file ends before their end."""
         kind = GGMLQuantizationType(tensor.kind)
         size = tensor.numbers // BLOCKS[kind.name] * BYTES[kind.name]
         stored = np.fromfile(self._file, np.uint8, size, offset=tensor.offset)
@@ -134,6 +138,7 @@ class _Reading:
         return stored
 
     def _numbers(self, tensor: StoredTensor) -> np.ndarray[Any, Any]:
+        """Read a tensor, dequantised, in its shape."""
         kind = GGMLQuantizationType(tensor.kind)
         stored = self._bytes(tensor).reshape(*tensor.shape[:-1], -1)
         return dequantize(stored, kind).reshape(tensor.shape)
@@ -141,8 +146,8 @@ class _Reading:
     def _processed(
         self, tensor: StoredTensor, numbers: np.ndarray[Any, Any], keep: dict[str, Any]
     ) -> Any:
-        """What `transformers` makes of a tensor, and the name of that; None if it was put there to
-        `keep`.
+        """Return what `transformers` makes of the `numbers` of a tensor, and their name. The name
+        is None if it put them into `keep` instead, as they are a part of a joined weight.
         """
         made = self._processor.process(
             weights=numbers,
@@ -153,17 +158,19 @@ class _Reading:
         return made.weights, made.name
 
     def _put(self, name: str, weight: torch.Tensor) -> None:
+        """Set a weight of the network. Raises Unusable if it has another shape there."""
         owner, _, leaf = name.rpartition(".")
         layer = self._network.get_submodule(owner)
         place = getattr(layer, leaf)
         if place.shape != weight.shape:
             had, wants = list(weight.shape), list(place.shape)
-            raise Unusable(f"takes {wants} for {name}, of which the file has {had}")
+            raise Unusable(f"has {name} in the shape {had}, but its network takes {wants}")
         if not isinstance(weight, GroupedWeight):
             weight = weight.to(place.dtype)
         setattr(layer, leaf, nn.Parameter(weight, requires_grad=False))
 
     def _stretch(self, factors: torch.Tensor) -> None:
+        """Divide the rotary frequencies by `factors`. Raises Unusable if no layer has so many."""
         divided = False
         for layer in self._network.modules():
             for name in ("inv_freq", "original_inv_freq"):
@@ -172,11 +179,11 @@ class _Reading:
                     setattr(layer, name, frequencies / factors)
                     divided = True
         if not divided:
-            raise Unusable(f"divides {len(factors)} rotary frequencies, which its network lacks")
+            raise Unusable(f"divides {len(factors)} rotary frequencies, but its network has others")
 
 
 def _names(kind: str, network: PreTrainedModel, layers: int, processor: Any) -> dict[str, str]:
-    """The network's names of weights, by a file's."""
+    """Return the names of weights in the network, by the names of their tensors in the file."""
     architecture = next(key for key, name in MODEL_ARCH_NAMES.items() if name == kind)
     known, found = get_tensor_name_map(architecture, layers), dict[str, str]()
     for name in network.state_dict():
@@ -193,7 +200,7 @@ def _names(kind: str, network: PreTrainedModel, layers: int, processor: Any) -> 
 
 
 def _compute_buffers(network: PreTrainedModel) -> None:
-    """Give a network without memory what it computes itself, such as rotary frequencies."""
+    """Compute the buffers of a network on `meta` that no file holds, e.g. rotary frequencies."""
     for layer in network.modules():
         for name in layer._non_persistent_buffers_set:
             buffer = layer._buffers[name]

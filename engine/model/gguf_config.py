@@ -1,7 +1,8 @@
-"""The configuration of a GGUF file: what `transformers` makes of its metadata, and nothing lost.
+"""Read the configuration of a GGUF file: `transformers` converts its metadata, and this module sets
+or refuses whatever `transformers` drops.
 
-What it drops would be a text that is wrong, and no self-test would see that, as it compares a
-network with itself. Raises Unusable with words that follow the name of the file.
+A dropped key would make the texts of a model wrong. The self-test would not notice, as it compares
+a network with itself. The functions raise Unusable with a text that follows the name of the file.
 """
 
 from __future__ import annotations
@@ -19,25 +20,26 @@ from tandem.protos.errors import Unusable
 from tandem.protos.gguf import Head
 
 HARMLESS = {
-    "vocab_size",  # set here
-    "rope.scaling.type",  # refused here, unless it is none
+    "vocab_size",  # set by `config_of`
+    "rope.scaling.type",  # `config_of` refuses any but "none"
     "rope.scaling.original_context_length",  # of use only where positions are stretched
-    "rope.scaling.finetuned",  # the same
+    "rope.scaling.finetuned",  # of use only where positions are stretched
     "context_length",  # how far a text may reach; where positions are weights, a shape says so too
-    "tensor_data_layout",  # the one that each architecture has
-    # what the shapes of weights say too, each of which must be the network's:
+    "tensor_data_layout",  # each architecture has only one
+    # the shapes of weights, which must be those of the network, say the following too:
     "attention.head_count_kv",
     "feed_forward_length",
     "expert_feed_forward_length",
     "expert_shared_feed_forward_length",
 }
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
-LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}  # by which llama.cpp knows them too
+LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}  # llama.cpp recognises the 27B models by these too
 
 
 def config_of(file: Path, head: Head) -> PreTrainedConfig:
-    """What `transformers` makes of a file's head, with what it leaves out. Raises whatever it
-    raises, or Unusable for metadata that the network would not follow.
+    """Return the configuration that `transformers` makes of a file's head, with the settings that
+    it leaves out. Raises whatever `transformers` raises, and Unusable for metadata that the network
+    would not follow.
     """
     known = head.metadata
     kind = known.get("general.architecture")
@@ -64,20 +66,20 @@ def config_of(file: Path, head: Head) -> PreTrainedConfig:
 
 
 def _complete(text: Any, kind: str, own: dict[str, Any]) -> None:
-    """Set what `transformers` leaves at a default."""
+    """Set from the file's `own` metadata what `transformers` leaves at a default."""
     rope, layers = _rope(text), LAYERS_OF_27B.get(kind)
     if rope and "rope.freq_base" in own:
         rope["rope_theta"] = own["rope.freq_base"]
     window = own.get("attention.sliding_window")
     if window and hasattr(text, "sliding_window") and not getattr(text, "layer_types", None):
-        text.sliding_window = window  # of all layers
+        text.sliding_window = window  # the window of all layers
     if layers:
         wide = text.num_hidden_layers == layers
         text.query_pre_attn_scalar = _width(text) if wide else text.head_dim
 
 
 def _compare(text: Any, kind: str, own: dict[str, Any]) -> None:
-    """Raise Unusable for the first key that the configuration does not follow."""
+    """Raise Unusable for the first key of the metadata that the configuration does not follow."""
     plain = kind.replace("-", "").replace("_", "")
     names: dict[str, Any] = {name.replace("_", ""): to for name, to in GGUF_CONFIG_MAPPING.items()}
     mapped = {key for key, name in names.get(plain, {}).items() if name}
@@ -93,7 +95,9 @@ def _compare(text: Any, kind: str, own: dict[str, Any]) -> None:
 
 
 def _followed(text: Any) -> dict[str, Any]:
-    """What a network will do, by a file's keys; None and 0 are the same, nothing."""
+    """Return the values that a network will follow, by the keys of a file's metadata. None and 0
+    both mean that the network does nothing of the kind.
+    """
     rope, size = _rope(text), getattr(text, "head_dim", None) or _width(text)
     norms = (getattr(text, name, None) for name in EPSILONS)
     epsilon = next((each for each in norms if each is not None), None)
@@ -116,12 +120,14 @@ def _followed(text: Any) -> dict[str, Any]:
 
 
 def _rope(text: Any, layers: str = "full_attention") -> dict[str, Any]:
-    """How positions rotate, in some layers if others differ."""
+    """Return the rotary parameters of a configuration, or of `layers` of this type where the types
+    of layers differ in them.
+    """
     ropes: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
     found: dict[str, Any] = ropes.get(layers, ropes)
     return found
 
 
 def _width(text: Any) -> int:
-    """Of a head, if it does not have one of its own."""
+    """Return the width of an attention head when the configuration does not set it."""
     return int(text.hidden_size // (getattr(text, "num_attention_heads", None) or 1))

@@ -1,5 +1,7 @@
-"""Weights of a network rounded to 8 bits in groups, as it was loaded: whatever is compared with it
-is rounded too.
+"""Round the weights of a network to 8 bits in groups.
+
+This is done right after loading, before the reference logits are computed: the network that the
+self-test compares with has the same rounded weights.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from tandem.engine.forward.groups import Code, Groups, rounded
 
 @torch.inference_mode()
 def round_linears(network: PreTrainedModel) -> None:
-    """Round the weights of all linear layers and experts whose inputs are a multiple of 16; an
-    embedding that shares its weight with one stays as it is.
+    """Round the weights of all linear layers and experts whose inputs are a multiple of 16. An
+    embedding that shares its weight with a linear layer keeps the weight that is not rounded.
     """
     for name, layer in list(network.named_modules()):
         if type(layer) is Conv1D:
@@ -35,6 +37,7 @@ def round_linears(network: PreTrainedModel) -> None:
 
 
 def _round(layer: nn.Module, name: str) -> None:
+    """Round a weight, of experts if it has three dimensions, unless it is in groups already."""
     weight = getattr(layer, name)
     layers = weight.shape[0] if weight.dim() == 3 else None
     groups = None if isinstance(weight, GroupedWeight) else rounded(weight.flatten(0, -2))
@@ -45,17 +48,17 @@ def _round(layer: nn.Module, name: str) -> None:
 
 @dataclass(frozen=True)
 class Apart:
-    """Reads groups without supers whose codes and scales are tensors of their own."""
+    """A reader of groups without supers whose codes and scales are two separate tensors."""
 
     code: Code
     zero: int
 
     def __call__(self, codes: torch.Tensor, scales: torch.Tensor) -> Groups:
-        """Codes [out, in], scales [out, groups, 1 or 2]."""
+        """Return the groups of codes [out, in] and scales [out, groups, 1 or 2]."""
         return Groups(self.code, codes, scales, None, self.zero)
 
 
 def as_part(groups: Groups) -> StoredGroups:
-    """Groups as a part of a weight."""
+    """Return groups in the form in which a GroupedWeight holds its parts."""
     stored = groups.codes, groups.scales
     return StoredGroups(stored, groups.codes.shape[1], Apart(groups.code, groups.zero))

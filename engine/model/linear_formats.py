@@ -1,8 +1,9 @@
-"""How checkpoints store linear layers in 8 or 4 bits: GPTQ, AWQ, compressed-tensors, and FP8.
+"""Read the formats in which checkpoints store linear layers in 8 or 4 bits: GPTQ, AWQ,
+compressed-tensors, and FP8.
 
-What a layer's tensors mean is read from their names and shapes, as far as they say it, not from a
-configuration that may describe other layers. Activations stay as they are, also where a checkpoint
-says how to round them. Raises Unusable, with words that follow the name of a class.
+The names and shapes of a layer's tensors decide what they mean, as far as these say it, since the
+configuration may describe other layers. Activations are not rounded, even where a checkpoint says
+how to round them. The functions raise Unusable with a text that follows the name of a class.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from tandem.engine.forward.groups import Code
 from tandem.engine.model.stored_linears import StoredLinear, unpacked
 from tandem.protos.errors import Unusable
 
-Tensors: TypeAlias = Mapping[str, torch.Tensor]  # of a layer, by their names in it
+Tensors: TypeAlias = Mapping[str, torch.Tensor]  # the tensors of a layer, by their names in it
 Block: TypeAlias = tuple[int, int] | None  # outputs and inputs that share a scale
-Format: TypeAlias = Callable[[Tensors, int], StoredLinear]  # of tensors and inputs
+Format: TypeAlias = Callable[[Tensors, int], StoredLinear]  # from tensors and the number of inputs
 BITS = {Code.NIBBLES: 4, Code.BYTES: 8}
-SCALES = {"scales", "weight_scale", "weight_scale_inv"}  # what every layer here has one of
-SIGN = 128  # what makes an unsigned code of 8 bits a signed one, and back
-AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where the outputs of a word of AWQ lie in it
+SCALES = {"scales", "weight_scale", "weight_scale_inv"}  # one of these is in each layer
+SIGN = 128  # xor with this bit turns unsigned codes of 8 bits into signed ones, and back
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # the field of each of the 8 outputs in a word of AWQ
 
 
 def _code(bits: float) -> Code:
+    """Return the kind of codes of so many bits. Raises Unusable if it is neither 4 nor 8."""
     found = next((code for code, each in BITS.items() if each == bits), None)
     if found is None:
         raise Unusable(f"has weights of {bits:g} bits, where 4 and 8 are served")
@@ -34,7 +36,9 @@ def _code(bits: float) -> Code:
 
 
 def words_of(words: torch.Tensor, code: Code) -> torch.Tensor:
-    """The codes of words [..., n] of 32 bits, [..., n * 32 / bits] in bytes, the lowest first."""
+    """Return the codes that words [..., n] of 32 bits hold, the lowest bits first, a byte for each
+    code: [..., n * 32 / bits].
+    """
     return unpacked(words.contiguous().view(torch.uint8), code)
 
 
@@ -45,7 +49,9 @@ def _of_words(
     zeros: torch.Tensor,
     group_of: torch.Tensor | None,
 ) -> StoredLinear:
-    """Of words [out, n] of inputs beside each other, whose codes and zeros are not signed."""
+    """Return the layer of words [out, n], each of which holds the codes of neighbouring inputs. The
+    codes and zeros are unsigned.
+    """
     codes, shift = words.contiguous().view(torch.uint8), 0
     if code is Code.BYTES:
         codes, shift = codes ^ SIGN, SIGN
@@ -54,7 +60,7 @@ def _of_words(
 
 
 def _in_order(group_of: torch.Tensor | None, groups: int) -> torch.Tensor | None:
-    """The group of every input; None if they follow each other in equal groups."""
+    """Return the group of each input; None if the groups are equal runs of inputs, in order."""
     if group_of is None or bool((group_of < 0).any()):
         return None
     expected = torch.arange(len(group_of)) // max(1, len(group_of) // groups)
@@ -62,7 +68,9 @@ def _in_order(group_of: torch.Tensor | None, groups: int) -> torch.Tensor | None
 
 
 def gptq(tensors: Tensors, inputs: int, first: int) -> StoredLinear:
-    """Words of inputs below each other; `first` is added to zeros: 1 in version 1, else 0."""
+    """Read a layer of GPTQ, each of whose words [n, out] holds the codes of neighbouring inputs.
+    `first` is added to the stored zeros: 1 in version 1 of the format, else 0.
+    """
     words = tensors["qweight"]
     code = _code(32 * words.shape[0] / inputs)
     zeros = (words_of(tensors["qzeros"], code) + first) & (2 ** BITS[code] - 1)
@@ -70,7 +78,9 @@ def gptq(tensors: Tensors, inputs: int, first: int) -> StoredLinear:
 
 
 def awq(tensors: Tensors, inputs: int) -> StoredLinear:
-    """Words of outputs beside each other, in an order of their own."""
+    """Read a layer of AWQ, each of whose words [in, n] holds the codes of 8 neighbouring outputs,
+    in the order of AWQ_PLACES. Raises Unusable if the layer is not of the version GEMM in 4 bits.
+    """
 
     def placed(words: torch.Tensor) -> torch.Tensor:
         fields: torch.Tensor = words_of(words, Code.NIBBLES).unflatten(-1, (-1, 8))
@@ -86,7 +96,9 @@ def awq(tensors: Tensors, inputs: int) -> StoredLinear:
 
 
 def packed(tensors: Tensors, inputs: int) -> StoredLinear:
-    """Words of inputs beside each other; zeros in words of outputs, if there are any."""
+    """Read a layer of packed words [out, n], each of which holds the codes of neighbouring inputs.
+    The words of its zeros, if it has any, hold those of neighbouring outputs.
+    """
     words, scales = tensors["weight_packed"], tensors["weight_scale"]
     code = _code(32 * words.shape[1] / inputs)
     zeros = torch.full(scales.shape, 2 ** (BITS[code] - 1))
@@ -96,7 +108,9 @@ def packed(tensors: Tensors, inputs: int) -> StoredLinear:
 
 
 def in_bytes(tensors: Tensors, inputs: int, block: Block = None) -> StoredLinear:
-    """A byte for every input; one scale, or one for each output, group or block."""
+    """Read a layer with a byte for each weight, and with one scale for all of them, or a scale for
+    each output, group or `block`. Raises Unusable if the scales do not divide the weight so.
+    """
     weight = tensors["weight"]
     code = Code.FLOAT8 if weight.dtype == torch.float8_e4m3fn else Code.BYTES
     scales = next(tensors[name] for name in ("weight_scale", "weight_scale_inv") if name in tensors)
@@ -122,15 +136,15 @@ def in_bytes(tensors: Tensors, inputs: int, block: Block = None) -> StoredLinear
 
 
 def compressed(tensors: Tensors, inputs: int, block: Block = None) -> StoredLinear:
-    """Either of the two forms that a checkpoint may mix."""
+    """Read a layer of compressed-tensors, in packed words or in bytes: checkpoints may mix both."""
     if "weight_packed" in tensors:
         return packed(tensors, inputs)
     return in_bytes(tensors, inputs, block)
 
 
 def format_of(given: Mapping[str, Any]) -> Format | None:
-    """How a configuration of weights says that linear layers are stored, None if it is none of
-    these; raises Unusable for a variant that is not read.
+    """Return the format in which linear layers are stored, as a `quantization_config` says it; None
+    if the method is none of this module's. Raises Unusable for a variant that cannot be read.
     """
     method = given.get("quant_method")
     if method == "gptq":
@@ -156,7 +170,7 @@ def format_of(given: Mapping[str, Any]) -> Format | None:
 
 
 def _block(given: Iterable[Any]) -> Block:
-    """The first that is one, e.g. [128, 128] or "128x128"."""
+    """Return the first block size that is given, e.g. [128, 128] or "128x128"; None if none is."""
     for each in filter(None, given):
         outputs, inputs = each.split("x") if isinstance(each, str) else each
         return int(outputs), int(inputs)

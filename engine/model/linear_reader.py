@@ -1,5 +1,5 @@
-"""Reads linear layers of a checkpoint as they are stored, by the way that transformers has for
-packages which bring layers of their own.
+"""Read the linear layers of a checkpoint as they are stored, through the quantiser interface that
+transformers has for packages with layers of their own.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ METHOD = "tandem_linears"
 
 @register_quantization_config(METHOD)
 class StoredLinears(QuantizationConfigMixin):
-    """The format of linear layers, the shapes of their tensors by the layers' names, and whether
-    weights stay in groups or are made numbers.
+    """The quantisation setting that LinearReader reads by: the format of the linear layers, the
+    shapes of their tensors by the layers' names, and whether the weights stay in groups
+    (`grouped`) or become numbers.
     """
 
     def __init__(
@@ -40,18 +41,18 @@ class StoredLinears(QuantizationConfigMixin):
 
 @register_quantizer(METHOD)
 class LinearReader(HfQuantizer):
-    """Puts tensors into the place of layers while they are read, and layers back when all were."""
+    """Replaces linear layers by their stored tensors for loading, and puts them back after it."""
 
     quantization_config: StoredLinears
     requires_calibration = True
     is_trainable = False
 
     def is_serializable(self) -> bool:
-        """It reads only."""
+        """Return False: this quantiser only reads checkpoints."""
         return False
 
     def get_new_dtype(self, *_: Any) -> None:
-        """Tensors come as they are stored."""
+        """Return None, so that transformers converts no tensor: all keep their stored dtypes."""
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **_: Any) -> None:
         self._layers = dict[str, nn.Linear]()
@@ -81,12 +82,12 @@ class LinearReader(HfQuantizer):
                 raise Unusable(f"has weights of {name} that cannot be read: {problem}") from error
             layer.bias, layer.weight = place.bias, nn.Parameter(weight, requires_grad=False)
             model.set_submodule(name, layer)
-        self._layers.clear()  # the network keeps its quantiser
+        self._layers.clear()  # the network keeps this quantiser, which must not keep layers
 
 
 def stored_linears(form: Format, shapes: Mapping[str, list[int]], grouped: bool) -> dict[str, Any]:
-    """The configuration to read with, from the shapes of all tensors of a checkpoint: of them,
-    layers are those that have scales.
+    """Return the quantisation setting to load a checkpoint with. `shapes` are those of all of its
+    tensors, by name. The linear layers among them are the ones that have scales.
     """
     layers = defaultdict[str, dict[str, list[int]]](dict)
     for name, shape in shapes.items():

@@ -1,7 +1,8 @@
-"""The layers of a model, replaced by those that the device is best at, joined where they can be.
+"""Replace the layers of a network by the ones that are fastest on its device, and join linear
+layers where that is possible.
 
-Linear layers that are given the same rows, like those of queries, keys and values, are multiplied
-as one: a call costs as much as many rows.
+Linear layers that are given the same rows, such as those of queries, keys and values, are joined
+into one multiplication, since a call costs as much as many rows do.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from tandem.protos.errors import Unusable
 
 LinearClass: TypeAlias = type[panels.PanelLinear] | type[PackedLinear] | type[CudaLinear]
 Groups = list[list[str]]
-FULL, INT8 = "full", "int8"  # weights as they are, or rounded
+FULL, INT8 = "full", "int8"  # weights as they were loaded, or rounded to 8 bits
 
 
 def linear_class(dtype: torch.dtype, device: torch.device, weights: str) -> LinearClass | None:
-    """The kind of layers to use instead of the network's own, if there is a better one; raises
-    Unusable if there is none with such weights.
+    """Return the class of linear layers to use instead of a network's own ones; None if those are
+    the best. Raises Unusable for int8 `weights` where there are no compiled kernels.
     """
     if (problem := panels.why_unsupported(dtype, device)) is None:
         return panels.PanelLinear
@@ -45,9 +46,10 @@ def linear_class(dtype: torch.dtype, device: torch.device, weights: str) -> Line
 
 
 def replace_layers(network: PreTrainedModel, groups: Groups, kind: LinearClass) -> None:
-    """Replace all that there is something better for than what a network came with; `groups` are
-    names of linear layers that are given the same rows. Its logits are not rounded any more if
-    they are float32 before.
+    """Replace each layer of a network that there is a faster one for. `groups` are the names of
+    linear layers that are given the same rows. If the output layer becomes a PanelLinear, its
+    logits stay float32 and are not rounded to the dtype of the network. Input embeddings that share
+    a weight of 8 or 4 bits with that layer are then looked up in its panels.
     """
     tied = tied_in_groups(network)
     if issubclass(kind, panels.PanelLinear):
@@ -56,7 +58,7 @@ def replace_layers(network: PreTrainedModel, groups: Groups, kind: LinearClass) 
         replace(network, lambda layer: gated_mlp(layer, kind))
         replace(network, rms_norm)
     merge(network, groups, kind)
-    if issubclass(kind, CudaLinear):  # the others are what they would be replaced by
+    if issubclass(kind, CudaLinear):  # each nn.Linear that is left does the same as a CudaLinear
         return
     replace(network, lambda layer: replacement(layer, kind))
     if issubclass(kind, panels.PanelLinear):
@@ -70,14 +72,14 @@ def replace_layers(network: PreTrainedModel, groups: Groups, kind: LinearClass) 
 
 
 def tied_in_groups(network: PreTrainedModel) -> bool:
-    """Whether input and output embeddings are one weight of 8 or 4 bits."""
+    """Whether the input and the output embeddings of a network share a weight of 8 or 4 bits."""
     output = network.get_output_embeddings()
     weight = getattr(output, "weight", None)
     return isinstance(weight, GroupedWeight) and weight is network.get_input_embeddings().weight
 
 
 def share_with_embeddings(network: PreTrainedModel, output: panels.PanelLinear) -> None:
-    """Look input embeddings up in the panels of the output layer."""
+    """Make a network look its input embeddings up in the panels of its output layer."""
     (part,) = output.parts
     assert isinstance(part, panels.GroupedPart), "tied weights are as they are stored"
     shared = GroupedWeight([part.panels], output.weight.dtype)
@@ -85,14 +87,15 @@ def share_with_embeddings(network: PreTrainedModel, output: panels.PanelLinear) 
 
 
 def kernels_of(network: nn.Module) -> str:
-    """What multiplies the weights of a network."""
+    """Return the names of the kernels that multiply the weights of a network, e.g. `torch`."""
     names = {getattr(layer, "kernels", "") for layer in network.modules()} - {""}
     return ", ".join(sorted(names)) or "torch"
 
 
 class MergedLinears(nn.Module):
-    """Several linear layers that are given the same rows, one right after the other, as one. The
-    rows are known by the tensor: it must not be changed in between.
+    """Several linear layers as one, which the network gives the same rows, one right after the
+    other. The rows are recognised by their tensor object, so the tensor must not be changed
+    between these calls.
     """
 
     def __init__(self, layers: Sequence[nn.Linear], kind: LinearClass) -> None:
@@ -105,8 +108,8 @@ class MergedLinears(nn.Module):
         self._outputs: Sequence[torch.Tensor] = ()
 
     def output(self, number: int, rows: torch.Tensor) -> torch.Tensor:
-        """What one of the layers makes of the rows; all are computed when the first is asked, and
-        forgotten when the last is.
+        """Return the output of one of the layers for these rows. The outputs of all layers are
+        computed when the first one is asked for, and forgotten with the last one.
         """
         if rows is not self._rows:
             self._rows, self._outputs = rows, self.whole(rows).split(self._sizes, -1)
@@ -117,7 +120,7 @@ class MergedLinears(nn.Module):
 
 
 class MergedLinear(nn.Module):
-    """One of the layers that are joined."""
+    """A linear layer that is joined with others in a MergedLinears, at its place in the network."""
 
     def __init__(self, joined: MergedLinears, number: int, layer: nn.Linear) -> None:
         super().__init__()
@@ -127,14 +130,15 @@ class MergedLinear(nn.Module):
         self._joined, self._number = joined, number
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Called by the model."""
+        """Return the output of this layer for the rows that the network gives it."""
         return self._joined.output(self._number, rows)
 
 
 @contextmanager
 def recording_inputs(network: nn.Module) -> Iterator[Groups]:
-    """Notes during a pass which linear layers are given the same tensor, one right after the other:
-    groups of names, one for every call that is given another tensor, or one that has changed.
+    """Record which linear layers are given the same tensor, one right after the other, by a pass
+    within the scope. Yields the groups of their names. A call with another tensor, or with one that
+    was changed meanwhile, begins a new group.
     """
     groups: Groups = []
     latest: list[Any] = [None, None]  # a tensor, held so that no other can pass for it; its copy
@@ -161,8 +165,9 @@ def recording_inputs(network: nn.Module) -> Iterator[Groups]:
 
 @torch.inference_mode()
 def merge(network: nn.Module, groups: Groups, kind: LinearClass) -> None:
-    """Replace groups of linear layers by joined ones, where each was called once and all or none
-    have a bias; one group at a time, like `replace`.
+    """Replace groups of linear layers by joined ones, if each layer was called once, and all layers
+    of the group or none have a bias. Groups are replaced one at a time, so that only one group is
+    held twice.
     """
     calls = Counter(name for group in groups for name in group)
     left = {name for name, layer in network.named_modules() if type(layer) is nn.Linear}
@@ -179,10 +184,11 @@ def merge(network: nn.Module, groups: Groups, kind: LinearClass) -> None:
 
 @torch.inference_mode()
 def replace(network: nn.Module, other: Callable[[nn.Module], nn.Module | None]) -> None:
-    """Replace the layers of a network that there is another for, one at a time, so that only one is
-    held more than once. A layer with several names stays one.
+    """Replace each layer of a network for which `other` returns another one. This is done one layer
+    at a time, so that only one layer is held more than once. A layer with several names in the
+    network stays a single layer.
     """
-    first: dict[int, str] = {}  # names of layers, by which they were
+    first: dict[int, str] = {}  # the first name of each layer, by the layer's id
     names: dict[str, list[str]] = {}
     for name, layer in network.named_modules(remove_duplicate=False):
         if name:
@@ -190,7 +196,7 @@ def replace(network: nn.Module, other: Callable[[nn.Module], nn.Module | None]) 
     for same in names.values():
         try:
             layer = network.get_submodule(same[0])
-        except AttributeError:  # it went with the layer that it was part of
+        except AttributeError:  # the layer around it was replaced
             continue
         better = other(layer)
         del layer  # or it would live until the next one is made
@@ -200,8 +206,8 @@ def replace(network: nn.Module, other: Callable[[nn.Module], nn.Module | None]) 
 
 
 def replacement(layer: nn.Module, kind: LinearClass) -> nn.Module | None:
-    """A linear layer of a kind instead of another, which may be tied to an embedding: then this is
-    a copy.
+    """Return a linear layer of class `kind` in place of `layer`; None if that is no linear layer.
+    If its weight is tied to an embedding, the new layer has a copy of the weight.
     """
     if type(layer) is nn.Linear:
         return kind(layer.weight, layer.bias)

@@ -1,5 +1,5 @@
-"""A Hugging Face causal language model as the engine needs it: loaded, checked, refused when it
-cannot work.
+"""Load a Hugging Face causal language model for the engine, check it, and refuse it if it cannot be
+served.
 
 Loads safetensors and GGUF files, and runs no code from the model directory. Raises Unusable with a
 line that names the model and what to do instead.
@@ -52,8 +52,8 @@ DTYPES_OF_FILES = ("f32", "bf16", "f16")
 
 @dataclass(frozen=True, slots=True)
 class HFModel:
-    """A loaded model whose linear layers and attention are ours; `reference`: what it computed when
-    they were not.
+    """A loaded model with the linear layers and the attention of this engine. `reference` holds the
+    logits that it computed before its own ones were replaced.
     """
 
     network: PreTrainedModel
@@ -66,13 +66,13 @@ class HFModel:
     device: torch.device
     dtype: torch.dtype
     weights: str = FULL
-    quantised: str | None = None  # how weights are stored in the files, if not as numbers
-    grouped: bool = False  # whether they stay so
-    ranks: int = 1  # among which it is split
+    quantised: str | None = None  # the type of weights in the files, if quantised
+    grouped: bool = False  # whether quantised weights stay in groups
+    ranks: int = 1  # processes that the model is split among
 
     @property
     def numbers(self) -> str:
-        """The dtype, as status and log report it."""
+        """The dtype and the form of the weights, as the status and the log report them."""
         name = str(self.dtype).removeprefix("torch.")
         if self.ranks > 1:
             return f"{name}, {self.ranks} ranks"
@@ -84,17 +84,17 @@ class HFModel:
 
     @property
     def kind(self) -> str:
-        """The network's class."""
+        """The name of the network's class."""
         return type(self.network).__name__
 
     @property
     def position_bytes(self) -> int:
-        """Bytes that one cached token takes."""
+        """The bytes that one token takes in the KV cache."""
         return position_bytes(self.layers, self.dtype)
 
     @property
     def kernels(self) -> str:
-        """What multiplies its weights."""
+        """The names of the kernels that multiply the model's weights."""
         return kernels_of(self.network)
 
 
@@ -105,7 +105,7 @@ def load(
     weights: str = FULL,
     shard: Shard | None = None,
 ) -> HFModel:
-    """Load a model directory or a GGUF file, or one rank's part of it; raises Unusable."""
+    """Load a model directory or a GGUF file, or the part of one rank of it. Raises Unusable."""
     head = gguf_head(model) if is_gguf(model) else None
     config, tokens = configuration(model, head, device), tokens_by_id(model)
     wanted = dtype_of(dtype, config, device)
@@ -154,12 +154,12 @@ def _read(
     device: torch.device,
     shard: Shard | None = None,
 ) -> tuple[PreTrainedModel, list[str]]:
-    """The network, and names of weights that the files do not have: they would be random. Weights
-    that are of this dtype in the files go from there to the device, through no memory of ours. One
-    rank after the other keeps its part.
+    """Return the network of a model directory, and the names of the weights that its files lack,
+    which would be random. Weights that have this dtype in the files go from there to the device
+    without a copy in our memory. Ranks load one after the other, and each keeps its `shard`.
     """
-    logging.disable_progress_bar()  # standard error is for lines
-    logging.set_verbosity(CRITICAL)  # and what is wrong is raised
+    logging.disable_progress_bar()  # standard error is for log lines
+    logging.set_verbosity(CRITICAL)  # transformers logs nothing: problems are raised
     with in_turn(shard) if shard else nullcontext():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -178,7 +178,7 @@ def _read(
 
 
 def _refuse_missing(folder: Path, network: PreTrainedModel, missing: Sequence[str]) -> None:
-    """Raise Unusable if files lack weights."""
+    """Raise Unusable if the files of a model lack weights of its network."""
     if missing:
         lacking = f"its files lack {len(missing)} weights of {type(network).__name__}"
         raise Unusable(f"{folder} cannot be served: {lacking}, e.g. {missing[0]}; get all files")

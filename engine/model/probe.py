@@ -1,7 +1,7 @@
-"""What a network asks of its attention, found by one short pass that only looks.
+"""Find out what a network asks of its attention, by one short pass that records the calls.
 
-Knows what our attention can do, not where the network came from. Raises Unusable with words that
-follow the name of its class.
+This module knows what the attention of this engine can do, not where the network came from. Its
+functions raise Unusable with a text that follows the name of the network's class.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Mask = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """`context_length`: the longest text in which every token sees what the network's own masks let
-    it see.
+    """The geometry of a network's attention. `context_length` is the length of the longest text in
+    which every token sees what the network's own masks let it see.
     """
 
     layers: tuple[LayerGeometry, ...]
@@ -38,7 +38,7 @@ class ProbeResult:
 
 @dataclass(slots=True)
 class Probe:
-    """What is seen during the pass: per layer what it would store, and the masks in use."""
+    """A record of the pass: what each layer would store in the KV cache, and the masks in use."""
 
     layers: dict[int, LayerGeometry] = field(default_factory=dict)
     masks: list[Mask] = field(default_factory=list)
@@ -50,7 +50,7 @@ _current: ContextVar[Probe] = ContextVar("probe")
 
 @contextmanager
 def probing(probe: Probe) -> Iterator[None]:
-    """Every attention call within the scope is seen by this probe."""
+    """Record every attention call within the scope in this probe."""
     token = _current.set(probe)
     try:
         yield
@@ -59,8 +59,9 @@ def probing(probe: Probe) -> Iterator[None]:
 
 
 def install_attention(network: PreTrainedModel, longest: int) -> ProbeResult:
-    """Put our attention into a network and find what it needs; raises Unusable if it would not
-    compute the same. The context is `longest` or as much of it as our masks cover.
+    """Put this engine's attention into a network, and return what the network needs of it. Raises
+    Unusable if the network would compute something else with it. The context length is `longest`,
+    or as much of it as our masks cover.
     """
     network.set_attn_implementation(NAME)
     config = network.config.get_text_config()
@@ -92,7 +93,9 @@ def refuse_class(kind: type[PreTrainedModel]) -> None:
 
 
 def _pass(network: PreTrainedModel, probe: Probe) -> torch.Tensor:
-    """Logits of two tokens of four; they mean nothing. [1, 2, vocab]"""
+    """Feed four tokens, and return the logits of two, [1, 2, vocab]. Attention answers zeros, so
+    the logits mean nothing but their shape.
+    """
     device = network.device
     with torch.inference_mode(), probing(probe):
         try:
@@ -123,7 +126,9 @@ def probe_attention(
     s_aux: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Called instead of attention: notes the call, answers zeros, [1, rows, heads, value size]."""
+    """Record a call of attention, in whose place transformers calls this. Returns zeros of
+    attention's shape, [1, rows, heads, value size]. Raises Unusable for what ours cannot do.
+    """
     probe = _current.get()
     attention.refuse_options(options)
     layer: int = module.layer_idx  # type: ignore[assignment]
@@ -147,8 +152,8 @@ def probe_attention(
 def number_mask(
     *, q_length: int, kv_length: int, mask_function: Mask, device: torch.device, **_: Any
 ) -> torch.Tensor:
-    """Called instead of a mask: its number in every place, so that `probe_attention` knows it
-    again.
+    """Record a mask; transformers calls this to make one. Returns a mask [1, 1, queries, keys] with
+    its number in every place, by which `probe_attention` recognises it.
     """
     probe = _current.get()
     probe.masks.append(mask_function)
@@ -156,6 +161,7 @@ def number_mask(
 
 
 def _number(mask: torch.Tensor, count: int) -> int:
+    """Return the number that `number_mask` wrote into a mask. Raises Unusable if it was changed."""
     number = int(mask.flatten()[0])
     if not 0 <= number < count or not bool((mask == number).all()):
         raise Unusable("changes its attention masks by itself")
@@ -163,10 +169,12 @@ def _number(mask: torch.Tensor, count: int) -> int:
 
 
 def _covered(mask: Mask, window: int | None, longest: int) -> int:
-    """How many tokens of a text, from the first on, see the same by a mask and by ours."""
+    """Return for how many tokens of a text of `longest`, from the first on, a network's mask and
+    ours agree.
+    """
 
     def differs(row: int) -> bool:
-        keys = torch.arange(row + 2)  # one too many: no token sees the next one
+        keys = torch.arange(row + 2)  # the last is the next token, which no mask may show
         start = torch.zeros((), dtype=torch.long)
         theirs = mask(start, start, torch.tensor(row), keys).expand(keys.shape)
         ours = keys <= row

@@ -1,4 +1,4 @@
-"""Text as people write it, for trying a model: prose, code, lists, a chat, several languages."""
+"""A text as people write it, for trying a model: prose, code, lists, a chat, several languages."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ largest city, but Canberra was chosen in 1908 as a compromise between Sydney and
 
 
 def prose(model: Path, vocabulary: int, count: int) -> list[int]:
-    """So many tokens of text as people write it, by the tokenizer of a model directory or file,
-    with what it puts before a text; raises Unusable.
+    """Return `count` tokens of a text as people write it, repeated if it is shorter. The tokenizer
+    is that of a model directory or file, and adds its special tokens. Raises Unusable if it cannot
+    be read.
     """
     try:
         ids = tokenizer_of(model).encode(TEXT).ids

@@ -1,8 +1,9 @@
-"""Checkpoints whose weights are in 8 or 4 bits, which are read as they are stored, or turned back
-into numbers by transformers as it loads them: what is served is a plain network.
+"""Choose how a checkpoint with weights of 8 or 4 bits is read: this engine reads linear layers as
+they are stored, and transformers dequantises other formats as it loads them. Either way the network
+that is served is a plain one.
 
-Raises Unusable, with words that follow the name of a class, for all others and for files that do
-not hold what makes numbers of their weights.
+Raises Unusable, with a text that follows the name of a class, for other ways of quantising, and for
+files that lack the scales of their weights.
 """
 
 from __future__ import annotations
@@ -24,25 +25,28 @@ from tandem.protos.errors import Unusable
 
 SETTING = "quantization_config"
 OURS = "tandem_fp8"
-LOADERS = {"fp8": OURS, "mxfp8": OURS, "mxfp4": "mxfp4"}  # by `quant_method` of a configuration
-SCALES = (".weight_scale_inv", ".scale", ".qscale_weight")  # instead of `.weight`
-EXPERTS = ".experts."  # whose weights are no linear layers
+LOADERS = {"fp8": OURS, "mxfp8": OURS, "mxfp4": "mxfp4"}  # quantisers by `quant_method`
+SCALES = (".weight_scale_inv", ".scale", ".qscale_weight")  # names end so
+EXPERTS = ".experts."  # a part of the names of weights that are no linear layers
 register_quantization_config(OURS)(FineGrainedFP8Config)
 
 
 @register_quantizer(OURS)
 class Dequantiser(FineGrainedFP8HfQuantizer):
-    """Reads what its parent reads, which asks for another package though it needs it only to
-    compute in 8 bits.
+    """A reader of FP8 checkpoints that needs no other package. Its parent demands one, though only
+    computing in 8 bits takes it, not reading.
     """
 
     def validate_environment(self, *given: Any, **named: Any) -> None:
-        """Nothing is asked for."""
+        """Accept any environment: reading needs no other package."""
 
 
 def dequantise(config: PreTrainedConfig, folder: Path, grouped: bool) -> str | None:
-    """Have a model's weights read as they are loaded, and stay `grouped` or be made numbers; how
-    they were quantised, None if they were not.
+    """Set in a model's `config` how its quantised weights are read. Returns their `quant_method`;
+    None if they are not quantised. Linear layers whose format this engine reads stay in groups if
+    `grouped` says so; all other weights become numbers, and so does an FP8 checkpoint with experts.
+    Raises Unusable for a method that is not read, and for files that are unreadable or lack the
+    scales of a weight.
     """
     parts = config, config.get_text_config()
     given = next(filter(None, (getattr(part, SETTING, None) for part in parts)), None)
@@ -71,15 +75,17 @@ def dequantise(config: PreTrainedConfig, folder: Path, grouped: bool) -> str | N
 
 
 def unify_dtype(network: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Give all weights one dtype: those that were not quantised come as they are in the files."""
-    kept = network._get_dtype_plan(dtype)  # what a model wants in float32
+    """Give all weights one dtype, except those that the network wants in float32. Weights that
+    were not quantised are loaded in the dtypes that they have in the files.
+    """
+    kept = network._get_dtype_plan(dtype)  # the weights that a model wants in float32
     for name, weight in network.named_parameters():
         if weight.dtype != dtype and not any(part in name for part in kept):
             weight.data = weight.data.to(dtype)
 
 
 def _stored(folder: Path, opened: ExitStack) -> Mapping[str, Any]:
-    """Slices of a checkpoint's tensors, by their names."""
+    """Return the tensors of a checkpoint as slices of its files, by name, without reading them."""
     files = [
         opened.enter_context(safe_open(file, framework="pt"))
         for file in sorted(folder.glob("*.safetensors"))
@@ -88,8 +94,8 @@ def _stored(folder: Path, opened: ExitStack) -> Mapping[str, Any]:
 
 
 def _lacking(stored: Mapping[str, Any]) -> Iterator[str]:
-    """Weights in 8 bits without scales that divide them into blocks: what would be loaded for
-    them would not be their numbers.
+    """Yield the FP8 weights that have no scales, or scales that do not divide them into equal
+    blocks. Loading them would give wrong numbers.
     """
     for name, weight in stored.items():
         if not (name.endswith(".weight") and weight.get_dtype().startswith("F8_E4M3")):

@@ -1,7 +1,7 @@
-"""What a network computes as transformers loaded it, before anything of it is replaced: the logits
-of three texts at some places.
+"""Compute the reference of a model: the logits of three texts at some places, by the network as
+transformers loaded it, before any of its layers are replaced.
 
-Knows nothing of how texts are fed to us.
+This module does not know how the self-test feeds these texts to the engine.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from tandem.engine.model.prose import prose
 from tandem.engine.model.rounding import ReferenceText, ReferenceTexts
 from tandem.protos.errors import Unusable
 
-LEAD = 256  # tokens of a prompt: fed whole it keeps several threads busy
-STREAM = 48  # tokens after it
-FORK, BRANCH = 120, 8  # tokens of a text that leaves the first one there, and of its own
-OTHER = 160  # tokens of a text that has nothing to do with it
-SPREAD = 16  # tokens from one known row to the next, in the prompt
+LEAD = 256  # tokens of the prompt, which keeps several threads busy when it is fed whole
+STREAM = 48  # tokens after the prompt
+FORK, BRANCH = 120, 8  # where the side text leaves the main one, and its own tokens after that
+OTHER = 160  # tokens of the text of another session
+SPREAD = 16  # tokens from one known row of the prompt to the next
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceLogits:
-    """Three texts: `main` is prose, `side` begins like it and ends with other tokens, `other` is
-    random tokens of another session.
+    """The reference logits of three texts: `main` is prose, `side` begins like `main` and ends with
+    other tokens, and `other` is a text of random tokens, for another session.
     """
 
     main: ReferenceText
     side: ReferenceText
     other: ReferenceText
-    smooth: bool  # rounding moves no row far
+    smooth: bool  # whether rounding moves no row far
 
     @property
     def lead(self) -> int:
-        """How many tokens of the main text are a prompt; the rest is a stream."""
+        """The number of tokens of the main text that are its prompt; the rest is its stream."""
         return max(len(self.main.tokens) - STREAM, 0)
 
     @property
     def fork(self) -> int:
-        """How many tokens the first two texts have in common."""
+        """The number of tokens that the main and the side text have in common."""
         return branching(len(self.main.tokens)).start
 
     def release(self) -> None:
-        """Forget the logits."""
+        """Forget the logits of all three texts, to free their memory."""
         for text in (self.main, self.side, self.other):
             text.logits.clear()
 
 
 def text_length(context: int) -> int:
-    """Tokens of the main text of a model with such a context."""
+    """Return the length of the main text, in tokens, for a model with this context length."""
     return min(LEAD + STREAM, context)
 
 
@@ -63,8 +63,9 @@ def text_length(context: int) -> int:
 def reference_logits(
     network: PreTrainedModel, found: ProbeResult, dtype: torch.dtype, model: Path
 ) -> ReferenceLogits:
-    """What a network computes of texts that are as long as it allows; the directory or file `model`
-    has its tokenizer. Raises Unusable with words that follow the name of its class.
+    """Compute the reference logits of a network. The main text has LEAD + STREAM tokens, and the
+    other one OTHER, or fewer where the context is shorter. The directory or file `model` has the
+    tokenizer. Raises Unusable with a text that follows the name of the network's class.
     """
     rng, longest = random.Random(0), text_length(found.context_length)
     some = partial(rng.choices, range(found.vocab_size))
@@ -86,13 +87,15 @@ def reference_logits(
 
 
 def branching(length: int) -> range:
-    """The places of a main text of such a length at which the side text has other tokens."""
+    """Return the places at which the side text has other tokens than a main text of `length`."""
     fork = max(0, min(FORK, length - BRANCH))
     return range(fork, min(fork + BRANCH, length))
 
 
 def _places(count: int) -> list[int]:
-    """Places all over a text, and on either side of every cut: of blocks, of tails, of prefixes."""
+    """Return the places of a text whose logits are kept: some all over it, and those on either side
+    of every cut of blocks, tails and prefixes.
+    """
     return [
         place for place in range(count) if place % STEP in (0, 1, STEP - 1) or place % SPREAD == 4
     ]

@@ -1,5 +1,5 @@
-"""The logits of a network as transformers loaded it, and how far rounding alone may carry each row
-from them.
+"""Compute the logits of a network as transformers loaded it, and how far rounding alone may move
+each row of them.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-FACTOR = 4.0  # from how far rounding was seen to move a row to what is called wrong; right models
-# of the tests were within 2.9, mistakes that are larger than rounding beyond 6
-SUMS = 10.0  # the same in float32, where the order of sums in linear layers rounds as much: right
-# ones were within 5.7, mistakes beyond 1,400
-FLOOR = 6  # units of rounding of a logit: no two ways are taken for closer
-UNSTABLE = 4.0  # times as far as the middle row: a row that rounding moves so far says nothing
+FACTOR = 4.0  # the limit of a row, as a multiple of how far rounding was seen to move it; right
+# models of the tests were within 2.9, and mistakes that are larger than rounding beyond 6
+SUMS = 10.0  # this factor in float32, where the order of sums in linear layers rounds as much:
+# right models were within 5.7, and mistakes beyond 1,400
+FLOOR = 6  # units of rounding of a logit: the least that two ways of computing are taken to differ
+UNSTABLE = 4.0  # a row that rounding moves more than so many times as far as the median row says
+# nothing, and has no limit
 ATEN = torch.ops.aten
 CHOICES = {ATEN.topk.default, ATEN.sort.default, ATEN.argmax.default, ATEN.max.dim}
 
 
 class Difference(NamedTuple):
-    """How far a row is off from a reference; `share` of what rounding explains."""
+    """How far a row is `off` from its reference, the `limit` up to which rounding explains it, and
+    `share`, the first divided by the second.
+    """
 
     share: float
     off: float
@@ -35,8 +38,9 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReferenceText:
-    """Tokens, the logits at some of their places, [vocab] each, as the network gave them, and how
-    far right computations may be off there, infinitely at a place that says nothing.
+    """The tokens of a text, the logits that the network gave at some of their places, [vocab] each,
+    and the limits there: how far a right computation may be off. The limit is infinite at a place
+    that rounding moves so far that it says nothing.
     """
 
     tokens: tuple[int, ...]
@@ -44,8 +48,9 @@ class ReferenceText:
     limits: dict[int, float]
 
     def differences(self, start: int, rows: torch.Tensor, places: range) -> list[Difference]:
-        """Of what is known at these places, to `rows`, [rows, vocab], of the tokens from `start`
-        on; infinite where they are no numbers.
+        """Return how far `rows`, [rows, vocab], the logits of the tokens from `start` on, are off
+        at the known ones of `places`. The difference is infinite where a row has values that are
+        no numbers.
         """
         return [
             self._difference(place, rows[place - start])
@@ -60,14 +65,14 @@ class ReferenceText:
 
 
 def typical_difference(differences: Sequence[Difference], smooth: bool) -> Difference:
-    """How far a group of rows is off: the worst of them if rounding moves none far, else
-    the middle one.
+    """Return how far a group of rows is off: the worst difference if the network is `smooth`, that
+    is if rounding moves no row far, else the median one.
 
-    A network that chooses experts is not smooth in half precision: two scores may be as close as
-    rounding, which then sends a token to another expert, and its row far away; that is right too.
-    It happens to single tokens at random, while a mistake is made with every row after some place,
-    or with every row that is fed in some way. So the middle one of rows that have both in common is
-    far off after a mistake, and not by chance. In float32 scores are never as close.
+    A network that chooses experts is not smooth in half precision. Two scores may be so close that
+    rounding sends a token to another expert, and its row far away, which is right too. This happens
+    to single tokens at random, while a mistake affects every row after some place, or every row
+    that is fed in some way. So among rows on one side of a place that are fed in one way, the
+    median one is far off after a mistake, but not by chance. In float32 scores are never so close.
     """
     ordered = sorted(differences)
     return ordered[-1] if smooth else ordered[(len(ordered) - 1) // 2]
@@ -77,14 +82,20 @@ class ReferenceTexts:
     """Computes reference texts with a network, and how far a right computation may be off in each
     row.
 
-    Two right computations round in another order, and layers amplify the difference. How much
+    Two right computations round in different orders, and layers amplify the difference. How much
     depends on the row: some rows react to any change with whole logits. So each row is computed
-    three times: by eager attention, by sdpa if the network has it (`fused`), and with embeddings
-    that are off by one unit in the last place. The limit of a row is a factor times the largest
-    difference between these, or times that of the median row of its text, or times a floor,
-    whichever is largest. It is never above the median absolute logit.
+    three times. The reference is computed by eager attention. The second pass uses sdpa if the
+    network has it (`fused`), else eager attention with disturbed embeddings. The third pass uses
+    eager attention with disturbed embeddings too, by other random numbers. Disturbed embeddings are
+    off by up to one unit in the last place.
 
-    `smooth`: no pass has chosen anything by its score, so that rounding moves no row far.
+    The limit of a row is a factor times the largest of three differences: that of the row from its
+    reference in the other two passes, that of the median row of its text, and a floor. The limit is
+    at most the median absolute logit. But a row that moved more than UNSTABLE times as far as the
+    median row says nothing, and its limit is infinite.
+
+    `smooth` is whether rounding moves no row far: the dtype is float32, or no reference pass has
+    chosen anything by its score.
     """
 
     def __init__(self, network: PreTrainedModel, dtype: torch.dtype, fused: bool) -> None:
@@ -93,7 +104,7 @@ class ReferenceTexts:
         self.smooth = True
 
     def of(self, tokens: Sequence[int], places: Sequence[int]) -> ReferenceText:
-        """A text, with what is known of some of its places."""
+        """Return a reference text: the logits and the limits at some of its places."""
         with TopKWatch() as choosing:
             rows = self._rows(tokens, places, "eager", 0)
         self.smooth &= self._dtype == torch.float32 or not choosing.seen
@@ -103,7 +114,7 @@ class ReferenceTexts:
     def _limits(
         self, tokens: Sequence[int], logits: Mapping[int, torch.Tensor]
     ) -> dict[int, float]:
-        """By place, how far a right row may be off."""
+        """Return by place how far a right row may be off; infinity where a row says nothing."""
         unit = torch.stack(list(logits.values())).float().abs().median().item()
         least = FLOOR * torch.finfo(self._dtype).eps * unit
         moved = dict.fromkeys(logits, least)
@@ -121,8 +132,8 @@ class ReferenceTexts:
     def _rows(
         self, tokens: Sequence[int], places: Sequence[int], way: str, seed: int
     ) -> torch.Tensor:
-        """A plain pass over a text, with disturbed embeddings if there is a seed; its logits at
-        some places, [places, vocab].
+        """Feed a text in one plain pass, with disturbed embeddings if `seed` is not 0, and return
+        its logits at some places, [places, vocab]. `way` is transformers' name of an attention.
         """
         disturbing = _disturbed(self._network, seed) if seed else nullcontext()
         with _attending(self._network, way), disturbing:
@@ -135,7 +146,7 @@ class ReferenceTexts:
 
 
 class TopKWatch(TorchDispatchMode):
-    """`seen`: whether something was chosen by its score within the scope."""
+    """Watches for operations that choose by scores; `seen` is whether one ran within the scope."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -144,14 +155,14 @@ class TopKWatch(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Called by torch instead of an operation."""
+        """Note whether an operation chooses by scores, and run it. Torch calls this for each."""
         self.seen |= func in CHOICES
         return func(*args, **(kwargs or {}))
 
 
 @contextmanager
 def _attending(network: PreTrainedModel, way: str) -> Iterator[None]:
-    """Attend in one of transformers' own ways within the scope, and as before after it."""
+    """Make a network use one of transformers' own attentions within the scope."""
     before = network.config._attn_implementation
     network.set_attn_implementation(way)
     try:
@@ -162,7 +173,7 @@ def _attending(network: PreTrainedModel, way: str) -> Iterator[None]:
 
 @contextmanager
 def _disturbed(network: PreTrainedModel, seed: int) -> Iterator[None]:
-    """Within the scope embeddings are off by up to a unit of rounding, at random."""
+    """Make embeddings off by up to a unit of rounding, at random, within the scope."""
     random_numbers = torch.Generator().manual_seed(seed)
 
     def disturb(_: Any, __: Any, embedded: torch.Tensor) -> torch.Tensor:
@@ -178,5 +189,6 @@ def _disturbed(network: PreTrainedModel, seed: int) -> Iterator[None]:
 
 
 def _largest(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the largest absolute difference of two rows; infinity if it is not a number."""
     largest = (one.float() - other.float()).abs().max()
     return largest.item() if largest.isfinite() else torch.inf

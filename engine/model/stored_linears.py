@@ -1,5 +1,5 @@
-"""The weight of a linear layer in 8 or 4 bits with a scale for every group of inputs: one form for
-all formats of files.
+"""Hold the weight of a linear layer in 8 or 4 bits, with a scale for every group of inputs, in one
+form for all file formats.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ TYPES = {Code.BYTES: torch.int8, Code.FLOAT8: torch.float8_e4m3fn}
 
 @dataclass(frozen=True)
 class StoredLinear:
-    """A weight [out, in] in one form for all formats: (code - zero) * scale."""
+    """A weight [out, in] as it is stored; each of its numbers is (code - zero) * scale."""
 
     code: Code
-    codes: torch.Tensor  # [out, bytes], uint8; of 4 bits, two inputs in each, the low one first
+    codes: torch.Tensor  # [out, bytes], uint8; codes of 4 bits lie two in a byte, low one first
     scales: torch.Tensor  # [out, groups]
-    zeros: torch.Tensor | None = None  # [out, groups], int32; None where each is 0
-    group_of: torch.Tensor | None = None  # [in], of every input; None where they follow each other
+    zeros: torch.Tensor | None = None  # [out, groups], int32; None if all are 0
+    group_of: torch.Tensor | None = None  # [in], of each input; None if they lie in order
 
     @property
     def inputs(self) -> int:
-        """How many a row has."""
+        """The number of inputs of the layer."""
         return self.codes.shape[1] * (2 if self.code is Code.NIBBLES else 1)
 
     def weight(self, dtype: torch.dtype, stays: bool) -> torch.Tensor:
-        """The weight, in groups if they can and shall stay so, else as numbers of `dtype`."""
+        """Return the weight in groups if it `stays` so and the kernels can take its groups, else as
+        numbers of `dtype`.
+        """
         fits = self.group_of is None and kernel_group(self.inputs, self.scales.shape[1])
         if stays and fits:
             return GroupedWeight([self._part()], dtype)
@@ -41,7 +43,9 @@ class StoredLinear:
         return made
 
     def _part(self) -> StoredGroups:
-        """As a part of a weight: with a minimum for each group, unless the zeros are the same."""
+        """Return this layer as a part of a GroupedWeight. Each group has a scale and, unless all
+        zeros are equal, a minimum.
+        """
         zeros = 0 if self.zeros is None else int(self.zeros.flatten()[0])
         if self.zeros is None or bool((self.zeros == zeros).all()):
             scales = self.scales.float() if self.scales.dtype is torch.bfloat16 else self.scales
@@ -53,6 +57,7 @@ class StoredLinear:
         return StoredGroups((self.codes, both), self.inputs, Reader(self.code, 0))
 
     def _numbers(self, chosen: slice) -> torch.Tensor:
+        """Return the numbers of some outputs, [chosen, in] float32."""
         codes, scales = unpacked(self.codes[chosen], self.code), self.scales[chosen].float()
         zeros = torch.zeros_like(scales) if self.zeros is None else self.zeros[chosen].float()
         each = self.group_of
@@ -64,20 +69,22 @@ class StoredLinear:
 
 @dataclass(frozen=True)
 class Reader:
-    """Makes groups of bytes and scales, of a size that the kernels take or several of these."""
+    """A reader that makes groups of stored bytes and scales. The stored groups have a size that the
+    kernels take, or a multiple of one.
+    """
 
     code: Code
     zero: int
 
     def __call__(self, codes: torch.Tensor, scales: torch.Tensor) -> Groups:
-        """Bytes [out, bytes], scales [out, groups, 1 or 2]."""
+        """Return the groups of bytes [out, bytes] and scales [out, groups, 1 or 2]."""
         made = grouped(self.code, unpacked(codes, self.code), scales, self.zero)
         assert made, "the size was asked for"
         return made
 
 
 def unpacked(codes: torch.Tensor, code: Code) -> torch.Tensor:
-    """Codes of bytes, a byte for each."""
+    """Return the codes that bytes [..., n] hold, a byte for each code."""
     if code is not Code.NIBBLES:
         return codes
     return torch.stack([codes & 15, codes >> 4], -1).flatten(-2)

@@ -1,6 +1,6 @@
-"""Tensor parallelism: several processes, ranks, compute each pass together, each with a part of
-every layer's heads and inner size.
+"""Tensor parallelism: several processes, called ranks, compute each pass together. Each rank has a
+part of every layer's heads and inner size.
 
-Rank 0 is the service: it alone knows sessions and draws tokens. The other ranks know no session;
-they feed what rank 0 tells them to. Start reading in `ranks`; `shards` splits a network.
+Rank 0 is the service: it alone knows sessions and draws tokens. The other ranks know no sessions;
+they feed the segments that rank 0 sends them. Start reading in `ranks`; `shards` splits a network.
 """

@@ -1,4 +1,4 @@
-"""The runners of a model that is split among ranks: rank 0 leads, and the others follow."""
+"""Run a model that is split among ranks: rank 0 leads, and the other ranks follow."""
 
 from __future__ import annotations
 
@@ -18,39 +18,43 @@ from tandem.engine.runner import HFRunner
 
 
 class RankPool(KVPool):
-    """The keys and values of one rank's heads."""
+    """The KV cache of one rank, which holds the keys and values of its heads."""
 
     def finite(self, table: PageTable, start: int, stop: int) -> bool:
-        """Whether the model did not overflow there, in the heads of any rank."""
+        """Return whether the model did not overflow on a table's positions from `start` to `stop`,
+        in the heads of any rank.
+        """
         own = torch.tensor([super().finite(table, start, stop)], device=self._device)
         return all(bool(each) for each in gathered(own))
 
 
 class LeadingPool(RankPool):
-    """Those of rank 0: the others do what it does."""
+    """The KV cache of rank 0, which makes the other ranks do each change too."""
 
     def __init__(self, ranks: Ranks, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
         self._ranks = ranks
 
     def copy(self, source: PageTable, target: PageTable, start: int, stop: int) -> None:
-        """Copy positions from one table to another, on all ranks."""
+        """Copy positions from one page table to another, on all ranks."""
         self._ranks.tell("copy", source, target, start, stop)
         super().copy(source, target, start, stop)
 
     def compact(self, table: PageTable, start: int, path: Sequence[int]) -> None:
-        """Move positions within a table, on all ranks."""
+        """Move the positions of a path together within a page table, on all ranks."""
         self._ranks.tell("compact", table, start, path)
         super().compact(table, start, path)
 
     def finite(self, table: PageTable, start: int, stop: int) -> bool:
-        """Whether the model did not overflow there, on all ranks."""
+        """Return whether the model did not overflow on a table's positions from `start` to `stop`,
+        on any rank.
+        """
         self._ranks.tell("finite", table, start, stop)
         return super().finite(table, start, stop)
 
 
 class LeadingRunner(HFRunner):
-    """The passes of rank 0: the others make the same."""
+    """The runner of rank 0, which makes the other ranks run the same passes."""
 
     def __init__(self, ranks: Ranks, model: HFModel, positions: int, exact: bool) -> None:
         self._ranks = ranks
@@ -59,34 +63,34 @@ class LeadingRunner(HFRunner):
 
     @property
     def lost(self) -> str | None:
-        """Which rank has ended."""
+        """Why there can be no more passes: a rank has ended. None while all ranks run."""
         return self._ranks.lost
 
     def give_up_exactness(self) -> bool:
-        """Give up to be exact, on all ranks."""
+        """Give up exactness on all ranks; return whether passes run differently from now on."""
         self._ranks.tell("give_up_exactness")
         return super().give_up_exactness()
 
     def capture_passes(self) -> int:
-        """Capture passes, on all ranks."""
+        """Capture the passes on all ranks; return how many rank 0 captured."""
         self._ranks.tell("capture_passes")
         return super().capture_passes()
 
     def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """Feed segments in one pass, on all ranks."""
+        """Feed segments in one pass on all ranks; return float32 logits, [wanted, vocab] each."""
         self._ranks.tell("feed", segments)
         return super().__call__(segments)
 
 
 class Follower:
-    """Another rank: it does what rank 0 tells it to."""
+    """The runner of a rank other than 0, which does what rank 0 sends."""
 
     def __init__(self, model: HFModel) -> None:
         self._model = model
         self._runner: HFRunner
 
     def __call__(self, name: str, arguments: Sequence[Any]) -> None:
-        """Do it."""
+        """Run the operation `name` that rank 0 sent, with its arguments."""
         if name == "prepare":
             positions, exact = arguments
             self._runner = HFRunner(self._model, positions, exact, pool=RankPool)

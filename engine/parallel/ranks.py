@@ -1,8 +1,8 @@
-"""The processes of a model that is split among ranks. Rank 0, the service, starts the others, and
-tells them through pipes what to do next; tensors travel by torch.distributed.
+"""Run the processes of a model that is split among ranks. Rank 0, the service, starts the other
+ranks, and sends them through pipes what to do next. Tensors travel by torch.distributed.
 
-The other ranks end when their pipe closes, so they do not outlive rank 0. When one of them ends,
-passes fail, `lost` says so, and the service ends, to be started again as a whole.
+The other ranks end when their pipes close, so they do not outlive rank 0. When one of them ends,
+passes fail, `lost` names the rank, and the service ends, to be started again as a whole.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 from tandem.engine.parallel.shards import Shard
 from tandem.protos.errors import Unusable
 
-FOREVER = timedelta(days=365)  # for which a rank waits when there is nothing to do
+FOREVER = timedelta(days=365)  # a timeout for idle ranks
 
-Follow = Callable[[Shard], Callable[[str, Any], None]]  # a rank, as what does what it is told
+Follow = Callable[[Shard], Callable[[str, Any], None]]  # makes a rank's handler of what is sent
 
 
 class Ranks:
@@ -59,19 +59,19 @@ class Ranks:
 
     @property
     def lost(self) -> str | None:
-        """Which rank has ended; None while all run."""
+        """Which rank has ended, in words; None while all ranks run."""
         ended = [rank for rank, each in enumerate(self._processes, 1) if not each.is_alive()]
         return f"rank {ended[0]} of the model has ended" if ended else None
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """Have the others do something, while rank 0 does the same."""
+        """Send an operation and its arguments to the other ranks. Rank 0 does the same itself."""
         for pipe in self._pipes:
-            with suppress(OSError):  # `lost` says so
+            with suppress(OSError):  # the rank has ended, which `lost` says
                 pipe.send((name, arguments))
 
 
 def _run(shard: Shard, device: str, file: str, pipe: Connection, follow: Follow) -> None:
-    """Another rank, from its start to its end."""
+    """Run a rank other than 0, until its pipe closes."""
     pipe.send(shard.rank)
     _meet(shard, device, file)
     do = follow(shard)
@@ -81,7 +81,7 @@ def _run(shard: Shard, device: str, file: str, pipe: Connection, follow: Follow)
 
 
 def _meet(shard: Shard, device: str, file: str) -> None:
-    """Connect with the other ranks, which find each other in a file: no port is open to others."""
+    """Connect this rank with the others, which it finds by a file: no port is open to strangers."""
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", loopback)

@@ -1,9 +1,9 @@
-"""A network split among ranks: of the layers that transformers' plan for its class names, each rank
-keeps a part, and adds the ranks' partial sums up.
+"""Split a network among ranks. Each rank keeps a part of the layers that transformers' plan for the
+network's class names, and adds the partial sums of all ranks up.
 
 Each rank gathers the partial sums of all and adds them in the order of ranks. `all_reduce` would be
-faster, but the order of its additions depends on how many rows there are, so a row would not be the
-same alone and with others.
+faster, but the order of its additions depends on the number of rows, so the result of a row would
+not be the same alone and with others.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from tandem.protos.errors import Unusable
 
 OUTPUTS, INPUTS = "colwise", "rowwise"  # transformers' names: which side of a weight is split
 WHOLE = {"embedding_rowwise", "replicated_with_grad_allreduce", "colwise_gather_output"}
-# each rank keeps these whole: embeddings, norms of heads, the output layer
+# each rank keeps layers of these styles whole: embeddings, norms of heads, the output layer
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of one rank among `count`."""
+    """The part of a network that one rank among `count` has."""
 
     rank: int
     count: int
 
     def device(self, name: str) -> str:
-        """The device of this rank: of CUDA's, the one with its number."""
+        """Return the device of this rank: the CUDA device with its number, or another as named."""
         return f"cuda:{self.rank}" if name.startswith("cuda") else name
 
     def part(self, size: int, what: str) -> slice:
-        """Its part of `size` rows, columns or heads; raises Unusable if they do not divide."""
+        """Return this rank's part of `size` rows, columns or heads. Raises Unusable if the number
+        of ranks does not divide `size`.
+        """
         if size % self.count:
             raise Unusable(f"cannot be split among {self.count} ranks: its {what} are {size}")
         each = size // self.count
@@ -47,7 +49,7 @@ class RankSum(nn.Module):
     """Adds up the partial sums [..., size] of all ranks, in their order, in float32."""
 
     def forward(self, partial: torch.Tensor) -> torch.Tensor:
-        """Called by the model."""
+        """Return the sum of the tensors of all ranks, in the dtype of this one."""
         total, *others = (each.float() for each in gathered(partial))
         for other in others:
             total = total + other
@@ -55,7 +57,7 @@ class RankSum(nn.Module):
 
 
 def gathered(part: torch.Tensor) -> list[torch.Tensor]:
-    """The tensor of each rank; all have the same shape."""
+    """Return the tensors of all ranks, in their order; all have the shape of `part`."""
     parts = [torch.empty_like(part) for _ in range(distributed.get_world_size())]
     distributed.all_gather(parts, part.contiguous())
     return parts
@@ -74,7 +76,9 @@ def check_split(config: PreTrainedConfig, count: int) -> None:
 
 @torch.inference_mode()
 def split(network: PreTrainedModel, shard: Shard) -> None:
-    """Keep the part of one rank; raises Unusable with words that follow the class's name."""
+    """Reduce a network to one rank's part. Raises Unusable, with a text that follows the name of
+    its class, for a network that cannot be split so.
+    """
     config = network.config.get_text_config()
     for what in ("num_attention_heads", "num_key_value_heads"):
         shard.part(getattr(config, what, None) or config.num_attention_heads, what)
@@ -90,7 +94,9 @@ def split(network: PreTrainedModel, shard: Shard) -> None:
 
 
 def _keep(layer: nn.Linear, shard: Shard, outputs: bool) -> None:
-    """Keep some outputs of a layer, or some inputs; then the first rank alone has the bias."""
+    """Reduce a layer to this rank's `outputs`, or else to its inputs; in the latter case only rank
+    0 keeps the bias, so that it is added once.
+    """
     weight, bias = layer.weight, layer.bias
     part = shard.part(weight.shape[not outputs], "outputs" if outputs else "inputs")
     kept = weight[part] if outputs else weight[:, part]
@@ -103,8 +109,9 @@ def _keep(layer: nn.Linear, shard: Shard, outputs: bool) -> None:
 
 
 def join(network: PreTrainedModel) -> list[str]:
-    """Have a network that was split add up what its ranks compute; the names of the layers behind
-    which it does. They may have been replaced, or joined with others, since it was split.
+    """Make a network that was split add up the partial sums of its ranks. Returns the names of the
+    layers whose outputs are summed. Layers may have been replaced, or taken into others, since the
+    network was split.
     """
     names = {_held(network, name) for name, style in _styles(network) if style == INPUTS}
     for name in names:
@@ -114,7 +121,7 @@ def join(network: PreTrainedModel) -> list[str]:
 
 @contextmanager
 def joined(network: PreTrainedModel) -> Iterator[None]:
-    """The same within a scope."""
+    """Make a network that was split add up the partial sums of its ranks within the scope."""
     names = join(network)
     try:
         yield
@@ -125,7 +132,9 @@ def joined(network: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def in_turn(shard: Shard) -> Iterator[None]:
-    """Within the scope is one rank after the other: memory need not hold two whole networks."""
+    """Let one rank after the other enter the scope, so that memory need not hold two whole
+    networks.
+    """
     for _ in range(shard.rank):
         distributed.barrier()
     yield
@@ -134,14 +143,14 @@ def in_turn(shard: Shard) -> Iterator[None]:
 
 
 def _held(network: nn.Module, name: str) -> str:
-    """The layer of this name, or the one that has taken it in."""
+    """Return the name of this layer, or of the layer that has taken it in."""
     while not _found(network, name):
         name = name.rpartition(".")[0]
     return name
 
 
 def _found(network: nn.Module, name: str) -> nn.Module | None:
-    """A layer by its name; None if there is none."""
+    """Return the layer of this name, or None if the network has none."""
     try:
         return network.get_submodule(name)
     except AttributeError:
@@ -149,7 +158,7 @@ def _found(network: nn.Module, name: str) -> nn.Module | None:
 
 
 def _styles(network: PreTrainedModel) -> Iterator[tuple[str, str]]:
-    """The layers that transformers' plan for the class names, and how it splits each."""
+    """Yield the layers that transformers' plan for the class names, and how it splits each."""
     layers = range(network.config.get_text_config().num_hidden_layers)
     for name, style in (network.tp_plan or {}).items():
         if "*" in name:
