@@ -1,4 +1,4 @@
-"""The target's draws for all drafts of a step at once.
+"""Draw the target's tokens for all drafts of a step at once.
 
 The samples after all nodes of all drafts are computed together and read in one copy, because each
 copy waits for the device. The walk still decides which of the samples count.

@@ -40,7 +40,7 @@ class Groups:
         return self.codes.shape[1] // self.scales.shape[1]
 
     def rows(self, chosen: slice | torch.Tensor) -> Groups:
-        """Return the groups of some of the outputs."""
+        """Return the scales and codes of some outputs alone."""
         supers = None if self.supers is None else self.supers[chosen]
         return replace(self, codes=self.codes[chosen], scales=self.scales[chosen], supers=supers)
 

@@ -97,7 +97,7 @@ def awq(tensors: Tensors, inputs: int) -> StoredLinear:
 
 def packed(tensors: Tensors, inputs: int) -> StoredLinear:
     """Read a layer of packed words [out, n], each of which holds the codes of neighbouring inputs.
-    The words of its zeros, if it has any, hold those of neighbouring outputs.
+    Its zero points, if it has any, are packed along the outputs instead.
     """
     words, scales = tensors["weight_packed"], tensors["weight_scale"]
     code = _code(32 * words.shape[1] / inputs)

@@ -110,7 +110,7 @@ def parameters_of(text: str) -> int:
     try:
         return int(float(text.rstrip("kKmMbB")) * unit)
     except ValueError:
-        raise typer.BadParameter(f"{text} is no number such as 8M") from None
+        raise typer.BadParameter(f"{text} is not a number of parameters, such as 8M") from None
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)  # rich's tables cut names

@@ -15,7 +15,7 @@ CPUS, NODES = "sys/devices/system/cpu", "sys/devices/system/node"
 
 def usable(root: Path = ROOT, numa: int | None = None) -> int:
     """Return how many physical cores of a NUMA node the process may run on, by default of the node
-    where it may run on most. The number is at most the time that its control group is allowed, and
+    where it may run on most. A container's limit of processor time makes the number smaller; it is
     at least 1. Two hardware threads of a core multiply no faster than one, and the memory of
     another node is slow.
     """
