@@ -5,6 +5,7 @@ again as a whole when one of them ends.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from tests.running_up import TANDEM, Served, running_up
 from tests.waiting import wait_until
 
 MANY, RANKS = 4, 2  # two ranks never differ in the order of a sum
+SERVES = re.compile(r"^verifier +\S+ +serving ", re.MULTILINE)
 PROMPTS = "Once upon a time", "The little dog", "She said that"
 
 pytestmark = pytest.mark.long("starts many processes that import PyTorch")
@@ -82,4 +84,5 @@ def test_a_rank_that_ends_has_the_model_started_again(up: Served) -> None:
     assert len(started) == RANKS - 1
     first.kill()
     wait_until(lambda: len(now := ranks(up)) == RANKS - 1 and first not in now)
+    wait_until(lambda: SERVES.search(up.run("status").stdout))
     assert texts(up) == before
