@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from tandem.engine.model.gguf_config import config_of as gguf_config_of
 from tandem.engine.model.probe import refuse_class
@@ -81,3 +81,15 @@ def judging(folder: Path, config: PreTrainedConfig) -> Iterator[None]:
     except Unusable as error:
         name = (config.architectures or [type(config).__name__])[0]
         raise Unusable(f"{folder} cannot be served: {name} {error}; {SERVED_MODELS}") from error
+
+
+def end_token_ids(network: PreTrainedModel) -> tuple[int, ...]:
+    """Return the ids of the tokens that end a network's texts, as its generation configuration or
+    else its configuration names them.
+    """
+    given = network.generation_config.eos_token_id if network.generation_config else None
+    if given is None:
+        given = getattr(network.config.get_text_config(), "eos_token_id", None)
+    if given is None:
+        return ()
+    return tuple(given) if isinstance(given, list | tuple) else (int(given),)

@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from tandem.protos.generation import GenerationDefaults
 from tandem.protos.types import SamplingParams
 from tandem.protos.wire.sampling import problems
@@ -91,15 +89,3 @@ def _without_effect(given: Mapping[str, Any]) -> Iterator[str]:
         value = given.get(name)
         if value is not None and value not in (*off, [], {}):
             yield name
-
-
-def end_token_ids(network: PreTrainedModel) -> tuple[int, ...]:
-    """Return the ids of the tokens that end a network's texts, as its generation configuration or
-    else its configuration names them.
-    """
-    given = network.generation_config.eos_token_id if network.generation_config else None
-    if given is None:
-        given = getattr(network.config.get_text_config(), "eos_token_id", None)
-    if given is None:
-        return ()
-    return tuple(given) if isinstance(given, list | tuple) else (int(given),)

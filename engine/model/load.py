@@ -26,9 +26,15 @@ from tandem.engine.cache.pool import LayerGeometry, position_bytes
 from tandem.engine.forward.cpu import panels
 from tandem.engine.forward.grouped_weight import GroupedWeight
 from tandem.engine.model import gguf
-from tandem.engine.model.configuration import LOCAL, configuration, judging, loading, longest_text
+from tandem.engine.model.configuration import (
+    LOCAL,
+    configuration,
+    end_token_ids,
+    judging,
+    loading,
+    longest_text,
+)
 from tandem.engine.model.dtypes import dtype_of
-from tandem.engine.model.generation import end_token_ids
 from tandem.engine.model.grouping import round_linears
 from tandem.engine.model.linears import (
     FULL,
