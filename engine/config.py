@@ -143,6 +143,11 @@ class ModelServiceConfig(ServiceConfig):
         return tuple(name.strip() for name in self.allowed_peers.split(","))
 
     @property
+    def rank_threads(self) -> int:
+        """The number of CPU threads of each rank, which share `threads`."""
+        return max(1, self.threads // self.tensor_parallel)
+
+    @property
     def folder(self) -> Path:
         """The model directory or file that is loaded."""
         return self.model

@@ -117,7 +117,7 @@ async def hosting(
     """Load the model, and run the model thread while the scope lasts; raises Unusable."""
     if config.port:  # refuse a taken port before the model is read, which takes long
         rpc.free_port(config.host, config.port)
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(config.rank_threads)
     runner, exactness = await asyncio.to_thread(load_and_test, config, exact)
     tokenizer = fingerprint(config.model)
     model = await asyncio.to_thread(model_fingerprint, runner, tokenizer)

@@ -43,7 +43,7 @@ def load_model(config: ModelServiceConfig, shard: Shard | None = None) -> model.
     """
     device = shard.device(config.device) if shard else config.device
     loaded = model.load(config.model, config.dtype, device, config.weights, shard)
-    use_threads(max(1, config.threads // config.tensor_parallel))
+    use_threads(config.rank_threads)
     return loaded
 
 
@@ -65,7 +65,7 @@ def runner_of(
 def follower(config: ModelServiceConfig, shard: Shard) -> Follower:
     """Load another rank's part of the model, in that rank's process."""
     configure_logging(config.log_level, config.log_format)
-    torch.set_num_threads(max(1, config.threads // shard.count))
+    torch.set_num_threads(config.rank_threads)
     if config.exact is not False and config.device.startswith("cuda"):
         cublas.disable_split_k()
     return Follower(load_model(config, shard))

@@ -144,7 +144,7 @@ def in_turn(shard: Shard) -> Iterator[None]:
 
 def _held(network: nn.Module, name: str) -> str:
     """Return the name of this layer, or of the layer that has taken it in."""
-    while not _found(network, name):
+    while _found(network, name) is None:
         name = name.rpartition(".")[0]
     return name
 
