@@ -1,7 +1,7 @@
 """Count the accepted tokens per round of drafts without a model, on answers that repeat something.
 
 The benchmark starts a verifier in this process on loopback and has it answer each task once. Then
-it goes along the answers and counts how many guesses of each drafter would be accepted if all of
+it goes along the answers and counts how many proposals of each drafter would be accepted if all of
 them were verified. The drafters are the verifier's own, which looks up suffixes in the text and in
 the answers before, the same drafter without those answers, and transformers' prompt lookup. Answers
 are the same whatever is drafted, so the counts depend on no clock. A target that chats gets these
@@ -52,7 +52,7 @@ from tandem.orchestrator.requests.text import load_tokenizer
 from tandem.protos.errors import InvalidRequest, TandemError
 from tandem.protos.service.process import configure_logging
 from tandem.protos.transport import rpc
-from tandem.protos.types import Context, DraftShape, Proposal, SamplingParams
+from tandem.protos.types import Context, DraftShape, ProposeResult, SamplingParams
 from tandem.verifier_service import service as verifier_service
 from tandem.verifier_service.sources import Sources
 
@@ -87,10 +87,10 @@ class Suffixes:
 
     async def propose(
         self, context: Context, shape: DraftShape, sampling: SamplingParams
-    ) -> Proposal:
+    ) -> ProposeResult:
         """Propose what may follow the context by its own text."""
         session = Suffix(Sources.of_all(), shape, context.tokens)
-        return Proposal(session.draft(context.tokens), context.length, 0)
+        return ProposeResult(session.draft(context.tokens), context.length, 0)
 
     async def close(self, session_id: bytes) -> None:
         """Do nothing: this drafter has no sessions."""

@@ -30,9 +30,9 @@ from tandem.engine.config import ModelServiceConfig
 from tandem.engine.host import Host, hosting
 from tandem.engine.schedule.task import Job
 from tandem.protos.errors import TandemError, Unusable
-from tandem.protos.streams import Decoding, Fact, Guess
+from tandem.protos.streams import Commit, Decoding, Proposal
 from tandem.protos.types import Context, Draft, SamplingParams
-from tandem.protos.wire.drafting import guess_of
+from tandem.protos.wire.drafting import proposal_of
 from tandem.verifier_service.decoding import DecodeJob
 from tandem.verifier_service.sources import Sources
 
@@ -52,7 +52,7 @@ class Decoder:
     drafted: int
     ends: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    inbox: deque[Guess] = field(default_factory=deque)
+    inbox: deque[Proposal] = field(default_factory=deque)
     paused: bool = False
     turn: int = 0
 
@@ -69,10 +69,10 @@ class Decoder:
         """Decode one token."""
         await self._run(len(self.tokens) + 1)
 
-    def emit(self, fact: Fact) -> None:
+    def emit(self, commit: Commit) -> None:
         """Note the end of a step, and make the next draft."""
         self.ends.append(time.perf_counter())
-        self.tokens += fact.tokens
+        self.tokens += commit.tokens
         self._draft()
 
     async def _run(self, until: int) -> None:
@@ -91,7 +91,7 @@ class Decoder:
 
     def _draft(self) -> None:
         draft = Draft.chain(some_tokens(self.rng, self.host, self.drafted))
-        self.inbox.append(guess_of(draft, len(self.tokens)))
+        self.inbox.append(proposal_of(draft, len(self.tokens)))
 
     def gaps(self, since: float, until: float) -> list[float]:
         """Return the seconds between steps in a stretch of time."""

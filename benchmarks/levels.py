@@ -2,9 +2,9 @@
 time that one thread needs to read the weights once.
 
 A tree grows after a text of random tokens, where it is wide. The time is that of one turn, from one
-step input to the next: nodes are laid out and fed, their children are guessed, and the new guesses
-of the window are sent. There is no transport and no model thread. The figures are processor time of
-one thread.
+step input to the next: nodes are laid out and fed, their children are proposed, and the new
+proposals of the window are sent. There is no transport and no model thread. The figures are
+processor time of one thread.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tandem.benchmarks.figures.steps import reading, weights_read
 from tandem.drafter_service.tree.expansion import expander
 from tandem.drafter_service.tree.growing import GrowingTree
 from tandem.drafter_service.tree.pending import chain_segment
-from tandem.drafter_service.tree.session_text import FactTokens, SessionText
+from tandem.drafter_service.tree.session_text import CommitTokens, SessionText
 from tandem.drafter_service.tree.token_tree import TokenTree
 from tandem.drafter_service.tree.vocabulary import Vocabulary
 from tandem.drafter_service.tree.worth import Conditions, DrafterHistory, Worth
@@ -44,7 +44,7 @@ from tandem.engine.runner import HFRunner
 from tandem.engine.schedule.cost import Rates
 from tandem.engine.schedule.job_stream import JobStream
 from tandem.protos.errors import TandemError, Unusable
-from tandem.protos.streams import Drafting, Guess
+from tandem.protos.streams import Drafting, Proposal
 from tandem.protos.types import Context, DraftShape, SamplingParams
 
 LENGTH = 256  # tokens of the text
@@ -70,7 +70,7 @@ class Row:
 
 
 class Drafter:
-    """A draft model that has read a text, and can begin to guess anew any number of times. Each
+    """A draft model that has read a text, and can begin to propose anew any number of times. Each
     time it takes another seed, since noise is remembered.
     """
 
@@ -103,9 +103,9 @@ class Drafter:
         tokens = self._forward.model.token_count
         opening = Drafting(self._context, params, SHAPE)
         text = SessionText(self._sessions, self._session, opening, growth, Vocabulary(tokens))
-        guess = expander(SHAPE, params, LENGTH, torch.ones(tokens))
-        stream = JobStream[FactTokens, Guess](deque(), 1, 1)
-        return text, GrowingTree(text, guess, stream, worth, time.perf_counter, self._first)
+        proposal = expander(SHAPE, params, LENGTH, torch.ones(tokens))
+        stream = JobStream[CommitTokens, Proposal](deque(), 1, 1)
+        return text, GrowingTree(text, proposal, stream, worth, time.perf_counter, self._first)
 
     def level(self, nodes: int) -> tuple[float, float]:
         """Return the seconds of one level, and those of its pass."""

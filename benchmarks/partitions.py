@@ -40,17 +40,17 @@ LOST = "a service is lost"
 
 
 class SilentDrafter(drafter_pb2_grpc.DrafterServiceServicer):
-    """A drafter that sends heartbeats, and never guesses."""
+    """A drafter that sends heartbeats, and never proposes."""
 
     def __init__(self, model: common_pb2.ModelDescription) -> None:
         self._model = model
 
-    async def Guess(
-        self, requests: AsyncIterator[drafter_pb2.GuessRequest], context: Any
-    ) -> AsyncIterator[drafter_pb2.GuessResponse]:
+    async def Propose(
+        self, requests: AsyncIterator[drafter_pb2.ProposeRequest], context: Any
+    ) -> AsyncIterator[drafter_pb2.ProposeResponse]:
         """Answer each message by a heartbeat, until the caller ends the call."""
         async for request in requests:
-            yield drafter_pb2.GuessResponse(sent=request.sent, model=self._model)
+            yield drafter_pb2.ProposeResponse(sent=request.sent, model=self._model)
 
     async def DescribeDrafter(
         self, request: drafter_pb2.DescribeDrafterRequest, context: Any

@@ -30,7 +30,7 @@ from tandem.benchmarks.peers.runner import Runner, Tokens
 from tandem.drafter_service.tree.expansion import Expander, branching, expander
 from tandem.drafter_service.tree.node import Child, Expansion
 from tandem.drafter_service.tree.pending import chain_segment
-from tandem.drafter_service.tree.session_text import FactTokens, SessionText
+from tandem.drafter_service.tree.session_text import CommitTokens, SessionText
 from tandem.drafter_service.tree.token_tree import TokenTree
 from tandem.drafter_service.tree.vocabulary import Vocabulary
 from tandem.drafter_service.tree.whole import whole_drafts
@@ -42,9 +42,9 @@ from tandem.engine.schedule.task import Job
 from tandem.orchestrator.fleet.clients import VerifierClient
 from tandem.protos.errors import TandemError
 from tandem.protos.service.process import configure_logging
-from tandem.protos.streams import Drafting, Guess
+from tandem.protos.streams import Drafting, Proposal
 from tandem.protos.transport import rpc
-from tandem.protos.types import MAX_NODES, Context, DraftShape, Proposal, Rule, SamplingParams
+from tandem.protos.types import MAX_NODES, Context, DraftShape, ProposeResult, Rule, SamplingParams
 from tandem.protos.wire.drafting import draft_of
 from tandem.verifier_service import service as verifier_service
 
@@ -58,25 +58,25 @@ def independent(shape: DraftShape, params: SamplingParams, root: int) -> Expande
     probabilities.
     """
 
-    def guess(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
+    def proposal(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
         top = warp(logits, params).topk(shape.branches)
         rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
         return [Expansion([Child(*each) for each in zip(*row, strict=True)]) for row in rows]
 
-    return guess
+    return proposal
 
 
 @dataclass(slots=True)
 class Ear:
-    """A stream of a drafting job that keeps the job's guesses."""
+    """A stream of a drafting job that keeps the job's proposals."""
 
-    heard: list[Guess] = field(default_factory=list)
-    inbox: deque[FactTokens] = field(default_factory=deque)
+    heard: list[Proposal] = field(default_factory=list)
+    inbox: deque[CommitTokens] = field(default_factory=deque)
     paused: bool = False
 
-    def emit(self, guess: Guess) -> None:
-        """Keep a guess."""
-        self.heard.append(guess)
+    def emit(self, proposal: Proposal) -> None:
+        """Keep a proposal."""
+        self.heard.append(proposal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +91,15 @@ class InProcess:
 
     async def propose(
         self, context: Context, shape: DraftShape, sampling: SamplingParams
-    ) -> Proposal:
+    ) -> ProposeResult:
         """Propose a draft for the context."""
         ear: Any = Ear()
         if sampling.rule is Rule.REJECT:
             shape = branching(shape)
         opening = Drafting(context, sampling, shape, once=True)
         await self.host.thread.run(context.session_id, lambda: self._draft(opening, ear))
-        (guess,) = ear.heard
-        return Proposal(draft_of(guess), guess.cached_len, guess.epoch)
+        (proposal,) = ear.heard
+        return ProposeResult(draft_of(proposal), proposal.cached_len, proposal.epoch)
 
     async def close(self, session_id: bytes) -> None:
         """Free the session."""
@@ -107,14 +107,14 @@ class InProcess:
 
     def _draft(self, opening: Drafting, stream: Any) -> Job:
         sessions, context = self.host.sessions, opening.context
-        guess = partial(self.how, opening.shape, opening.sampling)
+        proposal = partial(self.how, opening.shape, opening.sampling)
         with sessions.acquire(context, 0) as session:
             fresh = context.tokens[session.length - context.base :]
             first = yield from sessions.feed(context, chain_segment(session, fresh))
             sessions.keep(session, context, ())
             growth = TokenTree(opening.shape, context.length, sessions.context_length)
             text = SessionText(sessions, session, opening, growth, Vocabulary(self.tokens))
-            yield from whole_drafts(text, guess, stream, first, once=True)
+            yield from whole_drafts(text, proposal, stream, first, once=True)
 
 
 def contenders(visible: torch.Tensor) -> dict[str, tuple[HowTo, Rule]]:

@@ -20,7 +20,7 @@ from tandem.drafter_service.foreign.translation import Translation
 from tandem.drafter_service.tree.deferred_prefill import DeferredPrefill
 from tandem.drafter_service.tree.expansion import branching, is_whole
 from tandem.drafter_service.tree.growing import GrowingTree
-from tandem.drafter_service.tree.session_text import FactTokens, SessionText
+from tandem.drafter_service.tree.session_text import CommitTokens, SessionText
 from tandem.drafter_service.tree.token_tree import TokenTree
 from tandem.drafter_service.tree.vocabulary import Vocabulary
 from tandem.drafter_service.tree.whole import whole_drafts
@@ -31,7 +31,7 @@ from tandem.engine.host import Host
 from tandem.engine.schedule.job_stream import JobStream
 from tandem.engine.schedule.task import Job
 from tandem.protos.fingerprint import Likeness, fingerprint, likeness, tokens_by_id
-from tandem.protos.streams import Drafting, Guess
+from tandem.protos.streams import Drafting, Proposal
 from tandem.protos.tokenizer import tokenizer_of
 from tandem.protos.types import ModelDescription
 
@@ -39,12 +39,12 @@ log = structlog.get_logger()
 
 
 class Drafter(Protocol):
-    """The guesses of one model."""
+    """The proposals of one model."""
 
     def draft(
-        self, opening: Drafting, stream: JobStream[FactTokens, Guess], conditions: Conditions
+        self, opening: Drafting, stream: JobStream[CommitTokens, Proposal], conditions: Conditions
     ) -> Job:
-        """Return a job that sends guesses for an opening. The job raises SessionMiss, StaleTurn,
+        """Return a job that sends proposals for an opening. The job raises SessionMiss, StaleTurn,
         Busy, Internal, or InvalidRequest.
         """
 
@@ -104,7 +104,7 @@ class TreeDrafter:
         self._grammars = Grammars(read, ends, host.thread.wake)
 
     def draft(
-        self, opening: Drafting, stream: JobStream[FactTokens, Guess], conditions: Conditions
+        self, opening: Drafting, stream: JobStream[CommitTokens, Proposal], conditions: Conditions
     ) -> Job:
         """Grow a tree ahead of the text, or send whole drafts. No node lies beyond the draft
         model's context.
@@ -113,7 +113,7 @@ class TreeDrafter:
         special = is_whole(opening.shape, params)
         whole = special or opening.lockstep or opening.once
         shape = branching(opening.shape) if special else opening.shape
-        guess = partial(self._vocabulary.expander, shape, params, visible=self._visible)
+        proposal = partial(self._vocabulary.expander, shape, params, visible=self._visible)
         rates, cost = self._host.thread.costs.rates, self._host.config.draft_cost
         worth = None if whole else Worth(conditions, rates, self._history, cost)
         clock, inbox = time.perf_counter, stream.inbox
@@ -127,10 +127,10 @@ class TreeDrafter:
             tree = TokenTree(shape, context.length, limit, context.turn, worth)
             text = SessionText(self._sessions, session, opening, tree, self._vocabulary, grammar)
             if worth is None:
-                yield from whole_drafts(text, guess, stream, first, opening.once)
+                yield from whole_drafts(text, proposal, stream, first, opening.once)
                 return
-            guesses = guess(context.length)
-            growing = GrowingTree(text, guesses, stream, worth, clock, first)
+            proposals = proposal(context.length)
+            growing = GrowingTree(text, proposals, stream, worth, clock, first)
             while True:
                 growing.take((yield from text.feed(growing)))
 
@@ -158,7 +158,7 @@ class ChainDrafter:
         self._engine = ChainSetup(host.sessions, translation, self._texts, tokens)
 
     def draft(
-        self, opening: Drafting, stream: JobStream[FactTokens, Guess], conditions: Conditions
+        self, opening: Drafting, stream: JobStream[CommitTokens, Proposal], conditions: Conditions
     ) -> Job:
         """Send chains of tokens, translated to the target's."""
         return ChainJob(self._engine, opening, stream).run()

@@ -34,7 +34,8 @@ BACK_OFF_SECONDS = (0.25, 10.0)
 DESCRIBE_SECONDS = 1.0  # between two messages that describe the model, at least
 
 Serve: TypeAlias = Callable[
-    [AsyncIterator[drafter_pb2.GuessRequest], str], AsyncGenerator[drafter_pb2.GuessResponse, None]
+    [AsyncIterator[drafter_pb2.ProposeRequest], str],
+    AsyncGenerator[drafter_pb2.ProposeResponse, None],
 ]
 log = structlog.get_logger()
 
@@ -102,7 +103,7 @@ class Registration:
 
     async def _requests(
         self, call: aio.StreamStreamCall[Any, Any]
-    ) -> AsyncIterator[drafter_pb2.GuessRequest]:
+    ) -> AsyncIterator[drafter_pb2.ProposeRequest]:
         async for response in call:
             self._received += 1
             yield response.request

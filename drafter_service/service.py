@@ -1,4 +1,4 @@
-"""The drafter over gRPC: openings become drafting jobs, facts go in, guesses come out."""
+"""The drafter over gRPC: openings become drafting jobs, commits go in, proposals come out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from tandem.drafter_service.drafting import drafter_of
 from tandem.drafter_service.registration import registering
-from tandem.drafter_service.tree.session_text import FactTokens
+from tandem.drafter_service.tree.session_text import CommitTokens
 from tandem.drafter_service.tree.worth import Conditions
 from tandem.engine import port
 from tandem.engine.call import Call
@@ -25,18 +25,18 @@ from tandem.protos.service.about import announce_model, report_drafter
 from tandem.protos.service.drain import Drain
 from tandem.protos.service.pages import Pages
 from tandem.protos.service.probes import add_probes
-from tandem.protos.streams import Guess
+from tandem.protos.streams import Proposal
 from tandem.protos.transport.guard import common_name
 from tandem.protos.wire import codec
-from tandem.protos.wire.drafting import encode_guess
+from tandem.protos.wire.drafting import encode_proposal
 from tandem.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 
-MOST = 200  # guesses per message: 3 MB if each has 64 nodes and their distributions
+MOST = 200  # proposals per message: 3 MB if each has 64 nodes and their distributions
 LARGEST = 1e6  # upper limit of any number in a message
-INBOX = 1024  # facts of a session that may wait for its next step
+INBOX = 1024  # commits of a session that may wait for its next step
 
 RpcContext: TypeAlias = "aio.ServicerContext[Any, Any]"
-Caller: TypeAlias = Call[FactTokens, Guess]
+Caller: TypeAlias = Call[CommitTokens, Proposal]
 
 
 class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
@@ -46,20 +46,20 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         self._drafter = drafter_of(host)
         self.describe = self._drafter.describe
         self._vocab_size = self.describe().vocab_size
-        self.streams: StreamServer[FactTokens, Guess] = StreamServer(
-            host.thread, drain, ("draft", "guess")
+        self.streams: StreamServer[CommitTokens, Proposal] = StreamServer(
+            host.thread, drain, ("draft", "proposal")
         )
 
-    def Guess(
-        self, requests: AsyncIterator[drafter_pb2.GuessRequest], context: RpcContext
-    ) -> AsyncGenerator[drafter_pb2.GuessResponse, None]:
+    def Propose(
+        self, requests: AsyncIterator[drafter_pb2.ProposeRequest], context: RpcContext
+    ) -> AsyncGenerator[drafter_pb2.ProposeResponse, None]:
         """Serve all sessions of one caller on one call."""
         return self.serve(requests, common_name(context))
 
     def serve(
-        self, requests: AsyncIterator[drafter_pb2.GuessRequest], peer: str
-    ) -> AsyncGenerator[drafter_pb2.GuessResponse, None]:
-        """Serve the requests of a caller whose name is known already, as `Guess` does."""
+        self, requests: AsyncIterator[drafter_pb2.ProposeRequest], peer: str
+    ) -> AsyncGenerator[drafter_pb2.ProposeResponse, None]:
+        """Serve the requests of a caller whose name is known already, as `Propose` does."""
         receive = partial(self._receive, Conditions())
         return self.streams.serve(requests, receive, self._respond, peer)
 
@@ -70,7 +70,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         return drafter_pb2.DescribeDrafterResponse(model=codec.encode_model(self.describe()))
 
     def _receive(
-        self, conditions: Conditions, request: drafter_pb2.GuessRequest, caller: Caller
+        self, conditions: Conditions, request: drafter_pb2.ProposeRequest, caller: Caller
     ) -> None:
         caller.sent = request.sent
         caller.note(request.read)
@@ -83,8 +83,8 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
                 self._open(conditions, opening, caller)
             except TandemError as error:
                 self.streams.fail(caller, opening.stream, error)
-        for fact in request.facts:
-            self._receive_fact(fact, caller)
+        for commit in request.commits:
+            self._receive_commit(commit, caller)
         self.streams.close(caller, request.closings, self._drafter.close)
 
     def _open(self, conditions: Conditions, message: drafter_pb2.Drafting, caller: Caller) -> None:
@@ -97,17 +97,17 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
             lambda opening, stream: self._drafter.draft(opening, stream, conditions),
         )
 
-    def _receive_fact(self, fact: common_pb2.Fact, caller: Caller) -> None:
-        """Put a fact into its session's inbox. A fact that cannot be used is dropped; then the next
-        fact leaves a gap in the text, which ends the job.
+    def _receive_commit(self, commit: common_pb2.Commit, caller: Caller) -> None:
+        """Put a commit into its session's inbox. A commit that cannot be used is dropped; then the
+        next commit leaves a gap in the text, which ends the job.
         """
-        stream = caller.streams.get(fact.stream)
-        tokens = tuple(fact.tokens)
+        stream = caller.streams.get(commit.stream)
+        tokens = tuple(commit.tokens)
         if stream and len(stream.inbox) < INBOX and max(tokens, default=0) < self._vocab_size:
-            stream.inbox.append((fact.start, tokens))
+            stream.inbox.append((commit.start, tokens))
 
-    def _respond(self, caller: Caller) -> drafter_pb2.GuessResponse:
-        response = drafter_pb2.GuessResponse(
+    def _respond(self, caller: Caller) -> drafter_pb2.ProposeResponse:
+        response = drafter_pb2.ProposeResponse(
             sent=caller.sent,
             clock=monotonic(),
             passes=codec.encode_passes(self.streams.passes),
@@ -117,13 +117,13 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         if not caller.described:
             caller.described = True
             response.model.CopyFrom(codec.encode_model(self.describe()))
-        while caller.outgoing and len(response.guesses) < MOST:
-            response.guesses.append(encode_guess(*caller.outgoing.popleft()))
+        while caller.outgoing and len(response.proposals) < MOST:
+            response.proposals.append(encode_proposal(*caller.outgoing.popleft()))
         while caller.failures:
             response.failures.append(caller.failures.popleft())
         if caller.outgoing:
             caller.changed.set()
-        if response.guesses and caller.trip.seconds:  # the caller tells what it reads
+        if response.proposals and caller.trip.seconds:  # the caller tells what it reads
             caller.trip.sent(response.clock, response.ByteSize())
         return response
 

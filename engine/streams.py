@@ -1,7 +1,7 @@
 """The serving end of a model service's streams. Openings become jobs, items that arrive for a job
 go to its inbox, and all items that jobs send to a caller in one step leave in one message.
 
-One gRPC call carries all sessions of one caller. This module knows neither facts nor guesses.
+One gRPC call carries all sessions of one caller. This module knows neither commits nor proposals.
 """
 
 from __future__ import annotations

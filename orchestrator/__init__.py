@@ -1,1 +1,1 @@
-"""The client API, and the relay of facts and guesses for many requests."""
+"""The client API, and the relay of commits and proposals for many requests."""

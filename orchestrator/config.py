@@ -59,13 +59,13 @@ class OrchestratorConfig(ServiceConfig):
         default=MAX_LEVELS,
         ge=0,
         le=MAX_LEVELS,
-        description="levels that guesses may run ahead; 0 decodes plainly",
+        description="levels that proposes may run ahead; 0 decodes plainly",
     )
     draft_branches: int = Field(
-        default=4, ge=1, le=MAX_NODES, description="children per node; 1 guesses chains"
+        default=4, ge=1, le=MAX_NODES, description="children per node; 1 proposals chains"
     )
     draft_nodes: int = Field(
-        default=MAX_NODES, ge=1, le=MAX_NODES, description="guessed nodes ahead of the text"
+        default=MAX_NODES, ge=1, le=MAX_NODES, description="proposed nodes ahead of the text"
     )
     draft_method: Literal["tree", "medusa_lite", "suffix", "ngram"] = Field(
         default="tree",

@@ -31,11 +31,11 @@ Histograms: TypeAlias = Callable[..., Histogram]
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """The speculation figures of one request. `requested` tells whether guesses were requested."""
+    """The speculation figures of one request. `requested` tells whether drafts were requested."""
 
     requested: bool = True
     steps: int = 0
-    steps_with_guesses: int = 0
+    steps_with_drafts: int = 0
     drafted: int = 0
     accepted: int = 0
     emitted: int = 0
@@ -60,24 +60,24 @@ class SpeculationStats:
 
     @property
     def fallback_steps(self) -> int:
-        """The number of steps without guesses although some were requested."""
-        return self.steps - self.steps_with_guesses if self.requested else 0
+        """The number of steps without proposals although some were requested."""
+        return self.steps - self.steps_with_drafts if self.requested else 0
 
     def add(self, step: Step) -> None:
         """Count one step."""
         self.steps += 1
-        self.steps_with_guesses += step.fact.drafted > 0
-        self.drafted += step.fact.drafted
-        self.accepted += step.fact.accepted
+        self.steps_with_drafts += step.commit.drafted > 0
+        self.drafted += step.commit.drafted
+        self.accepted += step.commit.accepted
         self.emitted += len(step.tokens)
-        self.late += step.fact.late
-        self.unused += step.fact.unused
+        self.late += step.commit.late
+        self.unused += step.commit.unused
         self.drafter_switches = max(self.drafter_switches, step.drafter_switches)
         self.drafter = step.drafter or self.drafter
         self.verified(step)
-        missing = step.fact.accepted + 1 - len(self.acceptance_histogram)
+        missing = step.commit.accepted + 1 - len(self.acceptance_histogram)
         self.acceptance_histogram += [0] * missing
-        self.acceptance_histogram[step.fact.accepted] += 1
+        self.acceptance_histogram[step.commit.accepted] += 1
 
     def verified(self, step: Step) -> None:
         """Count the changes of the verifier that a step reports."""
@@ -109,9 +109,9 @@ class FrontMetrics:
         counter, gauge, _ = makers(registry)
         self._drafters = drafters or Acceptance()
         self.steps = counter("steps", "Steps of the verifier, each of one session")
-        self.steps_with_guesses = counter("spec_decode_num_drafts", "Steps with guesses")
+        self.steps_with_drafts = counter("spec_decode_num_drafts", "Steps with proposals")
         fallback = counter(
-            "speculation_fallback", "Steps without guesses although some were requested", "reason"
+            "speculation_fallback", "Steps without proposals although some were requested", "reason"
         )
         self.fallback = {each: fallback.labels(each.name.lower()) for each in Fallback}
         self.drafted = counter("spec_decode_num_draft_tokens", "Draft tokens verified")
@@ -123,8 +123,8 @@ class FrontMetrics:
         self.unused = counter(
             "spec_decode_num_unused_tokens", "Draft tokens that were never verified"
         )
-        tokens = counter("step_tokens", "Tokens of all steps but the first", "guesses")
-        seconds = counter("step_seconds", "Seconds of all steps but the first", "guesses")
+        tokens = counter("step_tokens", "Tokens of all steps but the first", "draft")
+        seconds = counter("step_seconds", "Seconds of all steps but the first", "draft")
         self.speed = [(tokens.labels(each), seconds.labels(each)) for each in ("no", "yes")]
         trip = gauge("service_round_trip_seconds", "Round trip to a service, smoothed", "service")
         self.verifier_round_trip = trip.labels("verifier")
@@ -186,27 +186,27 @@ class FrontMetrics:
         does not count for speed, because it waits for the prompt.
         """
         self.steps.inc()
-        if step.fact.drafted:
-            self.steps_with_guesses.inc()
+        if step.commit.drafted:
+            self.steps_with_drafts.inc()
         elif requested:
             self.fallback[step.fallback or Fallback.NO_DRAFT].inc()
         for total, count in (
-            (self.drafted, step.fact.drafted),
-            (self.accepted, step.fact.accepted),
-            (self.expected, step.fact.expected),
-            (self.late, step.fact.late),
-            (self.unused, step.fact.unused),
+            (self.drafted, step.commit.drafted),
+            (self.accepted, step.commit.accepted),
+            (self.expected, step.commit.expected),
+            (self.late, step.commit.late),
+            (self.unused, step.commit.unused),
             (self.generation_tokens, len(step.tokens)),
         ):
             total.inc(count)
-        if drafter and step.fact.sent:
-            self._drafters.add(drafter, step.fact.sent, step.fact.sent_accepted)
-        for counter in self.accepted_at[: step.fact.accepted]:
+        if drafter and step.commit.sent:
+            self._drafters.add(drafter, step.commit.sent, step.commit.sent_accepted)
+        for counter in self.accepted_at[: step.commit.accepted]:
             counter.inc()
-        self.draft_length.observe(step.fact.drafted)
-        self.accepted_length.observe(step.fact.accepted)
+        self.draft_length.observe(step.commit.drafted)
+        self.accepted_length.observe(step.commit.accepted)
         if not first:
-            tokens, seconds = self.speed[step.fact.drafted > 0]
+            tokens, seconds = self.speed[step.commit.drafted > 0]
             tokens.inc(len(step.tokens))
             seconds.inc(step.seconds)
         self.verifier_round_trip.set(step.verifier_round_trip)

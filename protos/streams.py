@@ -1,4 +1,4 @@
-"""The values of the two streams: openings, the verifier's facts and the drafter's guesses."""
+"""The values of the two streams: openings, the verifier's commits and the drafter's proposals."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Decoding:
     """Opens a stream at a verifier: decode after `context` until a stop token or until there are
     `until` tokens in all.
 
-    In `lockstep` each step waits for the guess made after exactly its length and verifies all of
-    it; `once` ends after one step. With `suffix_shape` the verifier guesses what followed the
+    In `lockstep` each step waits for the proposal made after exactly its length and verifies all of
+    it; `once` ends after one step. With `suffix_shape` the verifier proposals what followed the
     newest tokens where they occurred before, in the text, in `known` tokens or in recent answers of
-    the scope, and remembers the answer. `forced` is how many tokens to guess at once about which
+    the scope, and remembers the answer. `forced` is how many tokens to propose at once about which
     the grammar leaves no choice. `group` is the group of verifiers that the text is from; it is not
     sent. `prompt_logprobs` come before all else; an `until` of the context's length asks for
     nothing else.
@@ -68,8 +68,8 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """Opens a stream at a drafter: guess after `context`. In `lockstep` the drafter sends one whole
-    guess after every fact; with `once` it sends one guess.
+    """Opens a stream at a drafter: propose after `context`. In `lockstep` the drafter sends one
+    whole proposal after every commit; with `once` it sends one proposal.
     """
 
     context: Context
@@ -93,12 +93,12 @@ class PassTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class Commit:
     """From token `start` on, the text is `tokens`: the accepted tokens, then the next token; or a
     piece of the prompt, if `prompt_logprobs` are wanted.
 
-    `drafted` guessed nodes were verified and `accepted` of them emitted, where the verifier
-    expected `expected`. Since the fact before, `late` nodes arrived after their step; `unused`
+    `drafted` proposed nodes were verified and `accepted` of them emitted, where the verifier
+    expected `expected`. Since the commit before, `late` nodes arrived after their step; `unused`
     nodes that arrived in time were never verified. Of the verified and the accepted nodes, `found`
     and `found_accepted` were sent by no drafter: the verifier found them by itself.
     """
@@ -126,8 +126,8 @@ class Fact:
         """The number of a drafter's nodes that were emitted."""
         return max(0, self.accepted - self.found_accepted)
 
-    def committing(self, tokens: tuple[int, ...]) -> Fact:
-        """Return the same fact with only these of its tokens."""
+    def committing(self, tokens: tuple[int, ...]) -> Commit:
+        """Return the same commit with only these of its tokens."""
         return replace(
             self,
             tokens=tokens,
@@ -137,7 +137,7 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class Proposal:
     """Nodes of a token tree after `behind` committed tokens, numbered from `first` on; `parents`
     are numbers too, 0 = after the committed tokens. `scores` are the log-probabilities that the
     nodes are accepted once their parents are.
@@ -156,8 +156,8 @@ class Guess:
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedGuess:
-    """A guess that is passed on as it came. Only the verifier reads `message`."""
+class EncodedProposal:
+    """A proposal that is passed on as it came. Only the verifier reads `message`."""
 
     behind: int
     size: int  # bytes

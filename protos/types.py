@@ -41,7 +41,7 @@ class Method(Enum):
 
 
 class Schedule(Enum):
-    """How many levels guesses run ahead: as many as may help, a fixed number, or a number that
+    """How many levels proposals run ahead: as many as may help, a fixed number, or a number that
     adapts.
     """
 
@@ -125,7 +125,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class DraftShape:
-    """How far guesses may run ahead of the committed tokens: at most `nodes` nodes on `levels`
+    """How far proposals may run ahead of the committed tokens: at most `nodes` nodes on `levels`
     levels, with at most `branches` children each. Nothing is drafted after a token to which the
     draft model gives a probability below `confidence`.
     """
@@ -181,7 +181,7 @@ NO_DRAFT = Draft()
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
+class ProposeResult:
     """A drafter's answer. The drafter caches `cached_len` tokens: committed ones, then leading
     nodes.
     """

@@ -87,9 +87,9 @@ MUTANTS = {
         "self._roots.get(session.scope, PrefixNode())",
         "self._roots.get(b'', PrefixNode())",
     ),
-    "what was only guessed is shared": Mutant(
+    "what was only proposed is shared": Mutant(
         "engine/cache/sessions.py",
-        "session.settled = session.length - guessed",
+        "session.settled = session.length - proposed",
         "session.settled = session.length",
     ),
     "the session that was used last is evicted first": Mutant(

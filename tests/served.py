@@ -137,7 +137,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], P
 
 @pytest.fixture
 def waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request in lockstep waits for every guess, however long a drafter takes."""
+    """A request in lockstep waits for every proposal, however long a drafter takes."""
     monkeypatch.setattr(WaitPolicy, "seconds", LIMIT)
 
 

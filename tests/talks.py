@@ -60,8 +60,10 @@ class Talk:
         hung = tree.hang(len(head), parents)
         return Segment(self.table, len(self.text), (*head, *draft), hung, len(hung))
 
-    def among_guesses(self, piece: Sequence[int], rng: random.Random) -> tuple[Segment, list[int]]:
-        """More text in a tree with wrong guesses anywhere, and the path of the text."""
+    def among_proposals(
+        self, piece: Sequence[int], rng: random.Random
+    ) -> tuple[Segment, list[int]]:
+        """More text in a tree with wrong proposals anywhere, and the path of the text."""
         tokens: list[int] = []
         parents: list[int] = []
         path: list[int] = []
@@ -137,7 +139,7 @@ def differing_rows(
     expected = torch.cat([alone.say(forward, (token,)) for token in text])
     differing = []
     while (start := len(beside.text)) < length:
-        own, path = beside.among_guesses(text[start:][: rng.choice([1, 2, 3, 9, 40, 70])], rng)
+        own, path = beside.among_proposals(text[start:][: rng.choice([1, 2, 3, 9, 40, 70])], rng)
         fed = [(beside, own, path[-1])]
         for other in rng.sample(company, rng.randint(0, others)):
             nodes = rng.choice([0, 0, 3, 20])

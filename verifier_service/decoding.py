@@ -1,8 +1,8 @@
-"""Decoding one session: a job that steps whenever it can and takes the guesses that came in time.
+"""Decoding one session: a job that steps whenever it can and takes the proposals that came in time.
 
-Each step feeds the root (the newest token) and as many guessed nodes as pay, walks the accepted
-nodes, and reports the tokens that it found. In lockstep each step waits for one guess and verifies
-all of it.
+Each step feeds the root (the newest token) and as many proposed nodes as pay, walks the accepted
+nodes, and reports the tokens that it found. In lockstep each step waits for one proposal and
+verifies all of it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tandem.engine.schedule.job_stream import JobStream
 from tandem.engine.schedule.task import Job
 from tandem.protos import tree
 from tandem.protos.errors import InvalidRequest
-from tandem.protos.streams import Decoding, Fact, Guess
+from tandem.protos.streams import Commit, Decoding, Proposal
 from tandem.protos.types import NO_DRAFT, Draft, TokenLogprobs
 from tandem.protos.wire.drafting import draft_of
 from tandem.verifier_service.acceptance import walk
 from tandem.verifier_service.batched_sampling import sample_batch
-from tandem.verifier_service.guess_node import Source
-from tandem.verifier_service.guess_timing import GuessTiming
-from tandem.verifier_service.guesses import Guesses
 from tandem.verifier_service.prompt_logprobs import read_prompt
+from tandem.verifier_service.proposal_timing import ProposalTiming
+from tandem.verifier_service.proposals import Proposals
+from tandem.verifier_service.proposed_node import Source
 from tandem.verifier_service.sources import Sources, SuffixSources
 from tandem.verifier_service.target_sampler import TargetSampler
 
@@ -52,12 +52,12 @@ class DecodeJob:
 
     sessions: Sessions
     opening: Decoding
-    stream: JobStream[Guess, Fact]
+    stream: JobStream[Proposal, Commit]
     sources: Sources
     clock: Callable[[], float]
     grammar: Future[GrammarMatcher] | None = None  # until it is compiled and in use
     price: Callable[[], float] = lambda: 0.0  # the chance below which a node gets no row
-    guesses: Guesses = field(init=False)
+    proposals: Proposals = field(init=False)
     suffixes: SuffixSources = field(init=False)
     session: Session = field(init=False)
     adjustment: LogitsProcessor = field(init=False)
@@ -66,9 +66,9 @@ class DecodeJob:
     draft: Draft = NO_DRAFT  # nodes that the step verifies
     expected: float = 0.0  # number of the draft's nodes that should be accepted
     verified: int = 0  # number of nodes in all steps
-    timing: GuessTiming = field(default_factory=GuessTiming)
-    waited: bool = False  # whether the step waited for a guess
-    forced_at: int = 0  # the length of the text after which forced tokens were guessed last
+    timing: ProposalTiming = field(default_factory=ProposalTiming)
+    waited: bool = False  # whether the step waited for a proposal
+    forced_at: int = 0  # the length of the text after which forced tokens were proposed last
 
     def run(self) -> Job:
         """Decode until the end; raises SessionMiss, StaleTurn, Busy, InvalidRequest, Internal."""
@@ -80,7 +80,7 @@ class DecodeJob:
             held, text = self.session.length, self.session.committed(context)
             self.adjustment = LogitsProcessor(sampling, text)
             self.pending, start = context.tokens[held - context.base :], context.length
-            self.guesses = Guesses(start, min(self.opening.until, self.sessions.context_length))
+            self.proposals = Proposals(start, min(self.opening.until, self.sessions.context_length))
             answers = self.sources.answers
             self.suffixes = SuffixSources(self.opening, text, answers, self.session.scope)
             try:
@@ -131,24 +131,24 @@ class DecodeJob:
         return self._segment()
 
     def chances(self) -> Iterator[float]:
-        """Return the chances of the guessed nodes to be accepted, likeliest first."""
-        return iter(()) if self.opening.lockstep else self.guesses.chances()
+        """Return the chances of the proposed nodes to be accepted, likeliest first."""
+        return iter(()) if self.opening.lockstep else self.proposals.chances()
 
     def segment(self, rows: int) -> Segment:
-        """Return the step's tokens with `rows` guessed nodes, or as many as there is memory for."""
+        """Return the step's tokens with `rows` proposed nodes, or with as many as memory holds."""
         length = self.session.length + len(self.pending)
         if not self.sessions.try_reserve(self.session, length + rows):
             rows = self.session.table.capacity - length
-        self.draft, self.expected = self.guesses.draft(rows)
+        self.draft, self.expected = self.proposals.draft(rows)
         return self._segment()
 
     def wait_seconds(self, now: float, step: float) -> float:
-        """Return how long to wait for guesses that come in time; 0 if none is worth the wait."""
+        """Return how long to wait for proposals that come in time; 0 if none is worth the wait."""
         if self.opening.lockstep or self.stream.paused:
             return 0.0
         self._take()
         promise = 0.0 if self.timing.answered else self.sources.drafter.promise
-        gain = self.guesses.expected_gain(promise)
+        gain = self.proposals.expected_gain(promise)
         seconds = self.timing.wait_seconds(now, step, *gain)
         self.waited |= seconds > 0
         return seconds
@@ -163,28 +163,30 @@ class DecodeJob:
         )
 
     def _take(self) -> None:
-        """Take in guesses: forced tokens, those that have arrived, and those of suffixes."""
+        """Take in proposals: forced tokens, those that have arrived, and those of suffixes."""
         inbox, matcher = self.stream.inbox, self.adjustment.matcher
-        if matcher and self.forced_at != self.guesses.root.position:
-            self.forced_at = self.guesses.root.position
-            self.guesses.force(matcher.forced(self.opening.forced))
+        if matcher and self.forced_at != self.proposals.root.position:
+            self.forced_at = self.proposals.root.position
+            self.proposals.force(matcher.forced(self.opening.forced))
         news = bool(inbox)
         while inbox:
-            guess = inbox.popleft()
-            self.guesses.add(guess, self.sources.drafter.log)
-            if guess.tokens:
-                self.timing.guess_arrived(guess.behind, guess.arrived)
+            proposal = inbox.popleft()
+            self.proposals.add(proposal, self.sources.drafter.log)
+            if proposal.tokens:
+                self.timing.proposal_arrived(proposal.behind, proposal.arrived)
         trusts = self.sources.trusts
-        for source, guess in self.suffixes.guesses(self.guesses.sources, trusts, self.price()):
-            self.guesses.add(guess, trusts[source].log, source)
+        for source, proposal in self.suffixes.proposals(
+            self.proposals.sources, trusts, self.price()
+        ):
+            self.proposals.add(proposal, trusts[source].log, source)
             news = True
         if matcher and news:
-            self.guesses.prune(matcher.following)
+            self.proposals.prune(matcher.following)
 
     def _found(self, length: int) -> bool:
-        """Tell whether the guess for exactly this length has come, and make it the draft if so. A
-        guess that is no tree, or too deep, leaves the draft empty; in a single step (`once`) it
-        raises InvalidRequest.
+        """Tell whether the proposal for exactly this length has come, and make it the draft if so.
+        A proposal that is no tree, or too deep, leaves the draft empty; in a single step (`once`)
+        it raises InvalidRequest.
         """
         inbox = self.stream.inbox
         while inbox and inbox[0].behind != length:
@@ -206,7 +208,7 @@ class DecodeJob:
         if self.opening.lockstep:
             return
         vain = self.waited and self.timing.answered
-        self.sources.observe(self.guesses, self.draft, token, accepted, vain)
+        self.sources.observe(self.proposals, self.draft, token, accepted, vain)
         self.waited = False
 
     def _report(
@@ -221,16 +223,16 @@ class DecodeJob:
         """Report the tokens that a step found. `opened`, which is reported once, is the epoch and
         the number of tokens that were found cached.
         """
-        guesses, drafted = self.guesses, len(self.draft)
+        proposals, drafted = self.proposals, len(self.draft)
         awaited = self.opening.lockstep or not drafted
-        found, found_accepted = (0, 0) if awaited else guesses.found(accepted)
-        guesses.advance(tokens)
+        found, found_accepted = (0, 0) if awaited else proposals.found(accepted)
+        proposals.advance(tokens)
         self.verified += drafted
         self.suffixes.extend(tokens)
-        predicted = not guesses.sources.isdisjoint((Source.DRAFTER, Source.GRAMMAR))
-        self.timing.fact_sent(start + len(tokens), self.clock(), predicted)
+        predicted = not proposals.sources.isdisjoint((Source.DRAFTER, Source.GRAMMAR))
+        self.timing.commit_sent(start + len(tokens), self.clock(), predicted)
         self.stream.emit(
-            Fact(
+            Commit(
                 start=start,
                 tokens=tokens,
                 drafted=drafted,
@@ -239,10 +241,10 @@ class DecodeJob:
                 reused=opened[1],
                 logprobs=logprobs,
                 expected=self.expected,
-                late=guesses.late,
-                unused=max(0, guesses.arrived - self.verified) if finished else 0,
+                late=proposals.late,
+                unused=max(0, proposals.arrived - self.verified) if finished else 0,
                 found=found,
                 found_accepted=min(found_accepted, len(tokens)),
             )
         )
-        guesses.late = 0
+        proposals.late = 0

@@ -16,14 +16,14 @@ from tandem.engine.forward.step_input import FixedInput, StepInput
 from tandem.engine.sampling.likeliest import logprobs_of_rows
 from tandem.engine.schedule.job_stream import JobStream
 from tandem.protos import tree
-from tandem.protos.streams import Decoding, Fact, Guess, PromptLogprobs
+from tandem.protos.streams import Commit, Decoding, PromptLogprobs, Proposal
 from tandem.protos.types import Context
 
 PIECE = 64  # rows, as many as a whole draft has: logits of 40 MB with 152,000 tokens
 
 
 def read_prompt(
-    sessions: Sessions, session: Session, opening: Decoding, stream: JobStream[Guess, Fact]
+    sessions: Sessions, session: Session, opening: Decoding, stream: JobStream[Proposal, Commit]
 ) -> Generator[StepInput, torch.Tensor, int]:
     """Report the log-probabilities of the prompt, if any are wanted, before decoding begins.
     Returns how many tokens of the context were found cached and used; raises Busy, Internal.
@@ -42,7 +42,7 @@ class PromptReading(FixedInput):
     session: Session
     context: Context
     wanted: PromptLogprobs
-    stream: JobStream[Guess, Fact]
+    stream: JobStream[Proposal, Commit]
 
     def run(self) -> Generator[StepInput, torch.Tensor, int]:
         """Feed the context up to the last token whose log-probability is wanted. Cached tokens are
@@ -59,7 +59,7 @@ class PromptReading(FixedInput):
             self.sessions.advance(self.session, text[start:stop], range(len(logits)))
             begin = max(first, start + 1)
             if tokens := text[begin : stop + 1]:
-                self.stream.emit(Fact(begin, tokens, logprobs=tuple(told[-len(tokens) :])))
+                self.stream.emit(Commit(begin, tokens, logprobs=tuple(told[-len(tokens) :])))
         return reused
 
     def ready(self) -> Segment | None:

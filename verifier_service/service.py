@@ -1,4 +1,4 @@
-"""The verifier over gRPC: openings become decoding jobs, guesses go in, facts come out."""
+"""The verifier over gRPC: openings become decoding jobs, proposals go in, commits come out."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from tandem.protos.service.about import announce_model
 from tandem.protos.service.drain import Drain
 from tandem.protos.service.pages import Pages
 from tandem.protos.service.probes import add_probes
-from tandem.protos.streams import Decoding, Fact, Guess
+from tandem.protos.streams import Commit, Decoding, Proposal
 from tandem.protos.transport.guard import common_name
 from tandem.protos.wire import codec
-from tandem.protos.wire.drafting import decode_guess
+from tandem.protos.wire.drafting import decode_proposal
 from tandem.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from tandem.verifier_service.decoding import DecodeJob, sample_step
 from tandem.verifier_service.sources import Sources
 
-INBOX = 64  # guesses of a session that may wait for its next step
-MOST = 200  # facts per message: 2 MB if each has 65 tokens with 20 log-probabilities
+INBOX = 64  # proposals of a session that may wait for its next step
+MOST = 200  # commits per message: 2 MB if each has 65 tokens with 20 log-probabilities
 
 RpcContext: TypeAlias = "aio.ServicerContext[Any, Any]"
-Caller: TypeAlias = Call[Guess, Fact]
+Caller: TypeAlias = Call[Proposal, Commit]
 
 
 class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
@@ -42,7 +42,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
 
     def __init__(self, host: Host, drain: Drain | None = None) -> None:
         self._host = host
-        self.streams: StreamServer[Guess, Fact] = StreamServer(
+        self.streams: StreamServer[Proposal, Commit] = StreamServer(
             host.thread, drain, ("verify", "step")
         )
         host.thread.after_forward = sample_step
@@ -71,8 +71,8 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
                 self._open(opening, caller)
             except TandemError as error:
                 self.streams.fail(caller, opening.stream, error)
-        for guess in request.guesses:
-            self._guess(guess, caller)
+        for proposal in request.proposals:
+            self._proposal(proposal, caller)
         for flow in request.flows:
             if stream := caller.streams.get(flow.stream):
                 stream.halted = flow.paused
@@ -99,12 +99,12 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             stream.strict = opening.once
 
     def _price(self) -> float:
-        """Return the price of a row: the chance below which a guessed node gets none."""
+        """Return the price of a row: the chance below which a proposed node gets none."""
         return self._host.thread.price
 
-    def _guess(self, message: common_pb2.Guess, caller: Caller) -> None:
-        """Put a guess into its session's inbox. A guess that cannot be verified is replaced by an
-        empty one, or ends a strict stream.
+    def _proposal(self, message: common_pb2.Proposal, caller: Caller) -> None:
+        """Put a proposal into its session's inbox. A proposal that cannot be verified is replaced
+        by an empty one, or ends a strict stream.
         """
         stream = caller.streams.get(message.stream)
         if stream is None:
@@ -112,17 +112,17 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         if len(stream.inbox) >= INBOX:
             stream.inbox.popleft()
         try:
-            guess = decode_guess(message, time.perf_counter())
+            proposal = decode_proposal(message, time.perf_counter())
             vocab_size = self._host.runner.model.vocab_size
-            check_tokens("draft.tokens", guess.tokens, vocab_size)
-            for each in guess.distributions:
+            check_tokens("draft.tokens", proposal.tokens, vocab_size)
+            for each in proposal.distributions:
                 check_tokens("draft.distributions", each.tokens, vocab_size)
         except InvalidRequest as error:
             if stream.strict:
                 self.streams.end(stream, error)
                 return
-            guess = Guess(message.behind)
-        stream.inbox.append(guess)
+            proposal = Proposal(message.behind)
+        stream.inbox.append(proposal)
 
     def _respond(self, caller: Caller) -> verifier_pb2.DecodeResponse:
         thread = self._host.thread
@@ -137,10 +137,10 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         if not caller.described:
             caller.described = True
             response.model.CopyFrom(codec.encode_model(self._host.describe()))
-        while caller.outgoing and len(response.facts) < MOST:
-            stream, fact = caller.outgoing.popleft()
-            response.facts.append(codec.encode_fact(stream, fact))
-        while caller.failures and not caller.outgoing:  # a stream's facts come first
+        while caller.outgoing and len(response.commits) < MOST:
+            stream, commit = caller.outgoing.popleft()
+            response.commits.append(codec.encode_commit(stream, commit))
+        while caller.failures and not caller.outgoing:  # a stream's commits come first
             response.failures.append(caller.failures.popleft())
         if caller.outgoing:
             caller.changed.set()

@@ -1,4 +1,4 @@
-"""The sources of guesses for a session, and how far each source is trusted. Pure."""
+"""The sources of proposals for a session, and how far each source is trusted. Pure."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tandem.protos.streams import LONGEST_MATCH, Decoding, Guess
+from tandem.protos.streams import LONGEST_MATCH, Decoding, Proposal
 from tandem.protos.types import Draft, DraftShape, Rule
 from tandem.verifier_service.answers import RecentAnswers
-from tandem.verifier_service.guess_node import Source
-from tandem.verifier_service.guesses import Guesses
+from tandem.verifier_service.proposals import Proposals
+from tandem.verifier_service.proposed_node import Source
 from tandem.verifier_service.suffix_drafts import (
     BOUNDARY,
     GrowingTokens,
     Tokens,
-    suffix_guess,
+    suffix_proposal,
 )
 from tandem.verifier_service.trust import Trust
 
@@ -45,19 +45,19 @@ class Sources:
 
     @property
     def drafter(self) -> Trust:
-        """The trust in the drafter's guesses."""
+        """The trust in the drafter's proposals."""
         return self.trusts[Source.DRAFTER]
 
     def observe(
-        self, guesses: Guesses, draft: Draft, token: int, accepted: Sequence[int], waited: bool
+        self, proposals: Proposals, draft: Draft, token: int, accepted: Sequence[int], waited: bool
     ) -> None:
         """Learn from a step that accepted these nodes of the newest draft and whose first token is
         `token`. `waited` tells whether the step had waited for the drafter.
         """
         for source, trust in self.trusts.items():
-            claimed = guesses.claimed(draft, accepted, source) if len(draft) else 0.0
-            trust.observe(claimed, guesses.right(accepted, source))
-        if (likeliest := guesses.likeliest()) is not None:
+            claimed = proposals.claimed(draft, accepted, source) if len(draft) else 0.0
+            trust.observe(claimed, proposals.right(accepted, source))
+        if (likeliest := proposals.likeliest()) is not None:
             self.drafter.observe_likeliest(likeliest == token)
         elif waited:
             self.drafter.waited_in_vain()
@@ -71,24 +71,26 @@ class SuffixSources:
     ) -> None:
         self._shape: DraftShape = opening.suffix_shape
         self._text = GrowingTokens.of(text if self._shape.levels else ())
-        alone = opening.sampling.rule is not Rule.MATCH  # the text then depends on the guesses
+        alone = opening.sampling.rule is not Rule.MATCH  # the text then depends on the proposals
         self._answers, self._scope = RecentAnswers(0) if alone else answers, scope
         self._answered = opening.sampling.prompt_length or len(text)
         known = (*opening.known, BOUNDARY) if opening.known else ()
         self._prediction: Tokens = np.array(known, np.int32)
-        self._looked = 0  # the length of the text after which guesses were made last
-        self._found: dict[Source, int] = {}  # the length after which each source last had a guess
+        self._looked = 0  # the length of the text after which proposals were made last
+        self._found: dict[
+            Source, int
+        ] = {}  # the length after which each source last had a proposal
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Add the tokens with which the text goes on."""
         self._text.extend(tokens)
 
-    def guesses(
+    def proposals(
         self, known: Collection[Source], trusts: Mapping[Source, Trust], price: float
-    ) -> Iterator[tuple[Source, Guess]]:
-        """Yield guesses of the sources of which no node is `known`, or which guessed a while ago;
-        once for each length of the text. Nodes that are not worth the price of a row, given the
-        trust in their source, are left out: they would only take time.
+    ) -> Iterator[tuple[Source, Proposal]]:
+        """Yield proposals of the sources of which no node is `known`, or which proposed a while
+        ago; once for each length of the text. Nodes that are not worth the price of a row, given
+        the trust in their source, are left out: they would only take time.
         """
         text = self._text.array
         if (length := len(text)) == self._looked or not self._shape.levels:
@@ -102,10 +104,12 @@ class SuffixSources:
             fresh = source in known and length < self._found[source] + soon
             if len(searched) and not fresh:
                 trust = trusts[source].log
-                guess = suffix_guess(searched, suffix, self._shape, length, least, price, trust)
-                if guess.tokens:
+                proposal = suffix_proposal(
+                    searched, suffix, self._shape, length, least, price, trust
+                )
+                if proposal.tokens:
                     self._found[source] = length
-                    yield source, guess
+                    yield source, proposal
 
     def remember(self) -> None:
         """Remember the session's answer at its end: other sessions of its scope may repeat it."""

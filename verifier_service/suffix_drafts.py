@@ -1,4 +1,5 @@
-"""Guesses without a model: tokens that followed a text's newest tokens where these occurred before.
+"""Proposals without a model: tokens that followed a text's newest tokens where these occurred
+before.
 
 Pure: knows no session, clock or randomness. Like SuffixDecoding (arXiv 2411.04975), it follows the
 longest suffixes that recur, and takes counts for chances. The places are found by comparing the
@@ -19,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tandem.protos.streams import LONGEST_MATCH, Guess
+from tandem.protos.streams import LONGEST_MATCH, Proposal
 from tandem.protos.types import DraftShape
 
 Tokens = npt.NDArray[np.int32]
@@ -28,7 +29,7 @@ PLACES = 32  # matching places that are followed, at most
 FEW, RECENT, COMPARED = 4, 4096, 256  # longer matches than FEW are sought in RECENT places only
 REPLACED = 8  # tokens that have to match before a token that may stand for another one
 DOUBT = 1.5  # length of a match, in tokens, that is wrong as often as right
-LEAST = 0.01  # the least chance of a node that is guessed
+LEAST = 0.01  # the least chance of a node that is proposed
 NOWHERE: Numbers = np.empty(0, np.intp)
 BOUNDARY = -1  # stands, in place of a token, between two texts
 
@@ -167,7 +168,7 @@ def places_to_follow(searched: Tokens, suffix: Tokens, least: int) -> tuple[Numb
     return matched[order], ends[order]
 
 
-def suffix_guess(
+def suffix_proposal(
     searched: Tokens,
     suffix: Tokens,
     shape: DraftShape,
@@ -175,16 +176,16 @@ def suffix_guess(
     least: int = 1,
     price: float = 0.0,
     trust: float = 0.0,
-) -> Guess:
-    """Guess the likeliest nodes after a suffix from what followed it in the tokens searched, where
-    at least `least` tokens match. `trust`, a logarithm, corrects each chance. Nodes whose chance is
-    below the `price` of a row are left out, because they would get no row.
+) -> Proposal:
+    """Propose the likeliest nodes after a suffix from what followed it in the tokens searched,
+    where at least `least` tokens match. `trust`, a logarithm, corrects each chance. Nodes whose
+    chance is below the `price` of a row are left out, because they would get no row.
     """
     if (needed := least_match(price / math.exp(trust))) > LONGEST_MATCH:
-        return Guess(behind)
+        return Proposal(behind)
     matched, ends = places_to_follow(searched, suffix, max(least, needed))
     if not len(ends):
-        return Guess(behind)
+        return Proposal(behind)
     steps = np.arange(shape.levels) % (len(searched) - ends)[:, None]  # past the end, repeat
     followers = Followers(searched[ends[:, None] + steps].tolist(), matched.tolist())
     most = -math.log(max(LEAST, price))
@@ -204,4 +205,4 @@ def suffix_guess(
         parents.append(parent)
         scores.append(math.log(node.chance))
         ranks = node.ranks
-    return Guess(behind, tuple(tokens), tuple(parents), tuple(scores))
+    return Proposal(behind, tuple(tokens), tuple(parents), tuple(scores))

@@ -1,4 +1,4 @@
-"""Measures how right the guesses of one session, or of all sessions, have been of late. Pure."""
+"""Measures how right the proposals of one session, or of all sessions, have been of late. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DRIFT = 0.002  # share of a lost promise that is restored in each step
 
 @dataclass(slots=True)
 class Trust:
-    """The trust in the guesses of one session or of all sessions: `right` of the `claimed` tokens
+    """The trust in the proposals of one session or of all sessions: `right` of the `claimed` tokens
     were accepted of late, counting only tokens after accepted ones. The `shared` trust learns from
     each observation of a session too.
     """
@@ -33,8 +33,8 @@ class Trust:
         return cls(pace=SHARED_PACE)
 
     def begun(self) -> Trust:
-        """Return the trust of a new session. It equals this one until the session's own guesses
-        have shown a little, so other sessions' wrong guesses cannot keep them from being tried.
+        """Return the trust of a new session. It equals this one until the session's own proposals
+        have shown a little, so other sessions' wrong proposals cannot keep them from being tried.
         """
         weight = min(1.0, BORROWED / self.claimed) if self.claimed else 1.0
         return Trust(weight * self.claimed, weight * self.right, self.promise, shared=self)
@@ -62,7 +62,7 @@ class Trust:
             self.shared.observe_likeliest(right)
 
     def waited_in_vain(self) -> None:
-        """Learn that a step waited for a guess in vain: none with a token after the root came."""
+        """Learn that a step waited for a proposal in vain: none with a next token came."""
         self.promise -= IN_VAIN * self.pace * self.promise
         if self.shared:
             self.shared.waited_in_vain()

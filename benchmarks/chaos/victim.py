@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from tandem.protos.streams import Guess
+from tandem.protos.streams import Proposal
 from tandem.protos.types import MAX_NODES
 
 HANG_SECONDS = 0.05  # between two checks whether a hang is over
@@ -20,22 +20,22 @@ DELAYS = {SLOW: 0.2, CRAWL: 2.0}  # seconds that every step takes longer
 MODEL_SERVICES = ("tandem.verifier_service", "tandem.drafter_service")
 
 
-def garbage(guess: Guess) -> Guess:
-    """Return a guess with as many tokens, nearly all of them wrong, each claimed to be certain."""
-    wrong = tuple(token ^ 1 for token in guess.tokens)
-    return replace(guess, tokens=wrong, scores=(0.0,) * len(wrong), distributions=())
+def garbage(proposal: Proposal) -> Proposal:
+    """Return a proposal with as many tokens, nearly all wrong, each claimed to be certain."""
+    wrong = tuple(token ^ 1 for token in proposal.tokens)
+    return replace(proposal, tokens=wrong, scores=(0.0,) * len(wrong), distributions=())
 
 
-def twice(guess: Guess) -> Guess:
-    """Return a guess with another node, as likely, beside every node: twice as many nodes as were
-    asked for, or as many as a guess may have.
+def twice(proposal: Proposal) -> Proposal:
+    """Return a proposal with another node, as likely, beside every node: twice as many nodes as
+    were asked for, or as many as a proposal may have.
     """
-    more = MAX_NODES - len(guess.tokens)
+    more = MAX_NODES - len(proposal.tokens)
     return replace(
-        guess,
-        tokens=guess.tokens + tuple(token ^ 1 for token in guess.tokens[:more]),
-        parents=guess.parents + guess.parents[:more],
-        scores=guess.scores + guess.scores[:more],
+        proposal,
+        tokens=proposal.tokens + tuple(token ^ 1 for token in proposal.tokens[:more]),
+        parents=proposal.parents + proposal.parents[:more],
+        scores=proposal.scores + proposal.scores[:more],
         distributions=(),
     )
 
@@ -63,8 +63,8 @@ def main() -> None:
         return call
 
     def spoiled(encode: Any) -> Any:
-        def call(stream: int, guess: Guess) -> Any:
-            return encode(stream, SPOILS[mode](guess) if mode in SPOILS else guess)
+        def call(stream: int, proposal: Proposal) -> Any:
+            return encode(stream, SPOILS[mode](proposal) if mode in SPOILS else proposal)
 
         return call
 
@@ -77,7 +77,7 @@ def main() -> None:
     if sys.argv[0] == "tandem.drafter_service":
         from tandem.drafter_service import service as drafter
 
-        drafter.encode_guess = spoiled(drafter.encode_guess)  # type: ignore[attr-defined]
+        drafter.encode_proposal = spoiled(drafter.encode_proposal)  # type: ignore[attr-defined]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 

@@ -30,13 +30,13 @@ from tandem.protos.errors import Unusable
 
 SESSIONS, LONGEST = 4, 320  # texts, and tokens of each at the most
 HEADS = (1, 5, 90, 130)  # tokens that become text; two long ones reach beyond a tail
-NODES = (0, 0, 3, 16)  # nodes guessed after these tokens
+NODES = (0, 0, 3, 16)  # nodes proposed after these tokens
 STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """The input of a session: the last `head` tokens of its text, then a tree of guesses."""
+    """The input of a session: the last `head` tokens of its text, then a tree of proposals."""
 
     session: int
     text: tuple[int, ...]
@@ -51,7 +51,7 @@ class Fed:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """All fed tokens: those of the text, and then the guesses."""
+        """All fed tokens: those of the text, and then the proposals."""
         return self.text[self.context :] + self.draft
 
 

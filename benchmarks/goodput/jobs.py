@@ -1,4 +1,4 @@
-"""The real jobs of both services without models: tokens and guesses come from simulated texts."""
+"""The real jobs of both services without models: tokens and proposals come from simulated texts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tandem.drafter_service.tree.deferred_prefill import DeferredPrefill
 from tandem.drafter_service.tree.expansion import Expander
 from tandem.drafter_service.tree.growing import GrowingTree
 from tandem.drafter_service.tree.node import DraftNode, Expansion
-from tandem.drafter_service.tree.session_text import FactTokens, SessionText
+from tandem.drafter_service.tree.session_text import CommitTokens, SessionText
 from tandem.drafter_service.tree.token_tree import TokenTree
 from tandem.drafter_service.tree.vocabulary import Vocabulary
 from tandem.drafter_service.tree.whole import whole_drafts
 from tandem.drafter_service.tree.worth import Worth
 from tandem.engine.schedule.job_stream import JobStream
 from tandem.engine.schedule.task import Job, Task
-from tandem.protos.streams import Drafting, Guess
+from tandem.protos.streams import Drafting, Proposal
 from tandem.protos.types import Draft, TokenLogprobs
 from tandem.verifier_service.acceptance import Decision, match
 from tandem.verifier_service.decoding import DecodeJob
@@ -63,15 +63,15 @@ class ModellessText(SessionText):
 
     source: SimulatedText
 
-    def expand(self, nodes: Sequence[DraftNode], logits: torch.Tensor, guess: Expander) -> None:
-        """Expand nodes by the simulated guesses, without logits."""
+    def expand(self, nodes: Sequence[DraftNode], logits: torch.Tensor, proposal: Expander) -> None:
+        """Expand nodes by the simulated proposals, without logits."""
         self.tree.expand(nodes, self.source.children([node.position for node in nodes]))
 
 
 def draft_job(
     device: Device,
     opening: Drafting,
-    stream: JobStream[FactTokens, Guess],
+    stream: JobStream[CommitTokens, Proposal],
     worth: Worth | None,
     source: SimulatedText,
     clock: Callable[[], float],

@@ -13,8 +13,8 @@ LEVELS = {8: 6, 16: 8, 32: 10, 64: 12}  # nodes of a tree to its levels
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The `shape` that is drafted ahead at most, or always, if it is `fixed`. Then all guesses are
-    verified that have arrived or, in `lockstep`, those that were made after exactly the text.
+    """The `shape` that is drafted ahead at most, or always, if it is `fixed`. Then all proposals
+    are verified that have arrived or, in `lockstep`, those that were made after exactly the text.
     """
 
     name: str

@@ -16,7 +16,7 @@ from tandem.benchmarks.goodput.jobs import draft_job, sample
 from tandem.benchmarks.goodput.policy import Policy
 from tandem.benchmarks.goodput.text import PERIOD, SimulatedText, text_of
 from tandem.benchmarks.goodput.world import DRAFTS, TARGETS, World, at
-from tandem.drafter_service.tree.session_text import FactTokens
+from tandem.drafter_service.tree.session_text import CommitTokens
 from tandem.drafter_service.tree.worth import Conditions, DrafterHistory, Worth
 from tandem.engine.config import draft_cost
 from tandem.engine.schedule.cost import Rates, StepLoad
@@ -24,7 +24,7 @@ from tandem.engine.schedule.job_stream import JobStream
 from tandem.engine.schedule.rehearsal import NAME, ROWS, rehearsal
 from tandem.engine.schedule.task import Task
 from tandem.orchestrator.rounds.backoff import DraftBackoff
-from tandem.protos.streams import Decoding, Drafting, Fact, Guess
+from tandem.protos.streams import Commit, Decoding, Drafting, Proposal
 from tandem.protos.types import Context, SamplingParams
 from tandem.verifier_service.decoding import DecodeJob
 from tandem.verifier_service.sources import Sources
@@ -54,8 +54,8 @@ class Request:
     until: int
     tokens: tuple[int, ...]
     text: SimulatedText
-    guesses: JobStream[Guess, Fact]
-    facts: JobStream[FactTokens, Guess]
+    proposals: JobStream[Proposal, Commit]
+    commits: JobStream[CommitTokens, Proposal]
     drafting: Task | None = None
     backoff: DraftBackoff = field(default_factory=DraftBackoff)
 
@@ -68,17 +68,17 @@ class Simulation:
         self._events, self._debt = Events(), 0.0
         self._target_noise, self._draft_noise = (random.Random(f"{seed} {w}") for w in "vd")
         self._tokens = 0  # emitted after the start
-        self.accepted = Counter[int]()  # tokens of guesses, by the number of the request
+        self.accepted = Counter[int]()  # tokens of proposals, by the number of the request
         self._number = 0
         self._requests: dict[int, Request] = {}
         self._texts: dict[bytes, SimulatedText] = {}
         self._conditions, self._history = Conditions(), DrafterHistory()
         self._sources = Sources.of_all()
-        self._facts: deque[tuple[int, Fact]] = deque()
-        self._guesses: deque[tuple[int, Guess]] = deque()
+        self._commits: deque[tuple[int, Commit]] = deque()
+        self._proposals: deque[tuple[int, Proposal]] = deque()
         fixed = policy.shape.nodes if policy.fixed else None
-        self._verifier = Device(self._events, self._verify_seconds, self._send_facts, fixed)
-        self._drafter = Device(self._events, self._draft_seconds, self._send_guesses)
+        self._verifier = Device(self._events, self._verify_seconds, self._send_commits, fixed)
+        self._drafter = Device(self._events, self._draft_seconds, self._send_proposals)
         self._verifier.before_jobs = partial(sample, self._texts)
         self._to_drafter = Way(self._events, lambda: self._delay / 2)
         self._to_verifier = Way(self._events, lambda: self._delay / 2)
@@ -123,41 +123,41 @@ class Simulation:
         self._texts[name] = text
         prompt, until = tuple(map(text.token, range(PROMPT))), PROMPT + rng.randint(*ANSWER)
         request = self._requests[number] = Request(
-            name, until, prompt, text, JobStream(self._facts, number, 1),
-            JobStream(self._guesses, number, 1),
+            name, until, prompt, text, JobStream(self._commits, number, 1),
+            JobStream(self._proposals, number, 1),
         )  # fmt: skip
         lockstep = self._policy.lockstep
         opening = Decoding(Context(name, 1, 0, prompt), SamplingParams(), until, lockstep=lockstep)
         sessions, sources = self._verifier.sessions, self._sources.begun()
-        job = DecodeJob(sessions, opening, request.guesses, sources, lambda: self._events.now)
+        job = DecodeJob(sessions, opening, request.proposals, sources, lambda: self._events.now)
         if lockstep:
             self._to_drafter.send(partial(self._open, request, prompt))
         self._verifier.start(name, job.run())
 
     def _open(self, request: Request, tokens: tuple[int, ...]) -> None:
-        """Ask the drafter to guess after `tokens`."""
+        """Ask the drafter to propose after `tokens`."""
         policy, drafter = self._policy, self._drafter
         opening = Drafting(Context(request.name, 1, 0, tokens), SamplingParams(), policy.shape)
         cost = 0.0 if policy.fixed else draft_cost(shared=self._world.contention > 0)
         worth = Worth(self._conditions, drafter.costs.rates, self._history, cost)
         job = draft_job(
-            drafter, opening, request.facts, None if policy.lockstep else worth, request.text,
+            drafter, opening, request.commits, None if policy.lockstep else worth, request.text,
             lambda: self._events.now,
         )  # fmt: skip
         request.drafting = drafter.start(request.name, job)
 
-    def _send_facts(self) -> None:
-        """Send the verifier's facts to the drafter, with what the verifier reports of itself."""
-        while self._facts:
-            number, fact = self._facts.popleft()
+    def _send_commits(self) -> None:
+        """Send the verifier's commits to the drafter, with what the verifier reports of itself."""
+        while self._commits:
+            number, commit = self._commits.popleft()
             request = self._requests[number]
-            request.tokens += fact.tokens
-            self.accepted[number] += fact.accepted
-            self._tokens += len(fact.tokens) * (self._events.now > self._world.start)
+            request.tokens += commit.tokens
+            self.accepted[number] += commit.accepted
+            self._tokens += len(commit.tokens) * (self._events.now > self._world.start)
             ended = len(request.tokens) >= request.until
-            sent: Fact | None = fact
+            sent: Commit | None = commit
             if not (ended or self._policy.fixed):
-                sent = request.backoff.stepped(fact, self._events.now, self._delay)
+                sent = request.backoff.stepped(commit, self._events.now, self._delay)
             if sent and self._policy.shape.nodes:
                 known = self._verifier.price, self._verifier.costs.rates.token
                 self._to_drafter.send(partial(self._receive, request, sent, known))
@@ -165,28 +165,28 @@ class Simulation:
                 del self._requests[number], self._texts[request.name]
                 self._events.after(0.0, self._ask)
 
-    def _receive(self, request: Request, fact: Fact, known: tuple[float, float]) -> None:
-        """Handle a fact that arrives at the drafter."""
+    def _receive(self, request: Request, commit: Commit, known: tuple[float, float]) -> None:
+        """Handle a commit that arrives at the drafter."""
         self._conditions.price, self._conditions.token_seconds = known
         self._conditions.delay = self._delay
         if request.drafting is None:
-            self._open(request, request.tokens[: fact.start + len(fact.tokens)])
+            self._open(request, request.tokens[: commit.start + len(commit.tokens)])
         else:
-            request.facts.inbox.append((fact.start, fact.tokens))
-        if fact.start + len(fact.tokens) >= request.until and request.drafting:
+            request.commits.inbox.append((commit.start, commit.tokens))
+        if commit.start + len(commit.tokens) >= request.until and request.drafting:
             self._drafter.end(request.drafting)
         self._drafter.wake()
 
-    def _send_guesses(self) -> None:
-        """Send the drafter's guesses to the verifier."""
-        while self._guesses:
-            number, guess = self._guesses.popleft()
+    def _send_proposals(self) -> None:
+        """Send the drafter's proposals to the verifier."""
+        while self._proposals:
+            number, proposal = self._proposals.popleft()
             if request := self._requests.get(number):
-                self._to_verifier.send(partial(self._hear, request, guess))
+                self._to_verifier.send(partial(self._hear, request, proposal))
 
-    def _hear(self, request: Request, guess: Guess) -> None:
-        """Handle a guess that arrives at the verifier."""
-        request.guesses.inbox.append(replace(guess, arrived=self._events.now))
+    def _hear(self, request: Request, proposal: Proposal) -> None:
+        """Handle a proposal that arrives at the verifier."""
+        request.proposals.inbox.append(replace(proposal, arrived=self._events.now))
         self._verifier.wake()
         request.backoff.arrived = True
 

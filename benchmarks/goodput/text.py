@@ -16,17 +16,17 @@ from tandem.benchmarks.goodput.world import LOST, Skill
 from tandem.drafter_service.tree.node import Child, Expansion
 
 BRANCHES = 4
-UNFORESEEN = BRANCHES  # the token that no guess has
+UNFORESEEN = BRANCHES  # the token that no proposal has
 PERIOD = 4096  # positions after which a text begins again
 REST = 0.5  # the next child's share of the chance that is left
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedText:
-    """A text without end, and the drafter's guesses at each of its positions."""
+    """A text without end, and the drafter's proposals at each of its positions."""
 
     tokens: Sequence[int]
-    guesses: Sequence[Expansion]
+    proposals: Sequence[Expansion]
     offset: int = 0
 
     def token(self, position: int) -> int:
@@ -34,16 +34,16 @@ class SimulatedText:
         return self.tokens[(self.offset + position) % PERIOD]
 
     def children(self, positions: Sequence[int]) -> list[Expansion]:
-        """Return the drafter's guesses at positions."""
-        return [self.guesses[(self.offset + position) % PERIOD] for position in positions]
+        """Return the drafter's proposals at positions."""
+        return [self.proposals[(self.offset + position) % PERIOD] for position in positions]
 
 
 @lru_cache(maxsize=16)
 def text_of(skill: Skill, seed: int) -> SimulatedText:
-    """Make a text, and the guesses of a drafter of this skill at it."""
+    """Make a text, and the proposals of a drafter of this skill for it."""
     rng = random.Random(seed)
     tokens: list[int] = []
-    guesses: list[Expansion] = []
+    proposals: list[Expansion] = []
     for position in range(PERIOD):
         claimed = chances(min(0.995, rng.betavariate(skill.alpha, skill.beta)))
         lost = skill.alternate and (position // skill.alternate) % 2
@@ -52,8 +52,8 @@ def text_of(skill: Skill, seed: int) -> SimulatedText:
         weights = [*true, max(0.0, 1 - sum(true))]
         tokens += rng.choices(range(UNFORESEEN + 1), weights)
         children = (Child(rank, math.log(chance)) for rank, chance in enumerate(claimed))
-        guesses.append(Expansion(tuple(children)))
-    return SimulatedText(tokens, guesses)
+        proposals.append(Expansion(tuple(children)))
+    return SimulatedText(tokens, proposals)
 
 
 def chances(first: float) -> list[float]:

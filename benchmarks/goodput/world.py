@@ -1,5 +1,5 @@
-"""The simulated worlds: how good guesses are, what steps cost, how far apart the services are, how
-many users ask, and what goes wrong with the drafter.
+"""The simulated worlds: how good proposals are, what steps cost, how far apart the services are,
+how many users ask, and what goes wrong with the drafter.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Phases = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """The skill of a drafter. The chance that it claims for its likeliest guess is Beta(`alpha`,
+    """The skill of a drafter. The chance that it claims for its likeliest proposal is Beta(`alpha`,
     `beta`) distributed over positions; the true chance is `honesty` times that. With `alternate`,
     the factor is `LOST` in every other stretch of so many tokens.
     """
@@ -91,9 +91,9 @@ TROUBLES: dict[str, Phases] = {
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A world. `delay`: milliseconds from a fact to the guess that it causes. `sessions`: how many
-    are open. `slowness`: seconds that a step of the drafter takes longer, infinite while it hangs.
-    A second of the drafter takes `contention` seconds from the verifier.
+    """A world. `delay`: milliseconds from a commit to the proposal that it causes. `sessions`: how
+    many are open. `slowness`: seconds that a step of the drafter takes longer, infinite while it
+    hangs. A second of the drafter takes `contention` seconds from the verifier.
     """
 
     target: str

@@ -193,11 +193,11 @@ async def address(process: Process) -> str:
     """Wait until a process serves, and return its address; raises Unusable."""
     assert process.stdout
     async for line in process.stdout:
-        fact = announcement(line)
-        if fact and fact["event"] == "failed":
-            raise Unusable(fact["problem"])
-        if fact and fact["event"] == "serving":
-            return fact["address"]
+        commit = announcement(line)
+        if commit and commit["event"] == "failed":
+            raise Unusable(commit["problem"])
+        if commit and commit["event"] == "serving":
+            return commit["address"]
     raise Unusable("a service did not start; its own line above says why")
 
 

@@ -147,18 +147,18 @@ class LlamaCpp:
         self._known.clear()
         while len(text) < len(prompt) + max_new_tokens and text[-1] != self._target.end:
             left = len(prompt) + max_new_tokens - len(text) - 1
-            guesses = self._guesses(text, min(self._drafted, left))
+            proposals = self._proposals(text, min(self._drafted, left))
             start = len(text) - 1
-            logits = self._target.feed([text[-1], *guesses], start)
+            logits = self._target.feed([text[-1], *proposals], start)
             steps += 1
-            for guess, row in zip([*guesses, -1], logits, strict=True):
+            for proposal, row in zip([*proposals, -1], logits, strict=True):
                 text.append(self._drawn(row))
-                if text[-1] != guess or text[-1] == self._target.end:
+                if text[-1] != proposal or text[-1] == self._target.end:
                     break
             self._target.cut(len(text) - 1)
         return Completion(tuple(text[len(prompt) :]), steps)
 
-    def _guesses(self, text: list[int], count: int) -> list[int]:
+    def _proposals(self, text: list[int], count: int) -> list[int]:
         """Return a chain of the draft model's `count` likeliest tokens."""
         if self._draft is None or count < 1:
             return []
@@ -167,12 +167,12 @@ class LlamaCpp:
         held = min(len(self._known), len(text) - 1) if held is None else held
         self._draft.cut(held)
         row = self._draft.feed(text[held:], held)[-1]
-        guesses = [int(row.argmax())]
-        while len(guesses) < count:
-            place = len(text) + len(guesses) - 1
-            guesses.append(int(self._draft.feed(guesses[-1:], place)[-1].argmax()))
-        self._known = text + guesses[:-1]
-        return guesses
+        proposals = [int(row.argmax())]
+        while len(proposals) < count:
+            place = len(text) + len(proposals) - 1
+            proposals.append(int(self._draft.feed(proposals[-1:], place)[-1].argmax()))
+        self._known = text + proposals[:-1]
+        return proposals
 
     def _drawn(self, row: Logits) -> int:
         if not self._temperature:

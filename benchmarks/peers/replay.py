@@ -17,7 +17,7 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 from tandem.protos import tree
 from tandem.protos.streams import Decoding
 from tandem.protos.types import NO_DRAFT, Context, Draft, DraftShape, SamplingParams
-from tandem.verifier_service.guesses import Guesses
+from tandem.verifier_service.proposals import Proposals
 from tandem.verifier_service.sources import Sources, SuffixSources
 
 Tokens = tuple[int, ...]
@@ -42,7 +42,7 @@ class Session(Protocol):
     """A drafter in one text."""
 
     def draft(self, text: Tokens) -> Draft:
-        """Return the drafter's guess after the known text."""
+        """Return the drafter's proposal after the known text."""
 
     def accepted(self, nodes: Sequence[int], token: int) -> None:
         """Learn which nodes of the draft were right, and the first token after the text."""
@@ -72,7 +72,7 @@ class PromptLookup:
 
 
 class Suffix:
-    """The verifier's own guesses by suffix. The likeliest are verified, as many as the shape has
+    """The verifier's own proposals by suffix. The likeliest are verified, as many as the shape has
     nodes, whatever they cost.
     """
 
@@ -82,24 +82,24 @@ class Suffix:
         )
         self._sources, self._shape, self._known = sources.begun(), shape, len(prompt)
         self._suffixes = SuffixSources(opening, prompt, sources.answers, b"")
-        self._guesses, self._draft = Guesses(len(prompt), 1 << 20), NO_DRAFT
+        self._proposals, self._draft = Proposals(len(prompt), 1 << 20), NO_DRAFT
 
     def draft(self, text: Tokens) -> Draft:
         """Return a tree, or a chain if the shape is one."""
         if news := text[self._known :]:
             self._suffixes.extend(news)
-            self._guesses.advance(news)
+            self._proposals.advance(news)
             self._known = len(text)
         trusts = self._sources.trusts
-        for source, guess in self._suffixes.guesses(self._guesses.sources, trusts, 0.0):
-            self._guesses.add(guess, trusts[source].log, source)
-        rows = sum(1 for _ in islice(self._guesses.chances(), self._shape.nodes))
-        self._draft, _ = self._guesses.draft(rows)
+        for source, proposal in self._suffixes.proposals(self._proposals.sources, trusts, 0.0):
+            self._proposals.add(proposal, trusts[source].log, source)
+        rows = sum(1 for _ in islice(self._proposals.chances(), self._shape.nodes))
+        self._draft, _ = self._proposals.draft(rows)
         return self._draft
 
     def accepted(self, nodes: Sequence[int], token: int) -> None:
         """Adjust the trust in the sources by what was accepted."""
-        self._sources.observe(self._guesses, self._draft, token, nodes, waited=False)
+        self._sources.observe(self._proposals, self._draft, token, nodes, waited=False)
 
     def end(self) -> None:
         """Remember the answer, if answers are remembered."""

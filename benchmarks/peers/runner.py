@@ -20,7 +20,7 @@ from tandem.protos.types import (
     Context,
     Draft,
     DraftShape,
-    Proposal,
+    ProposeResult,
     SamplingParams,
     Verdict,
 )
@@ -35,7 +35,7 @@ class Drafter(Protocol):
 
     async def propose(
         self, context: Context, shape: DraftShape, sampling: SamplingParams
-    ) -> Proposal:
+    ) -> ProposeResult:
         """Propose a draft for the context."""
 
     async def close(self, session_id: bytes) -> None:

@@ -25,7 +25,7 @@ from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
 
 Prompt = tuple[int, ...]
-ALWAYS = ("--draft-cost", "0")  # flags of a drafter that guesses whatever it costs
+ALWAYS = ("--draft-cost", "0")  # flags of a drafter that proposes whatever it costs
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from tandem.protos.transport import rpc
 from tandem.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 
 HEAD, CONTEXT = 4, 1 << 16
-MANY = 1000  # facts of a message at most
+MANY = 1000  # commits of a message at most
 
 
 def token_at(head: tuple[int, ...], position: int, vocabulary: int) -> int:
@@ -48,7 +48,7 @@ class TableVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     async def Decode(
         self, requests: AsyncIterator[verifier_pb2.DecodeRequest], context: Any
     ) -> AsyncIterator[verifier_pb2.DecodeResponse]:
-        """Send the facts of every step until the caller ends the call."""
+        """Send the commits of every step until the caller ends the call."""
         streams: dict[int, Open] = {}
         sent = 0.0
 
@@ -70,10 +70,10 @@ class TableVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             while not reading.done():
                 tick += 1
                 await asyncio.sleep(tick * self._seconds - clock())
-                facts = [self._step(number, each) for number, each in streams.items()]
-                for start in range(0, len(facts) or 1, MANY):
-                    some = [fact for fact in facts[start : start + MANY] if fact]
-                    yield verifier_pb2.DecodeResponse(facts=some, sent=sent)
+                commits = [self._step(number, each) for number, each in streams.items()]
+                for start in range(0, len(commits) or 1, MANY):
+                    some = [commit for commit in commits[start : start + MANY] if commit]
+                    yield verifier_pb2.DecodeResponse(commits=some, sent=sent)
                 for number in [n for n, each in streams.items() if each.length >= each.until]:
                     del streams[number]
         finally:
@@ -85,14 +85,14 @@ class TableVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         """Describe the table as a model."""
         return verifier_pb2.DescribeVerifierResponse(model=self._model)
 
-    def _step(self, number: int, stream: Open) -> common_pb2.Fact | None:
+    def _step(self, number: int, stream: Open) -> common_pb2.Commit | None:
         if stream.paused:
             return None
         start = stream.length
         stream.length = min(stream.until, start + self._tokens)
         positions = range(start, stream.length)
         tokens = [token_at(stream.head, each, self._model.vocab_size) for each in positions]
-        return common_pb2.Fact(stream=number, start=start, tokens=tokens)
+        return common_pb2.Commit(stream=number, start=start, tokens=tokens)
 
 
 def table_model(tokenizer: Path) -> common_pb2.ModelDescription:

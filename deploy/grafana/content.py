@@ -54,8 +54,8 @@ DASHBOARDS = {
             "Tokens per second of a request",
             "short",
             {
-                'tandem:goodput_tokens_per_second{guesses="yes"}': "steps with a draft",
-                'tandem:goodput_tokens_per_second{guesses="no"}': "plain steps",
+                'tandem:goodput_tokens_per_second{draft="yes"}': "steps with a draft",
+                'tandem:goodput_tokens_per_second{draft="no"}': "plain steps",
             },
         ),
         Panel(

@@ -17,7 +17,7 @@ from tandem.drafter_service.foreign.target_text import TargetTexts
 from tandem.drafter_service.foreign.translation import Translation
 from tandem.drafter_service.tree.expansion import LOGIT_ERROR
 from tandem.drafter_service.tree.pending import PendingTokens, chain_segment
-from tandem.drafter_service.tree.session_text import FactTokens, new_tokens
+from tandem.drafter_service.tree.session_text import CommitTokens, new_tokens
 from tandem.drafter_service.tree.token_tree import adapted
 from tandem.drafter_service.tree.waiting_input import WaitingInput
 from tandem.engine.cache.session import Session
@@ -27,7 +27,7 @@ from tandem.engine.forward.step_input import StepInput
 from tandem.engine.schedule.job_stream import JobStream
 from tandem.engine.schedule.task import Job
 from tandem.protos import tree
-from tandem.protos.streams import Drafting, Guess
+from tandem.protos.streams import Drafting, Proposal
 from tandem.protos.types import DraftShape, Rule
 
 LONGEST = 8  # times the draft model's context: a longer opening is not translated
@@ -90,7 +90,7 @@ class ChainJob:
     """
 
     def __init__(
-        self, engine: ChainSetup, opening: Drafting, stream: JobStream[FactTokens, Guess]
+        self, engine: ChainSetup, opening: Drafting, stream: JobStream[CommitTokens, Proposal]
     ) -> None:
         self._engine, self._opening, self._stream = engine, opening, stream
         self._shape = opening.shape
@@ -105,7 +105,7 @@ class ChainJob:
         self._possible = bool(self._draft_tokens) and self._fits  # half a character is no text
 
     def run(self) -> Job:
-        """Draft after the opening and then after facts; raises StaleTurn, Busy, Internal."""
+        """Draft after the opening and then after commits; raises StaleTurn, Busy, Internal."""
         context, sessions = self._opening.context, self._engine.sessions
         if not self._fits:
             self._emit(epoch=context.epoch, held=context.base)
@@ -131,7 +131,7 @@ class ChainJob:
                     known = self._pending.read()
 
     def _ready(self) -> Segment | None:
-        """Take in facts. Returns the draft model's tokens to feed, after which a chain is wanted,
+        """Take in commits. Returns the draft model's tokens to feed, after which a chain is wanted,
         or None.
         """
         if tokens := new_tokens(self._stream.inbox, len(self._text.tokens)):
@@ -189,7 +189,7 @@ class ChainJob:
             segment = Segment(session.table, session.length, tuple(newest), parents, wanted=1)
             logits = yield from self._pending.feed(segment)
             fed += 1
-        sessions.advance(session, chain.tokens[:fed], range(fed), guessed=fed)
+        sessions.advance(session, chain.tokens[:fed], range(fed), proposed=fed)
         self._drafted = tuple(self._target_tokens(chain)[: self._levels])
         self._emit(chain, session.epoch, len(self._text.tokens))
 
@@ -209,7 +209,7 @@ class ChainJob:
         """Send the drafted tokens."""
         tokens, first = self._drafted, self._sent + 1
         self._sent += len(tokens)
-        guess = Guess(
+        proposal = Proposal(
             len(self._text.tokens),
             tokens,
             (0, *range(first, self._sent))[: len(tokens)],
@@ -218,4 +218,4 @@ class ChainJob:
             self._opening.context.turn,
         )
         once = self._opening.once
-        self._stream.emit(replace(guess, epoch=epoch, cached_len=held) if once else guess)
+        self._stream.emit(replace(proposal, epoch=epoch, cached_len=held) if once else proposal)

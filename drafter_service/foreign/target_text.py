@@ -10,7 +10,7 @@ from tandem.drafter_service.foreign.translation import Translation
 from tandem.protos.errors import SessionMiss
 from tandem.protos.types import Context
 
-TAIL = 32  # number of newest tokens, at least, that are translated again after every fact
+TAIL = 32  # number of newest tokens, at least, that are translated again after every commit
 
 
 def _none() -> array[int]:

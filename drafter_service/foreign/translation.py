@@ -125,8 +125,8 @@ class Translation:
 
     def to_target(self, committed: Sequence[int], drafted: Sequence[int]) -> list[int]:
         """Return the draft in the target's tokens, as it follows the committed tokens, up to the
-        draft's end of text if it has one. The last token may be half a word; it is a guess like any
-        other.
+        draft's end of text if it has one. The last token may be half a word; it is a proposal like
+        any other.
         """
         count = next((at for at, token in enumerate(drafted) if self.is_special(token)), None)
         text = self._draft.decode(drafted[:count]).partition(LOST)[0]

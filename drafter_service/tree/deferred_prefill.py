@@ -1,4 +1,4 @@
-"""Reads a text as late as guesses after it are worth that, with all tokens known by then."""
+"""Reads a text as late as proposals after it are worth that, with all tokens known by then."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from tandem.drafter_service.tree.pending import Read, chain_segment
-from tandem.drafter_service.tree.session_text import FactTokens, new_tokens
+from tandem.drafter_service.tree.session_text import CommitTokens, new_tokens
 from tandem.drafter_service.tree.waiting_input import WaitingInput
 from tandem.drafter_service.tree.worth import Worth
 from tandem.engine.cache.session import Session
@@ -28,7 +28,7 @@ class DeferredPrefill:
         self,
         sessions: Sessions,
         context: Context,
-        inbox: deque[FactTokens],
+        inbox: deque[CommitTokens],
         worth: Worth | None,
         clock: Callable[[], float],
         read: Read = tuple,

@@ -1,7 +1,7 @@
 """Turns the draft model's logits into the children of a node.
 
-There are three ways to guess: the tokens most likely to be the target's draw; tokens drawn as
-rejection sampling wants them; and the branches of Medusa-lite. A guess may be wrong, so each way
+There are three ways to propose: the tokens most likely to be the target's draw; tokens drawn as
+rejection sampling wants them; and the branches of Medusa-lite. A propose may be wrong, so each way
 may look at a few likely tokens only.
 """
 
@@ -39,8 +39,8 @@ children of each row's node."""
 
 
 def likeliest_children(params: SamplingParams, count: int, sure: bool = False) -> Expander:
-    """Guess the `count` tokens that most likely are the target's draw, with log-probabilities and,
-    if `sure`, with their probabilities by the draft model.
+    """Propose the `count` tokens that most likely are the target's draw, with log-probabilities
+    and, if `sure`, with their probabilities by the draft model.
 
     The target draws argmax(logit + temperature x noise). The drafter's logits are off by some
     scale, so softmax((logit + temperature x noise) / scale) predicts who wins.
@@ -48,7 +48,7 @@ def likeliest_children(params: SamplingParams, count: int, sure: bool = False) -
 
     few = max(FEW, count)
 
-    def guess(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
+    def propose(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
         tokens, keys = _favoured(logits, params, positions, few)  # [rows, few]
         gains = (keys / LOGIT_ERROR).log_softmax(-1)[:, :count].tolist()
         tokens = tokens[:, :count]
@@ -59,7 +59,7 @@ def likeliest_children(params: SamplingParams, count: int, sure: bool = False) -
         rows = zip(tokens.tolist(), gains, chances, strict=True)
         return [Expansion([c for c in map(Child, *row) if c.gain > -math.inf]) for row in rows]
 
-    return guess
+    return propose
 
 
 def _favoured(
@@ -92,15 +92,15 @@ def _noise(seed: int, position: int, count: int) -> torch.Tensor:
 
 
 def sampled_children(params: SamplingParams, branches: int, root: int) -> Expander:
-    """Guess tokens drawn without replacement from the part of the draft model's distribution that
+    """Propose tokens drawn without replacement from the part of the draft model's distribution that
     is sent: `branches` after the root, at position `root`, and one after other nodes.
     """
 
-    def guess(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
+    def propose(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
         rows = zip(logits, positions, strict=True)
         return [_drawn(row, params, at, branches if at == root else 1) for row, at in rows]
 
-    return guess
+    return propose
 
 
 def _drawn(row: torch.Tensor, params: SamplingParams, position: int, count: int) -> Expansion:
@@ -123,7 +123,7 @@ def _drawn(row: torch.Tensor, params: SamplingParams, position: int, count: int)
 def medusa_lite_children(
     params: SamplingParams, branches: int, root: int, visible: torch.Tensor
 ) -> Expander:
-    """Guess `branches` first tokens, drawn without replacement from the `visible` [vocab] ones of
+    """Propose `branches` first tokens, drawn without replacement from the `visible` [vocab] ones of
     the nucleus of what the target may draw, and continue each with the likeliest tokens.
 
     The draws share the target's noise, so the target's draw tends to be among them.
@@ -131,7 +131,7 @@ def medusa_lite_children(
     if params.greedy:  # a greedy target's other sampling parameters must not matter
         params = SamplingParams(FIRST_TEMPERATURE, seed=params.seed)
 
-    def guess(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
+    def propose(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
         if positions[0] != root:
             best = (each.flatten().tolist() for each in leading(logits, PLAIN, 1))
             return [Expansion([_sized(*pair)]) for pair in zip(*best, strict=True)]
@@ -144,7 +144,7 @@ def medusa_lite_children(
         pairs = zip(ids[first].tolist(), scores[first].tolist(), strict=True)
         return [Expansion([_sized(*pair) for pair in pairs])]
 
-    return guess
+    return propose
 
 
 def _nucleus(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
@@ -179,25 +179,25 @@ def branching(shape: DraftShape) -> DraftShape:
     return replace(shape, branches=branches, nodes=branches * shape.levels)
 
 
-def where_possible(guess: Expander) -> Expander:
-    """Return an expander that guesses like `guess`, but nothing after a row in which no token is
+def where_possible(propose: Expander) -> Expander:
+    """Return an expander that proposes like `propose`, but nothing after a row in which no token is
     possible. Such a row occurs if the draft model shares none of the tokens that a grammar allows
     with the target.
     """
 
-    def guess_or_not(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
+    def propose_or_not(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
         nothing = logits.amax(-1).isneginf()
-        found = guess(logits.masked_fill(nothing[:, None], 0.0), positions)
+        found = propose(logits.masked_fill(nothing[:, None], 0.0), positions)
         pairs = zip(found, nothing.tolist(), strict=False)
         return [Expansion([]) if none else expansion for expansion, none in pairs]
 
-    return guess_or_not
+    return propose_or_not
 
 
 def expander(
     shape: DraftShape, params: SamplingParams, root: int, visible: torch.Tensor
 ) -> Expander:
-    """Return how to guess after a text of `root` tokens. `visible` [tokens] tells which of the
+    """Return how to propose after a text of `root` tokens. `visible` [tokens] tells which of the
     tokenizer's tokens a reader can see.
     """
     if shape.method is Method.MEDUSA_LITE:

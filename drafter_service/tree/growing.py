@@ -1,5 +1,5 @@
-"""A tree that grows ahead of its text without end. Facts re-root the tree, and a node is sent when
-it becomes one of the best.
+"""A tree that grows ahead of its text without end. Commits re-root the tree, and a node is sent
+when it becomes one of the best.
 
 The tree is a step input to the model thread. `session_text` knows which nodes may be fed,
 `token_tree` which are best.
@@ -14,12 +14,12 @@ import torch
 
 from tandem.drafter_service.tree.expansion import Expander
 from tandem.drafter_service.tree.node import DraftNode
-from tandem.drafter_service.tree.session_text import FactTokens, SessionText
+from tandem.drafter_service.tree.session_text import CommitTokens, SessionText
 from tandem.drafter_service.tree.worth import Worth
 from tandem.engine.forward.segment import Segment
 from tandem.engine.schedule.batch import SHORT
 from tandem.engine.schedule.job_stream import JobStream
-from tandem.protos.streams import Guess
+from tandem.protos.streams import Proposal
 from tandem.protos.types import MAX_LEVELS
 
 
@@ -31,13 +31,13 @@ class GrowingTree:
     def __init__(
         self,
         text: SessionText,
-        guess: Expander,
-        stream: JobStream[FactTokens, Guess],
+        propose: Expander,
+        stream: JobStream[CommitTokens, Proposal],
         worth: Worth,
         clock: Callable[[], float],
         first: torch.Tensor,
     ) -> None:
-        self._text, self._guess, self._stream = text, guess, stream
+        self._text, self._propose, self._stream = text, propose, stream
         self._worth, self._clock = worth, clock
         self._frontier: Sequence[DraftNode] = ()
         self._asked: Sequence[DraftNode] = ()  # nodes to be fed; empty for committed tokens
@@ -83,7 +83,7 @@ class GrowingTree:
             self._expand([self._text.tree.root], logits)
 
     def _expand(self, nodes: Sequence[DraftNode], logits: torch.Tensor) -> None:
-        self._text.expand(nodes, logits, self._guess)
+        self._text.expand(nodes, logits, self._propose)
         self._update(changed=True)
 
     def _update(self, changed: bool = False) -> None:
@@ -92,7 +92,7 @@ class GrowingTree:
         """
         tree, floor = self._text.tree, self._worth.floor
         changed |= self._held and not self._stream.paused
-        if tokens := self._text.take_facts(self._stream.inbox):
+        if tokens := self._text.take_commits(self._stream.inbox):
             self._worth.text_grew(tokens, self._clock())
         if tokens or floor != tree.floor or changed:
             tree.floor = floor
@@ -102,5 +102,5 @@ class GrowingTree:
             self._held = self._stream.paused
             if not pays or self._held:
                 return
-            if guess := tree.unsent(window, int(min(threshold.lead, MAX_LEVELS))):
-                self._stream.emit(guess)
+            if propose := tree.unsent(window, int(min(threshold.lead, MAX_LEVELS))):
+                self._stream.emit(propose)

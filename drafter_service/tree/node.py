@@ -1,4 +1,4 @@
-"""A guessed token in a growing tree, and the tokens that may follow a node."""
+"""A proposed token in a growing tree, and the tokens that may follow a node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Expansion:
 
 @dataclass(slots=True, eq=False)
 class DraftNode:
-    """A guessed token. `position` counts the tokens of the text up to and including this one.
+    """A proposed token. `position` counts the tokens of the text up to and including this one.
     `place` is where the node's keys lie after the root, once the node was fed; the root's place is
     -1. `number` is 0 until the node is sent.
     """

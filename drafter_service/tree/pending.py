@@ -20,7 +20,7 @@ Read: TypeAlias = Callable[[Sequence[int]], tuple[int, ...]]
 
 
 class PendingTokens:
-    """A session's `pending` tokens. While there are any, nothing can be guessed after the text."""
+    """A session's `pending` tokens. While there are any, nothing can be proposed after the text."""
 
     def __init__(
         self, sessions: Sessions, session: Session, context: Context, read: Read = tuple

@@ -27,12 +27,12 @@ from tandem.engine.sampling.sampler import LogitsProcessor
 from tandem.protos.errors import InvalidRequest, SessionMiss
 from tandem.protos.streams import Drafting
 
-FactTokens: TypeAlias = tuple[int, tuple[int, ...]]
-"""A fact's tokens, after the position in the text of the first of them."""
+CommitTokens: TypeAlias = tuple[int, tuple[int, ...]]
+"""A commit's tokens, after the position in the text of the first of them."""
 
 
-def new_tokens(inbox: deque[FactTokens], length: int) -> list[int]:
-    """Take the facts that have arrived from the inbox and return their tokens after the first
+def new_tokens(inbox: deque[CommitTokens], length: int) -> list[int]:
+    """Take the commits that have arrived from the inbox and return their tokens after the first
     `length` of the text. Raises SessionMiss if tokens in between are missing.
     """
     tokens: list[int] = []
@@ -59,7 +59,7 @@ class SessionText(PendingTokens):
         vocabulary: Vocabulary,
         grammar: Future[GrammarMatcher] | None = None,
     ) -> None:
-        """`grammar` is the opening's. Guesses keep to it once it is compiled."""
+        """`grammar` is the opening's. Proposals keep to it once it is compiled."""
         super().__init__(sessions, session, opening.context, vocabulary.read)
         sampling = opening.sampling
         self.tree = tree
@@ -68,8 +68,8 @@ class SessionText(PendingTokens):
         self._adjustment = LogitsProcessor(sampling, session.tokens)
         self._grammar, self._missed = grammar, list(session.tokens[opening.context.length :])
 
-    def take_facts(self, inbox: deque[FactTokens], restart: bool = False) -> int:
-        """Take in the facts that have arrived. The tree goes on from the new end of the text, or
+    def take_commits(self, inbox: deque[CommitTokens], restart: bool = False) -> int:
+        """Take in the commits that have arrived. The tree goes on from the new end of the text, or
         begins again with `restart`. Returns how many tokens were new; raises SessionMiss.
         """
         tokens = new_tokens(inbox, self.session.length + len(self.pending))
@@ -87,7 +87,7 @@ class SessionText(PendingTokens):
         """Keep a path of the tree in the session, though it is not committed; returns the length
         that the session then holds.
         """
-        self._sessions.advance(self.session, tokens, places, guessed=len(tokens))
+        self._sessions.advance(self.session, tokens, places, proposed=len(tokens))
         return self.session.length
 
     def fit(self, nodes: list[DraftNode]) -> list[DraftNode]:
@@ -106,19 +106,19 @@ class SessionText(PendingTokens):
             wanted=len(nodes),
         )
 
-    def expand(self, nodes: Sequence[DraftNode], logits: torch.Tensor, guess: Expander) -> None:
-        """Add guesses after the root, or after nodes that were fed, from their logits
+    def expand(self, nodes: Sequence[DraftNode], logits: torch.Tensor, proposal: Expander) -> None:
+        """Add proposals after the root, or after nodes that were fed, from their logits
         [nodes, vocab].
         """
         rows = self._vocabulary.proposable(logits)
         self._constrain()
         if self._adjusted:
             rows = self._adjustment.rows(rows, [self.tree.path(node) for node in nodes])
-        self.tree.expand(nodes, guess(rows, [node.position for node in nodes]))
+        self.tree.expand(nodes, proposal(rows, [node.position for node in nodes]))
 
     def _constrain(self) -> None:
-        """Make guesses keep to the grammar from now on, if it is compiled. A grammar that cannot be
-        used is ignored here, because the target refuses it.
+        """Make proposals keep to the grammar from now on, if it is compiled. A grammar that cannot
+        be used is ignored here, because the target refuses it.
         """
         if self._grammar and self._grammar.done():
             with suppress(InvalidRequest):

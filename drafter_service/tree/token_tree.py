@@ -1,7 +1,7 @@
 """A token tree that grows ahead of a text and is re-rooted as the text goes on.
 
-Pure: children and committed tokens come in; nodes to feed, guesses, and new places for the keys of
-nodes come out. A node's score is the predicted log-probability that it is accepted, the sum over
+Pure: children and committed tokens come in; nodes to feed, proposals, and new places for the keys
+of nodes come out. A node's score is the predicted log-probability that it is accepted, the sum over
 its path; children never score above their parent. So a node that is not among the best `nodes`
 known has no descendant among them, and feeding only the best nodes gives the exact best-first tree
 (2402.12374, 2406.16858). Scores are absolute: a new root changes only what is subtracted from them.
@@ -17,7 +17,7 @@ from operator import attrgetter
 
 from tandem.drafter_service.tree.node import DraftNode, Expansion
 from tandem.drafter_service.tree.worth import LEAST, FeedThreshold, Worth
-from tandem.protos.streams import Guess
+from tandem.protos.streams import Proposal
 from tandem.protos.types import MAX_LEVELS, MAX_NODES, Distribution, DraftShape, Schedule
 
 ALL_PAY = FeedThreshold()
@@ -29,7 +29,7 @@ class TokenTree:
     tokens.
 
     `floor` is the log-probability below which a node is neither fed nor sent. `source` goes into
-    guesses. With `worth`, children that can never be worth being fed are not kept, except for the
+    proposals. With `worth`, children that can never be worth being fed are not kept, except for the
     likeliest child, and `worth` learns from the likeliest child of each token of the text: the
     child's chance, and whether the text went on with that child.
     """
@@ -142,8 +142,8 @@ class TokenTree:
             fed.place = place
         return len(path), path + places
 
-    def unsent(self, window: Iterable[DraftNode], level: int = 0) -> Guess | None:
-        """Return a guess of the nodes of the window that were not sent yet, or None if there are
+    def unsent(self, window: Iterable[DraftNode], level: int = 0) -> Proposal | None:
+        """Return a proposal of the nodes of the window that were not sent yet, or None if there are
         none. Nodes above a level are sent only as the parents of others.
         """
         nodes: set[DraftNode] = set()
@@ -152,10 +152,10 @@ class TokenTree:
                 nodes.add(node)
                 assert node.parent is not None
                 node = node.parent
-        return self._guess(sorted(nodes, key=attrgetter("position"))) if nodes else None
+        return self._proposal(sorted(nodes, key=attrgetter("position"))) if nodes else None
 
-    def whole(self) -> tuple[Guess, list[int]]:
-        """Return the best tree in one guess, the likeliest child first, and the places of its
+    def whole(self) -> tuple[Proposal, list[int]]:
+        """Return the best tree in one proposal, the likeliest child first, and the places of its
         leading nodes as far as they were fed.
         """
         kept, nodes = set(self.window()), list[DraftNode]()
@@ -170,27 +170,27 @@ class TokenTree:
             if node.parent is not above or node.place is None:
                 break
             trunk.append(node.place)
-        guess = self._guess(order)
+        proposal = self._proposal(order)
         if order and root.drawn:
             parents = {node.parent for node in order}
             drawn = (node.drawn if node in parents else None for node in nodes)
-            guess = replace(guess, distributions=tuple(d or Distribution() for d in drawn))
-        return guess, trunk
+            proposal = replace(proposal, distributions=tuple(d or Distribution() for d in drawn))
+        return proposal, trunk
 
     @property
     def _deepest(self) -> int:
         """The position of the last level."""
         return min(self.root.position + self.shape.levels, self.limit)
 
-    def _guess(self, nodes: Sequence[DraftNode]) -> Guess:
-        """Number the nodes and return them as a guess. Their parents must be among them or have
+    def _proposal(self, nodes: Sequence[DraftNode]) -> Proposal:
+        """Number the nodes and return them as a proposal. Their parents must be among them or have
         been sent.
         """
         first = self._sent + 1
         self._sent += len(nodes)
         for number, node in enumerate(nodes, first):
             node.number = number
-        return Guess(
+        return Proposal(
             self.root.position,
             tuple(node.token for node in nodes),
             tuple(node.parent.number for node in nodes if node.parent),
@@ -222,7 +222,7 @@ class TokenTree:
                 break
             likeliest = next(iter(node.children.values()))
             if self._worth:
-                self._worth.observe_guess(math.exp(likeliest.gain), likeliest.token == token)
+                self._worth.observe_proposal(math.exp(likeliest.gain), likeliest.token == token)
             if token not in node.children:
                 return False
             node = node.children[token]
@@ -230,8 +230,8 @@ class TokenTree:
 
 
 def adapted(shape: DraftShape, accepted: bool) -> DraftShape:
-    """Return the next guess's shape. The heuristic schedule adds two levels after a guess that was
-    accepted to its end and else takes one away, with as many nodes per level as at first
+    """Return the next proposal's shape. The heuristic schedule adds two levels after a proposal
+    that was accepted to its end and else takes one away, with as many nodes per level as at first
     (transformers' assisted generation, `num_assistant_tokens_schedule`).
     """
     if shape.schedule is not Schedule.HEURISTIC or not shape.levels:

@@ -66,9 +66,9 @@ class Vocabulary:
     def expander(
         self, shape: DraftShape, params: SamplingParams, root: int, visible: torch.Tensor
     ) -> Expander:
-        """Return how to guess from proposable logits, as `expansion.expander` does."""
-        guess = expander(shape, params, root, visible)
-        return where_possible(guess) if self.foreign else guess
+        """Return how to propose from proposable logits, as `expansion.expander` does."""
+        propose = expander(shape, params, root, visible)
+        return where_possible(propose) if self.foreign else propose
 
     @cached_property
     def _masked(self) -> torch.Tensor:

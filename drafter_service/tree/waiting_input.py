@@ -1,4 +1,4 @@
-"""The step input that a job gives the model thread while it waits for facts."""
+"""The step input that a job gives the model thread while it waits for commits."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Makes drafts as a whole: each from scratch after the newest fact, level by level to the end, and
-sent in one guess.
+"""Makes drafts as a whole: each from scratch after the newest commit, level by level to the end,
+and sent in one proposal.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from functools import partial
 import torch
 
 from tandem.drafter_service.tree.expansion import Expander
-from tandem.drafter_service.tree.session_text import FactTokens, SessionText
+from tandem.drafter_service.tree.session_text import CommitTokens, SessionText
 from tandem.drafter_service.tree.waiting_input import WaitingInput
 from tandem.engine.forward.segment import Segment
 from tandem.engine.forward.step_input import StepInput
 from tandem.engine.schedule.job_stream import JobStream
-from tandem.protos.streams import Guess
+from tandem.protos.streams import Proposal
 
 
 def whole_drafts(
     text: SessionText,
-    guess: Callable[[int], Expander],
-    stream: JobStream[FactTokens, Guess],
+    propose: Callable[[int], Expander],
+    stream: JobStream[CommitTokens, Proposal],
     logits: torch.Tensor,
     once: bool,
 ) -> Generator[StepInput, torch.Tensor, None]:
-    """Send one draft if `once`, else one after every fact. `logits` are the root's, [1, vocab];
-    `guess` takes the length of the text and returns how to guess after it.
+    """Send one draft if `once`, else one after every commit. `logits` are the root's, [1, vocab];
+    `propose` takes the length of the text and returns how to propose after it.
 
     After the only draft, the session holds the text and the draft's leading nodes as far as they
     were fed.
@@ -36,7 +36,7 @@ def whole_drafts(
     while True:
         nodes = [tree.root]
         while nodes:
-            text.expand(nodes, logits, guess(tree.root.position))
+            text.expand(nodes, logits, propose(tree.root.position))
             nodes = text.fit(tree.frontier(tree.window()))
             if nodes:
                 logits = yield from text.feed(text.segment(nodes))
@@ -53,11 +53,11 @@ def whole_drafts(
             known = text.read()
 
 
-def _newest(text: SessionText, stream: JobStream[FactTokens, Guess]) -> Segment | None:
+def _newest(text: SessionText, stream: JobStream[CommitTokens, Proposal]) -> Segment | None:
     """Return the newest committed tokens, to be fed, or None if there are none. If no draft fits
     after them, an empty draft is sent instead.
     """
-    tree, changed = text.tree, text.take_facts(stream.inbox, restart=True)
+    tree, changed = text.tree, text.take_commits(stream.inbox, restart=True)
     if tree.full and changed:
         stream.emit(tree.whole()[0])
     return text.next() if text.pending and not tree.full else None

@@ -1,18 +1,19 @@
 """Decides which nodes are worth a drafter's time: those that should save the verifier more time.
 
-Pure. A guess saves the verifier a token if the guess is right, if it arrives before the text has
-got there by itself, and if the verifier gives it a row. So a node at a depth is worth being fed
+Pure. A proposal saves the verifier a token if the proposal is right, if it arrives before the text
+has got there by itself, and if the verifier gives it a row. So a node at a depth is worth being fed
 while
 
-    chance of the node x skill ^ (levels until guesses are in time) x edge x seconds of a token
+    chance of the node x skill ^ (levels until proposals are in time) x edge x seconds of a token
         > cost x seconds of a row of the drafter's,
 
 where the chance is corrected by how much the drafter overrates itself, the edge is by how much the
 likeliest child's chance is above the verifier's price for a row, and the cost is the value of a
 second of the drafter, the cheaper device, relative to one of the verifier. Skill and edge are
-learned from every text that is read. Where guesses are not worth it - the drafter is too far away,
-too slow, or too bad for the text - none are sent and a text is read on in large pieces. A new text
-is then begun only if no text was read for a while: the cause, such as a cold start, may be over.
+learned from every text that is read. Where proposals are not worth it - the drafter is too far
+away, too slow, or too bad for the text - none are sent and a text is read on in large pieces. A new
+text is then begun only if no text was read for a while: the cause, such as a cold start, may be
+over.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from tandem.engine.schedule.cost import Rates
 
 LEAST = 0.01  # the chance below which a node is neither fed nor sent: only one in a hundred rows
 # for such nodes would save the verifier a step
-SLACK = 0.125  # share of the verifier's price that a node's chance must exceed: when a guess
+SLACK = 0.125  # share of the verifier's price that a node's chance must exceed: when a proposal
 # arrives, tokens before it may have been accepted, which makes it likelier
 BELIEVED = 0.8  # how often a drafter is taken to be right before anything is known of it
 BINS = 10  # number of bins in which chances are counted
 PACE, SHARED_PACE = 0.1, 0.02  # weight of one token in what a session and all sessions learn
 TRIAL_STEPS = 32  # drafter steps without any text read after which a new text is begun in any case
 TRIAL_SECONDS = 1.0  # upper limit of the time of TRIAL_STEPS: drafts may pay by now
-BOUNDARY = 0.5  # tokens that the text gains before the step begins that a guess is in time for
-QUEUE = 0.5  # drafter steps that a fact waits for
+BOUNDARY = 0.5  # tokens that the text gains before the step begins that a proposal is in time for
+QUEUE = 0.5  # drafter steps that a commit waits for
 LONGEST = 4.0  # times the usual pace that one token counts at most: a longer time is a pause
 
 
@@ -42,9 +43,9 @@ class Conditions:
     of its texts. 0 means unknown.
     """
 
-    price: float = 0.0  # the chance below which a guessed node gets no row
+    price: float = 0.0  # the chance below which a proposed node gets no row
     token_seconds: float = 0.0  # the verifier's time for each token of all texts
-    delay: float = 0.0  # seconds from a fact's leaving to the arrival of what it causes
+    delay: float = 0.0  # seconds from a commit's leaving to the arrival of what it causes
     pace: float = 0.0  # seconds from a token of a text to the next one, smoothed
 
     def observe(self, tokens: int, seconds: float) -> None:
@@ -58,10 +59,10 @@ class Conditions:
 
 @dataclass(slots=True)
 class DraftSkill:
-    """How good the likeliest guess after a token is, smoothed."""
+    """How good the likeliest proposal after a token is, smoothed."""
 
-    right: float = BELIEVED  # share of the guesses that were right
-    shares: list[float] = field(default_factory=lambda: [0.0] * BINS)  # share of guesses per bin
+    right: float = BELIEVED  # share of the proposals that were right
+    shares: list[float] = field(default_factory=lambda: [0.0] * BINS)  # share of proposals per bin
 
     def __post_init__(self) -> None:
         if not any(self.shares):
@@ -74,15 +75,15 @@ class DraftSkill:
         return min(0.0, math.log(max(self.right, LEAST) / max(claimed, LEAST)))
 
     def edge(self, price: float) -> float:
-        """Return by how much the chance of a guess is above a price, on average. A chance below the
-        price counts as 0.
+        """Return by how much the chance of a proposal is above a price, on average. A chance below
+        the price counts as 0.
         """
         scale = math.exp(self.trust)
         chances = ((share, scale * middle(place)) for place, share in enumerate(self.shares))
         return sum(share * max(0.0, chance - price) for share, chance in chances)
 
     def observe(self, chance: float, right: bool, pace: float) -> None:
-        """Learn from a guess of this chance, which turned out right or not."""
+        """Learn from a proposal of this chance, which turned out right or not."""
         self.right += pace * (right - self.right)
         place = min(BINS - 1, int(chance * BINS))
         self.shares = [s + pace * ((p == place) - s) for p, s in enumerate(self.shares)]
@@ -140,8 +141,8 @@ class Worth:
         self._begun = self._begun or self.threshold().pays(0.0, 0)
         return self._begun
 
-    def observe_guess(self, chance: float, right: bool) -> None:
-        """Learn from the likeliest guess after a token, which had this chance and was right or
+    def observe_proposal(self, chance: float, right: bool) -> None:
+        """Learn from the likeliest proposal after a token, which had this chance and was right or
         not.
         """
         if self._skill is self._history.skill:

@@ -26,7 +26,7 @@ class JobEnded(Exception):
 class Session:
     """One session: the pages of its `table` hold its `tokens`, as of `turn`. The first `settled`
     tokens are committed text, with which other sessions of the same `scope` may begin; the rest was
-    only guessed.
+    only proposed.
 
     `epoch` is drawn when the session is opened. A call that builds on cached tokens names the epoch
     that it was answered with, so a session that a late call has opened again never passes for the

@@ -125,15 +125,15 @@ class Sessions:
         return session.length
 
     def advance(
-        self, session: Session, tokens: Sequence[int], order: Sequence[int], guessed: int = 0
+        self, session: Session, tokens: Sequence[int], order: Sequence[int], proposed: int = 0
     ) -> None:
         """Append tokens whose keys and values lie after the held ones, token i at place `order[i]`.
-        Further places in `order` are moved up after those of the tokens. The last `guessed` tokens
+        Further places in `order` are moved up after those of the tokens. The last `proposed` tokens
         are not committed text, so no other session may begin with them.
         """
         self._pool.compact(session.table, session.length, order)
         session.tokens.extend(tokens)
-        session.settled = session.length - guessed
+        session.settled = session.length - proposed
         self._prefixes.publish(session)
 
     def cut(self, session: Session, length: int) -> int:

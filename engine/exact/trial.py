@@ -20,10 +20,10 @@ from tandem.engine.model.rounding import Difference, ReferenceText
 from tandem.engine.model_runner import ModelRunner
 from tandem.protos import tree
 
-SIBLINGS = 3  # the most wrong guesses beside a right one
+SIBLINGS = 3  # the most wrong proposals beside a right one
 PIECE = 23  # tokens of the prompt that are fed at once
 PIECES = (1, 2, 5, 11)  # tokens of the stream that are fed at once, in trees
-MARGIN = SIBLINGS * max(PIECES)  # positions for wrong guesses
+MARGIN = SIBLINGS * max(PIECES)  # positions for wrong proposals
 NEIGHBOUR = 110  # tokens of the other session's prompt
 assert MARGIN >= 2 * BRANCH
 

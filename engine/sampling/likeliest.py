@@ -23,8 +23,8 @@ def leading(
     """Return the `count` likeliest tokens (all, if there are fewer) of adjusted rows [rows, vocab],
     likeliest first: ids and log-probabilities, both [rows, count].
 
-    The kernel's log-probabilities are only close to the defined ones, which is enough for a guess.
-    A nucleus that goes on after the listed tokens is taken to have a mass of just top_p.
+    The kernel's log-probabilities are only close to the defined ones, which is enough for a
+    proposal. A nucleus that goes on after the listed tokens is taken to have a mass of just top_p.
     """
     count = min(count, logits.shape[-1])
     if not has_kernel(logits):

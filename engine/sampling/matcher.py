@@ -1,5 +1,5 @@
-"""Find the tokens that a grammar allows after a completion, and after guessed paths that may follow
-the completion.
+"""Find the tokens that a grammar allows after a completion, and after proposed paths that may
+follow the completion.
 
 A matcher follows a path and goes back again, so the tokens allowed after one path do not depend on
 other paths that were looked at.

@@ -34,7 +34,7 @@ TOGETHER = 32  # rows that are drawn from at once; meanwhile each logit takes 32
 
 class LogitsProcessor:
     """Applies the sampling options to logits before anything is drawn, after the text `tokens` and
-    a path of guessed tokens.
+    a path of proposed tokens.
     """
 
     def __init__(self, sampling: SamplingParams, tokens: Sequence[int]) -> None:

@@ -1,5 +1,5 @@
 """Run passes over several numbers of rows before the first request: the cost of a row decides how
-many guesses are verified, and first passes are slow for reasons of their own.
+many proposals are verified, and first passes are slow for reasons of their own.
 """
 
 from __future__ import annotations

@@ -96,17 +96,17 @@ class Service:
         served, problem = False, ""
         assert self.process is not None and self.process.stdout is not None
         async for line in self.process.stdout:
-            fact = process.announcement(line)
-            if fact is None:  # a library printed this line
+            commit = process.announcement(line)
+            if commit is None:  # a library printed this line
                 sys.stderr.write(line.decode(errors="replace"))
                 continue
-            event = self.stage = fact.pop("event")
+            event = self.stage = commit.pop("event")
             if event == "failed":
-                problem = fact["problem"]
+                problem = commit["problem"]
                 continue
-            report(event, fact | {"role": self.role})
+            report(event, commit | {"role": self.role})
             if event == "serving":
-                self.address, served = fact["address"], True
+                self.address, served = commit["address"], True
                 self.serving.set()
         return served, problem
 
@@ -119,7 +119,7 @@ class Tandem:
 
 
 @asynccontextmanager
-async def up(plan: Plan, report: Report = lambda event, fact: None) -> AsyncIterator[Tandem]:
+async def up(plan: Plan, report: Report = lambda event, commit: None) -> AsyncIterator[Tandem]:
     """Run all services while the scope lasts, which begins once they serve. Raises Unusable if a
     service does not come to serve, or cannot be kept alive.
     """

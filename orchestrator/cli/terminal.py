@@ -17,7 +17,7 @@ from tandem.protos.errors import Unusable
 from tandem.protos.fingerprint import fingerprint
 from tandem.v1 import orchestrator_pb2 as api
 
-ACCEPTED = "green"  # tokens that the drafter guessed
+ACCEPTED = "green"  # tokens that the drafter proposed
 OWN = "default"  # tokens that the verifier added
 
 
@@ -105,7 +105,7 @@ class Completion:
         self._prompt = prompt
 
     def show(self, chunk: api.Chunk) -> None:
-        """Print a chunk. All its tokens except the last were guessed by the drafter."""
+        """Print a chunk. All its tokens except the last were proposed by the drafter."""
         self._print(self._prompt, "dim")
         self._prompt = ""
         drafted = chunk.token_ids[:-1]

@@ -12,19 +12,19 @@ from structlog.contextvars import get_contextvars
 from tandem.orchestrator.fleet.probes import DrafterProbe, VerifierProbe, answer_of
 from tandem.protos import tree
 from tandem.protos.errors import Internal
-from tandem.protos.streams import Decoding, Drafting, Fact
+from tandem.protos.streams import Commit, Decoding, Drafting
 from tandem.protos.transport import rpc, status
 from tandem.protos.types import (
     LAST_TURN,
     Context,
     Draft,
     DraftShape,
-    Proposal,
+    ProposeResult,
     SamplingParams,
     Verdict,
 )
 from tandem.protos.wire import codec
-from tandem.protos.wire.drafting import decode_guess, draft_of, encode_guess, guess_of
+from tandem.protos.wire.drafting import decode_proposal, draft_of, encode_proposal, proposal_of
 from tandem.v1 import common_pb2, drafter_pb2, verifier_pb2
 
 PROPOSE_SECONDS = 5.0
@@ -83,17 +83,19 @@ class DrafterClient(DrafterProbe):
 
     async def propose(
         self, context: Context, shape: DraftShape, sampling: SamplingParams
-    ) -> Proposal:
+    ) -> ProposeResult:
         """Return a draft for the context."""
         opening = Drafting(context, sampling, shape, lockstep=True, once=True)
-        request = drafter_pb2.GuessRequest(open=[codec.encode_drafting(STREAM, opening)])
-        message = await _ask(self._stub.Guess, request, PROPOSE_SECONDS, "guesses")
-        guess = decode_guess(message)
-        return Proposal(draft_of(guess), guess.cached_len, guess.epoch)
+        request = drafter_pb2.ProposeRequest(open=[codec.encode_drafting(STREAM, opening)])
+        message = await _ask(self._stub.Propose, request, PROPOSE_SECONDS, "proposals")
+        proposal = decode_proposal(message)
+        return ProposeResult(draft_of(proposal), proposal.cached_len, proposal.epoch)
 
     async def close(self, session_id: bytes) -> None:
         """Free the session."""
-        await _close(self._stub.Guess, drafter_pb2.GuessRequest(closings=[_closing(session_id)]))
+        await _close(
+            self._stub.Propose, drafter_pb2.ProposeRequest(closings=[_closing(session_id)])
+        )
 
 
 class VerifierClient(VerifierProbe):
@@ -106,21 +108,21 @@ class VerifierClient(VerifierProbe):
         opening = Decoding(context, sampling, until, lockstep=True, once=True)
         request = verifier_pb2.DecodeRequest(
             open=[codec.encode_decoding(STREAM, opening)],
-            guesses=[encode_guess(STREAM, guess_of(draft, context.length))],
+            proposals=[encode_proposal(STREAM, proposal_of(draft, context.length))],
         )
-        message = await _ask(self._stub.Decode, request, VERIFY_SECONDS, "facts")
-        return verdict_of(draft, codec.decode_fact(message))
+        message = await _ask(self._stub.Decode, request, VERIFY_SECONDS, "commits")
+        return verdict_of(draft, codec.decode_commit(message))
 
     async def close(self, session_id: bytes) -> None:
         """Free the session."""
         await _close(self._stub.Decode, verifier_pb2.DecodeRequest(closings=[_closing(session_id)]))
 
 
-def verdict_of(draft: Draft, fact: Fact) -> Verdict:
-    """Return which nodes of a draft a fact accepted; raises Internal if the fact is about another
-    draft.
+def verdict_of(draft: Draft, commit: Commit) -> Verdict:
+    """Return which nodes of a draft a commit accepted; raises Internal if the commit is about
+    another draft.
     """
-    *path, next_token = fact.tokens
+    *path, next_token = commit.tokens
     accepted: list[int] = []
     children = tree.children(draft.parents)
     for token in path:
@@ -129,5 +131,5 @@ def verdict_of(draft: Draft, fact: Fact) -> Verdict:
         if node is None:
             raise Internal("the verifier accepted a token that was not drafted")
         accepted.append(node)
-    held = fact.start + len(path)
-    return Verdict(tuple(accepted), next_token, held, fact.epoch, fact.reused, fact.logprobs)
+    held = commit.start + len(path)
+    return Verdict(tuple(accepted), next_token, held, commit.epoch, commit.reused, commit.logprobs)

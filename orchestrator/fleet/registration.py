@@ -63,7 +63,7 @@ class Terms:
 @dataclass(slots=True, eq=False)
 class RegisteredDrafter:
     """One registration, while it lasts. A link uses it, once, in place of a call of
-    `DrafterService.Guess`.
+    `DrafterService.Propose`.
     """
 
     name: str
@@ -80,7 +80,7 @@ class RegisteredDrafter:
     async def wait_for_connection(self) -> None:
         """Return at once: a registered drafter is connected."""
 
-    async def write(self, request: drafter_pb2.GuessRequest) -> None:
+    async def write(self, request: drafter_pb2.ProposeRequest) -> None:
         """Send the drafter a request."""
         await self.context.write(registration_pb2.RegisterResponse(request=request))
 
@@ -101,7 +101,7 @@ class RegisteredDrafter:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> drafter_pb2.GuessResponse:
+    async def __anext__(self) -> drafter_pb2.ProposeResponse:
         message = await anext(self.requests)
         self.receive(self, message)
         return message.response

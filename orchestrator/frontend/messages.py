@@ -222,7 +222,7 @@ def encode_stats(stats: SpeculationStats, rule: Rule) -> api.SpeculationSummary:
     """Encode the figures of speculation as a message."""
     return api.SpeculationSummary(
         num_spec_steps=stats.steps,
-        num_steps_with_guesses=stats.steps_with_guesses,
+        num_steps_with_guesses=stats.steps_with_drafts,
         num_draft_tokens=stats.drafted,
         num_accepted_draft_tokens=stats.accepted,
         mean_acceptance_length=stats.mean_acceptance_length,

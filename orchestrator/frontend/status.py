@@ -80,7 +80,7 @@ class Recorder:
         return Totals(
             tokens=counted(metrics.generation_tokens),
             steps=counted(metrics.steps),
-            steps_with_drafts=counted(metrics.steps_with_guesses),
+            steps_with_drafts=counted(metrics.steps_with_drafts),
             drafted=counted(metrics.drafted),
             accepted=counted(metrics.accepted),
             tokens_with_drafts=counted(tokens_with),

@@ -20,7 +20,7 @@ from grpc import aio
 from tandem.orchestrator.rounds.stream import Subscriber
 from tandem.protos.errors import Internal
 from tandem.protos.service.tasks import background, first_done
-from tandem.protos.streams import EncodedGuess, PassTimes
+from tandem.protos.streams import EncodedProposal, PassTimes
 from tandem.protos.transport import heartbeat, status
 from tandem.protos.transport.round_trip import RoundTrip
 from tandem.protos.types import ModelDescription
@@ -31,7 +31,7 @@ BACK_OFF_SECONDS = (0.05, 1.0)
 CONNECT_SECONDS = 30.0  # before another call is made, which shows the certificates of that time
 CLOSE_SECONDS = 2.0
 MESSAGE_BYTES = 1 << 20  # size limit of one message, unless one item is larger
-MAX_GUESSES = 1 << 10  # items in the outbox, above which guesses that are passed on are dropped
+MAX_PROPOSALS = 1 << 10  # items in the outbox, above which proposals that are passed on are dropped
 MAX_ITEMS = 1 << 14  # items in the outbox, above which the service is lost: it does not read
 MAX_CLOSING = 1 << 16  # sessions that are remembered while the service is not connected
 
@@ -110,11 +110,11 @@ class Link(Generic[Sent, Received]):
 
     def send(self, stream: int, item: Sent) -> None:
         """Send an item in the next message. While the service is not connected, items are dropped;
-        while it reads too slowly, guesses that nobody waits for are dropped.
+        while it reads too slowly, proposals that nobody waits for are dropped.
         """
         waiting = len(self._outbox)
-        optional = isinstance(item, EncodedGuess) and not item.awaited
-        if self.connected and not (waiting > MAX_GUESSES and optional):
+        optional = isinstance(item, EncodedProposal) and not item.awaited
+        if self.connected and not (waiting > MAX_PROPOSALS and optional):
             self._outbox.append(encode_item(stream, item))
             self._wake.set()
             if waiting > MAX_ITEMS:

@@ -29,19 +29,19 @@ from tandem.orchestrator.rounds.step import Step
 from tandem.orchestrator.rounds.stream import ServiceLink
 from tandem.protos.service import tracing
 from tandem.protos.service.tasks import background, first_done
-from tandem.protos.streams import EncodedGuess, Fact
+from tandem.protos.streams import Commit, EncodedProposal
 from tandem.protos.tls import Tls
 from tandem.protos.transport import heartbeat, rpc
 from tandem.protos.types import ModelDescription
-from tandem.protos.wire.codec import decode_fact
+from tandem.protos.wire.codec import decode_commit
 from tandem.protos.wire.registration import registered_name
-from tandem.protos.wire.requests import receive_guess
+from tandem.protos.wire.requests import receive_proposal
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 
 JITTER = 0.5  # share of a delay by which the delay may be longer
 
-VerifierLink: TypeAlias = Link[ToVerifier, Fact]
-DrafterLink: TypeAlias = Link[ToDrafter, EncodedGuess]
+VerifierLink: TypeAlias = Link[ToVerifier, Commit]
+DrafterLink: TypeAlias = Link[ToDrafter, EncodedProposal]
 
 
 class LoopTimer:
@@ -60,7 +60,9 @@ class Relays:
     """Runs requests on the event loop on which it was made."""
 
     def __init__(
-        self, verifier: ServiceLink[ToVerifier, Fact], drafter: ServiceLink[ToDrafter, EncodedGuess]
+        self,
+        verifier: ServiceLink[ToVerifier, Commit],
+        drafter: ServiceLink[ToDrafter, EncodedProposal],
     ) -> None:
         self.services = Services(verifier, drafter, LoopTimer(), itertools.count(1))
 
@@ -75,7 +77,7 @@ class Relays:
             while True:
                 while relay.steps:
                     step = relay.take()
-                    span.part("round", tokens=len(step.tokens), drafted=step.fact.drafted)
+                    span.part("round", tokens=len(step.tokens), drafted=step.commit.drafted)
                     yield step
                 if relay.ended:
                     break
@@ -95,8 +97,8 @@ async def relaying(
     """Run requests at the members while the scope lasts: at verifiers of this very target, and
     drafters with its tokens.
     """
-    verifiers: BalancedLink[ToVerifier, Fact] = BalancedLink()
-    drafters: BalancedLink[ToDrafter, EncodedGuess] = BalancedLink()
+    verifiers: BalancedLink[ToVerifier, Commit] = BalancedLink()
+    drafters: BalancedLink[ToDrafter, EncodedProposal] = BalancedLink()
     tokenizer = target.tokenizer_fingerprint
     to_verifier = partial(_to_verifier, tls, target.identity)
     to_drafter = partial(_to_drafter, tls, registry, verifiers, tokenizer)
@@ -140,12 +142,12 @@ async def _to_verifier(tls: Tls | None, identity: str, address: str) -> AsyncIte
 async def _to_drafter(
     tls: Tls | None,
     registry: Registry,
-    verifiers: ServiceLink[ToVerifier, Fact],
+    verifiers: ServiceLink[ToVerifier, Commit],
     tokenizer: str,
     address: str,
 ) -> AsyncIterator[DrafterLink]:
     if name := registered_name(address):
-        async with guess_link(registry.calling(name), verifiers, tokenizer) as link:
+        async with proposal_link(registry.calling(name), verifiers, tokenizer) as link:
             yield link
         return
     async with (
@@ -179,29 +181,30 @@ def verifier_link(channel: aio.Channel, identity: str = "") -> VerifierLink:
         "verifier",
         stub.Decode,
         verifier_pb2.DecodeRequest,
-        "facts",
-        decode_fact,
+        "commits",
+        decode_commit,
         fits=same_model(identity),
     )
 
 
 def drafter_link(
-    channel: aio.Channel, verifier: ServiceLink[ToVerifier, Fact], tokenizer: str = ""
+    channel: aio.Channel, verifier: ServiceLink[ToVerifier, Commit], tokenizer: str = ""
 ) -> DrafterLink:
     """Return a link to a drafter that listens at a port."""
-    return guess_link(drafter_pb2_grpc.DrafterServiceStub(channel).Guess, verifier, tokenizer)
+    return proposal_link(drafter_pb2_grpc.DrafterServiceStub(channel).Propose, verifier, tokenizer)
 
 
-def guess_link(
-    guess: Callable[..., Any], verifier: ServiceLink[ToVerifier, Fact], tokenizer: str = ""
+def proposal_link(
+    propose: Callable[..., Any], verifier: ServiceLink[ToVerifier, Commit], tokenizer: str = ""
 ) -> DrafterLink:
-    """Return a link to a drafter that `guess` calls, used while its tokenizer has this fingerprint;
-    by default any. Requests report what was read and, periodically, the verifiers' load.
+    """Return a link to a drafter that `propose` calls, used while its tokenizer has this
+    fingerprint; by default any. Requests report what was read and, periodically, the verifiers'
+    load.
     """
 
     reported = -inf
 
-    def report(request: drafter_pb2.GuessRequest) -> None:
+    def report(request: drafter_pb2.ProposeRequest) -> None:
         nonlocal reported
         request.read = link.clock
         if link.connected and monotonic() - reported < heartbeat.SECONDS:
@@ -212,10 +215,10 @@ def guess_link(
 
     link: DrafterLink = Link(
         "drafter",
-        guess,
-        drafter_pb2.GuessRequest,
-        "guesses",
-        receive_guess,
+        propose,
+        drafter_pb2.ProposeRequest,
+        "proposals",
+        receive_proposal,
         report,
         same_tokenizer(tokenizer),
     )

@@ -10,7 +10,7 @@ from tandem.orchestrator.requests.message import Message, MessageStream, Part
 from tandem.orchestrator.requests.text import TextStream
 from tandem.orchestrator.rounds.generation import Finish, Generation, RunRequest
 from tandem.orchestrator.rounds.step import Step
-from tandem.protos.streams import Fact
+from tandem.protos.streams import Commit
 from tandem.protos.types import Rule, TokenLogprobs
 
 
@@ -121,7 +121,7 @@ class AnswerBuilder:
             return self._tell(step)
         text, used = self._stream.push(step.tokens)
         if used < len(step.tokens):
-            step = replace(step, fact=step.fact.committing(step.tokens[:used]))
+            step = replace(step, commit=step.commit.committing(step.tokens[:used]))
         if step.finish or self._stream.matched is not None:
             self._ended = True
             text += self._stream.finish()
@@ -132,7 +132,7 @@ class AnswerBuilder:
             text,
             step.tokens,
             len(self._tokens),
-            step.fact.logprobs,
+            step.commit.logprobs,
             self._request.request_id if first else "",
             self._request.sampling.seed if first else None,
             self._parts(text),
@@ -221,7 +221,7 @@ class AnswerBuilder:
         if self._message:
             self._message.push(text)
         return Step(
-            Fact(0, tokens[:used]),
+            Commit(0, tokens[:used]),
             finish=generation.finish,
             matched_token_id=generation.matched_token_id,
         )
@@ -229,13 +229,13 @@ class AnswerBuilder:
     def _count(self, step: Step) -> None:
         first = self._first is None
         if first:
-            self._cached_tokens = step.fact.reused
+            self._cached_tokens = step.commit.reused
         self._newest = step
         self._stats.add(step)
         self._metrics.add(step, self._stats.requested, first, self._stats.drafter)
         self._tokens += step.tokens
         self._generated += len(step.tokens)
-        self._logprobs += step.fact.logprobs
+        self._logprobs += step.commit.logprobs
         now = time.monotonic()
         if self._first is None:
             self._first = now

@@ -23,8 +23,8 @@ from tandem.protos.types import (
     Schedule,
 )
 
-FEW_LEVELS = 8  # default for the heuristic schedule, which changes the levels with every guess
-LOCKSTEP_LEVELS, LOCKSTEP_NODES = 4, 8  # fewer than usual, as each guessed node is verified
+FEW_LEVELS = 8  # default for the heuristic schedule, which changes the levels with every proposal
+LOCKSTEP_LEVELS, LOCKSTEP_NODES = 4, 8  # fewer than usual, as each proposed node is verified
 MOST_TOLD = 1 << 18  # log-probabilities of a prompt, so that an answer fits into 4 MiB
 
 

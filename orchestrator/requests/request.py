@@ -96,8 +96,8 @@ class Speculation:
     @property
     def drafted_by(self) -> Method | None:
         """The method that finds drafts. With another rule than MATCH, each step waits for a
-        drafter's guess, and a prediction could not be used beside it. So a request with such a rule
-        and a prediction has the method SUFFIX.
+        drafter's proposal, and a prediction could not be used beside it. So a request with such a
+        rule and a prediction has the method SUFFIX.
         """
         alone = self.prediction and self.rule is not Rule.MATCH
         return Method.SUFFIX if alone else self.method

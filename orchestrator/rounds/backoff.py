@@ -1,17 +1,17 @@
-"""Decides when a drafter whose guesses bring nothing is left alone for a while. Pure.
+"""Decides when a drafter whose proposals bring nothing is left alone for a while. Pure.
 
-Guesses that are wrong, late or not worth a row cost messages, and time where the drafter shares the
-verifier's machine. After many steps for which guesses came and none was accepted, the drafter is
-sent nothing during a pause. After the pause it is sent all held-back facts at once, because drafts
-may pay again. An honest drafter stops guessing by itself before that; a silent drafter is never
-left alone.
+Proposals that are wrong, late or not worth a row cost messages, and time where the drafter shares
+the verifier's machine. After many steps for which proposes came and none was accepted, the drafter
+is sent nothing during a pause. After the pause it is sent all held-back commits at once, because
+drafts may pay again. An honest drafter stops proposing by itself before that; a silent drafter is
+never left alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tandem.protos.streams import Fact
+from tandem.protos.streams import Commit
 
 FIRST, TRIAL = 32, 16  # steps in vain before the first pause, and before each one after it
 WORTH = 16  # steps in vain that an accepted token makes up for
@@ -23,30 +23,30 @@ PAUSES = 1.0, 3.0  # seconds: the first, and the longest; they double in between
 class DraftBackoff:
     """The backoff of one opening of a drafter."""
 
-    arrived: bool = False  # whether a guess has come since the newest step
+    arrived: bool = False  # whether a proposal has come since the newest step
     _in_vain: int = 0  # number of steps in vain; below 0 is credit for as many more
     _since: float = 0.0  # when the first step in vain was
     _pause: float = 0.0  # seconds of the newest pause; 0 = drafts have paid since then
     _until: float = 0.0  # when the pause ends
-    _held: Fact | None = None  # facts, as one, that the drafter was not sent
+    _held: Commit | None = None  # commits, as one, that the drafter was not sent
 
     def paused(self, now: float) -> bool:
         """Tell whether the drafter is left alone now."""
         return now < self._until
 
-    def stepped(self, fact: Fact, now: float, round_trip: float) -> Fact | None:
-        """Return the fact to send to the drafter now, which includes those held back; None while
-        the drafter is left alone. `round_trip` is the seconds from a fact to the arrival, at the
-        verifier, of the guess that it causes.
+    def stepped(self, commit: Commit, now: float, round_trip: float) -> Commit | None:
+        """Return the commit to send to the drafter now, which includes those held back; None while
+        the drafter is left alone. `round_trip` is the seconds from a commit to the arrival, at the
+        verifier, of the proposal that it causes.
         """
-        if fact.sent_accepted:
+        if commit.sent_accepted:
             self._until = 0.0
         if not self.paused(now):
-            self._count(fact.sent_accepted, now, round_trip)
+            self._count(commit.sent_accepted, now, round_trip)
         self.arrived = False
-        held, self._held = self._held, fact
+        held, self._held = self._held, commit
         if held:
-            self._held = replace(held, tokens=held.tokens + fact.tokens)
+            self._held = replace(held, tokens=held.tokens + commit.tokens)
         if self.paused(now):
             return None
         held, self._held = self._held, None

@@ -112,7 +112,7 @@ class Generation:
         """Commit that the text from `start` on is `tokens`, up to the first stop token or the
         limit. Returns the new tokens.
         """
-        assert start <= self.length, "a fact that leaves a gap"
+        assert start <= self.length, "a commit that leaves a gap"
         fresh = tuple(tokens[self.length - start :][: self.until - self.length])
         for place, token in enumerate(fresh):
             if token in self.stop_token_ids:
@@ -129,7 +129,7 @@ class Generation:
         """
         if start >= len(self.prompt):
             return ()
-        assert start <= self.told, "a fact that leaves a gap"
+        assert start <= self.told, "a commit that leaves a gap"
         fresh = tuple(logprobs[self.told - start :])
         self.told += len(fresh)
         self._end_at_limit()

@@ -1,12 +1,12 @@
-"""Decides how long a verifier in lockstep waits for a guess: as long as the guess may save, and not
-at all while guesses come later than that.
+"""Decides how long a verifier in lockstep waits for a proposal: as long as the proposal may save,
+and not at all while proposals come later than that.
 
-In lockstep each step needs a guess for exactly its length; after an empty guess the verifier
-decodes plainly. While it does not wait, the verifier gets empty guesses for the next steps too, so
-that it decodes at its own pace. Guesses that come too late still show how late they are, so a
-drafter that recovers is used again. If both models share a processor, a guess comes later while the
-verifier does not wait for it. It could come up to `FAR` times sooner, so now and then the verifier
-waits for a guess.
+In lockstep each step needs a proposal for exactly its length; after an empty proposal the verifier
+decodes plainly. While it does not wait, the verifier gets empty proposals for the next steps too,
+so that it decodes at its own pace. Proposals that come too late still show how late they are, so a
+drafter that recovers is used again. If both models share a processor, a proposal comes later while
+the verifier does not wait for it. It could come up to `FAR` times sooner, so now and then the
+verifier waits for a proposal.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ from dataclasses import dataclass
 from functools import partial
 
 from tandem.orchestrator.rounds.stream import Timer, TimerHandle
-from tandem.protos.streams import Fact, Guess
+from tandem.protos.streams import Commit, Proposal
 
 WEIGHT, GAIN_WEIGHT = 0.25, 0.125  # weights of the newest seconds, and tokens, which vary more
 OUTLIER = 2.0  # times an average: longer steps count as that long
-LONGEST = 2  # times the seconds that a guess saves: the longest wait for it
-OVERDUE = 4  # times the seconds that a guess may save: the delay of a guess that did not come
-HOPED, HOPED_AGAIN = 2.0, 1.0  # tokens that a guess may add: at first, and when tried again
-TRIAL_STEPS = 64  # steps of one kind, with or without a guess, before one of the other is tried
-FIRST_TRIAL = 8  # plain steps before a wait for a guess that could be in time; then 16 ...
-FAR = 4  # times later that a guess comes, at most, because the verifier does not wait for it
+LONGEST = 2  # times the seconds that a proposal saves: the longest wait for it
+OVERDUE = 4  # times the seconds that a proposal may save: the delay of a proposal that did not come
+HOPED, HOPED_AGAIN = 2.0, 1.0  # tokens that a proposal may add: at first, and when tried again
+TRIAL_STEPS = 64  # steps of one kind, with or without a proposal, before one of the other is tried
+FIRST_TRIAL = 8  # plain steps before a wait for a proposal that could be in time; then 16 ...
+FAR = 4  # times later that a proposal comes, at most, because the verifier does not wait for it
 FIRST_SECONDS = 0.02  # assumed for a step while none is measured
-REMEMBERED = 64  # lengths whose guess may still come
-RUN = 32  # plain steps ahead that are measured as one: their facts may arrive together
-MOST_AHEAD = 48  # plain steps at most; a verifier keeps 64 guesses of a session
+REMEMBERED = 64  # lengths whose proposal may still come
+RUN = 32  # plain steps ahead that are measured as one: their commits may arrive together
+MOST_AHEAD = 48  # plain steps at most; a verifier keeps 64 proposals of a session
 
 
 @dataclass(slots=True)
 class WaitPolicy:
-    """Averages over a generation: the `delay` in seconds from a fact to the guess after it, the
-    tokens that a guess adds to a step, and the seconds of steps without and with a guess. A step
-    with a guess includes the `round_trip` to the verifier; plain steps are ordered ahead.
+    """Averages over a generation: the `delay` in seconds from a commit to the proposal after it,
+    the tokens that a proposal adds to a step, and the seconds of steps without and with a proposal.
+    A step with a proposal includes the `round_trip` to the verifier; plain steps are ordered ahead.
     """
 
     delay: float = 0.0
     gain: float = HOPED
     plain: float = 0.0  # 0 = not known
-    guessed: float = 0.0
-    in_a_row: int = 0  # steps of one kind: above 0 those with a guess, below 0 those without
+    proposed: float = 0.0
+    in_a_row: int = 0  # steps of one kind: above 0 those with a proposal, below 0 those without
     round_trip: float = 0.0
-    newest: float = math.inf  # delay of the newest guess; math.inf = it did not come
-    pause: int = FIRST_TRIAL  # plain steps before the next trial, per token that a guess may add
+    newest: float = math.inf  # delay of the newest proposal; math.inf = it did not come
+    pause: int = FIRST_TRIAL  # plain steps before the next trial, per token that a proposal may add
     untried: int = 0  # plain steps since the newest trial
-    trying: bool = False  # whether to wait for the next guess, if it could be in time
+    trying: bool = False  # whether to wait for the next proposal, if it could be in time
 
     @property
     def seconds(self) -> float:
-        """The seconds to wait for the next guess."""
-        most = TRIAL_STEPS if self.plain else 1  # steps with a guess before one without
+        """The seconds to wait for the next proposal."""
+        most = TRIAL_STEPS if self.plain else 1  # steps with a proposal before one without
         if self.in_a_row >= most:
             return 0.0
         if self.delay <= self.worth:
@@ -63,9 +63,9 @@ class WaitPolicy:
 
     @property
     def worth(self) -> float:
-        """The seconds that the next guess may save."""
-        plain = self.plain or self.guessed or FIRST_SECONDS
-        return (1 + self.gain) * plain - (self.guessed or plain)
+        """The seconds that the next proposal may save."""
+        plain = self.plain or self.proposed or FIRST_SECONDS
+        return (1 + self.gain) * plain - (self.proposed or plain)
 
     @property
     def steps_ahead(self) -> int:
@@ -80,7 +80,7 @@ class WaitPolicy:
         self.pause, self.untried, self.trying = FIRST_TRIAL, 0, False
 
     def came(self, delay: float, waited: bool = False) -> None:
-        """Note that a guess came so many seconds after its fact. `waited` tells whether the
+        """Note that a proposal came so many seconds after its commit. `waited` tells whether the
         verifier waited for it.
         """
         self.newest = delay
@@ -90,26 +90,26 @@ class WaitPolicy:
         self.delay += WEIGHT * (seen - self.delay)
 
     def missed(self) -> None:
-        """Note that the guess that the verifier waited for did not come in time."""
+        """Note that the proposal that the verifier waited for did not come in time."""
         self.trying = False
         most = max(HOPED * (self.plain or FIRST_SECONDS), self.worth)
         self.came(OVERDUE * most, waited=True)
         self.newest = math.inf
 
-    def stepped(self, seconds: float, fact: Fact) -> None:
+    def stepped(self, seconds: float, commit: Commit) -> None:
         """Learn from a step that took so long, 0 = not measured. The first step of an opening does
         not count, because it reads the context too.
         """
-        if fact.epoch:
+        if commit.epoch:
             return
-        if fact.drafted:
-            self.guessed = _average(self.guessed, seconds)
-            self.gain += GAIN_WEIGHT * (len(fact.tokens) - 1 - self.gain)
+        if commit.drafted:
+            self.proposed = _average(self.proposed, seconds)
+            self.gain += GAIN_WEIGHT * (len(commit.tokens) - 1 - self.gain)
             self.in_a_row = max(0, self.in_a_row) + 1
             if self.in_a_row == FIRST_TRIAL:
                 self.pause = FIRST_TRIAL
         else:
-            most = OUTLIER * self.guessed if self.guessed and not self.plain else seconds
+            most = OUTLIER * self.proposed if self.proposed and not self.plain else seconds
             self.plain = _average(self.plain, min(seconds, most)) if seconds else self.plain
             self.in_a_row = min(0, self.in_a_row) - 1
             self.untried += 1
@@ -117,7 +117,7 @@ class WaitPolicy:
                 self.untried, self.pause, self.trying = 0, 2 * self.pause, True
             if self.in_a_row % TRIAL_STEPS == 0:
                 self.gain = max(self.gain, HOPED_AGAIN)
-                self.guessed = min(self.guessed, self.plain + self.round_trip)
+                self.proposed = min(self.proposed, self.plain + self.round_trip)
 
 
 def _average(known: float, newest: float) -> float:
@@ -125,22 +125,22 @@ def _average(known: float, newest: float) -> float:
 
 
 class Lockstep:
-    """The lockstep of one generation. `send` sends the verifier a guess to verify."""
+    """The lockstep of one generation. `send` sends the verifier a proposal to verify."""
 
-    def __init__(self, timer: Timer, send: Callable[[Guess], None]) -> None:
+    def __init__(self, timer: Timer, send: Callable[[Proposal], None]) -> None:
         self.policy = WaitPolicy()
         self._timer, self._send = timer, send
         self._asked: dict[int, float] = {}  # length -> when it was reached
         self._length = -1  # the length that was reached last
-        self._answered = -1  # the longest length that the verifier has a guess for
+        self._answered = -1  # the longest length that the verifier has a proposal for
         self._began = -1.0  # when the verifier could begin its newest steps; below 0 = it waits
-        self._ahead = 0  # the number of these steps, if their guesses were sent ahead
+        self._ahead = 0  # the number of these steps, if their proposals were sent ahead
         self._handle: TimerHandle | None = None
 
     def wait(self, length: int, drafting: bool, round_trip: float = 0.0) -> None:
-        """Wait for a guess for this length, or send an empty one, unless the verifier has a guess.
-        `drafting` tells whether a drafter makes one; `round_trip` is the seconds to the verifier
-        and back.
+        """Wait for a proposal for this length, or send an empty one, unless the verifier has a
+        proposal. `drafting` tells whether a drafter makes one; `round_trip` is the seconds to the
+        verifier and back.
         """
         self.stop()
         self.policy.round_trip = round_trip
@@ -157,7 +157,7 @@ class Lockstep:
             self._handle = self._timer.call_later(seconds, partial(self._give_up, length))
 
     def takes(self, behind: int, length: int) -> bool:
-        """Note that a guess for the length `behind` came. Returns whether the verifier waits for
+        """Note that a proposal for the length `behind` came. Returns whether the verifier waits for
         it, at `length`.
         """
         now = self._timer.now()
@@ -172,23 +172,23 @@ class Lockstep:
         return True
 
     def opened(self) -> None:
-        """Note that the verifier was opened and so has no guess."""
+        """Note that the verifier was opened and so has no proposal."""
         self.stop()
         self._length, self._answered, self._began = -1, -1, -1.0
 
-    def stepped(self, fact: Fact) -> None:
+    def stepped(self, commit: Commit) -> None:
         """Note that the verifier has taken a step."""
         if self._began < 0:
             return
         seconds, round_trip = self._timer.now() - self._began, self.policy.round_trip
         if self._ahead:
             seconds = seconds / RUN if self._ahead == RUN else 0.0
-        elif not fact.drafted and seconds > round_trip:
+        elif not commit.drafted and seconds > round_trip:
             seconds -= round_trip
-        self.policy.stepped(seconds, fact)
+        self.policy.stepped(seconds, commit)
 
     def stop(self) -> None:
-        """Cancel the timer: send no empty guess."""
+        """Cancel the timer: send no empty proposal."""
         if self._handle:
             self._handle.cancel()
             self._handle = None
@@ -213,4 +213,4 @@ class Lockstep:
             self._began = self._timer.now()
         for place in range(max(self._answered + 1, length), length + steps):
             self._answered = place
-            self._send(Guess(place))
+            self._send(Proposal(place))

@@ -1,5 +1,5 @@
-"""Relays facts and guesses: the verifier's facts go to the drafter and to the reader, the drafter's
-guesses to the verifier.
+"""Relays commits and proposals: the verifier's commits go to the drafter and to the reader, the
+drafter's proposals to the verifier.
 
 Read this file first. Events come in as plain calls, and cause plain calls: nothing waits here. The
 verifier decodes by itself, whatever the drafter does.
@@ -20,7 +20,7 @@ from tandem.orchestrator.rounds.lockstep import Lockstep
 from tandem.orchestrator.rounds.step import DraftWatch, Step
 from tandem.orchestrator.rounds.stream import ServiceLink, SessionStream, Timer
 from tandem.protos.errors import Busy, SessionMiss, TandemError, is_transient
-from tandem.protos.streams import Decoding, Drafting, EncodedGuess, Fact, Flow, Guess
+from tandem.protos.streams import Commit, Decoding, Drafting, EncodedProposal, Flow, Proposal
 from tandem.protos.types import NO_DRAFT_SHAPE, Method, Rule
 
 PAUSE_AT, RESUME_AT = 64, 16  # steps that the reader has not taken
@@ -28,10 +28,10 @@ VERIFIER_PAUSES = (0.05, 1.0)  # seconds before a verifier is opened again: leas
 DRAFTER_PAUSES = (0.2, 2.0)
 VERIFIER_LOST_SECONDS = 30.0  # without a verifier, after which the request ends
 VERIFIER_BUSY_SECONDS = 600.0  # with only Busy from the verifier, after which the request ends
-LARGEST_GUESS = 256 << 10  # bytes; a whole tree with its distributions is smaller
+LARGEST_PROPOSAL = 256 << 10  # bytes; a whole tree with its distributions is smaller
 
-ToVerifier: TypeAlias = Decoding | EncodedGuess | Guess | Flow
-ToDrafter: TypeAlias = Drafting | Fact
+ToVerifier: TypeAlias = Decoding | EncodedProposal | Proposal | Flow
+ToDrafter: TypeAlias = Drafting | Commit
 log = structlog.get_logger()
 
 
@@ -39,8 +39,8 @@ log = structlog.get_logger()
 class Services:
     """The services that all relays of a cell share. `numbers` yields the numbers of streams."""
 
-    verifier: ServiceLink[ToVerifier, Fact]
-    drafter: ServiceLink[ToDrafter, EncodedGuess]
+    verifier: ServiceLink[ToVerifier, Commit]
+    drafter: ServiceLink[ToDrafter, EncodedProposal]
     timer: Timer
     numbers: Iterator[int]
 
@@ -62,19 +62,19 @@ class Relay:
         in_lockstep = self._drafts and request.sampling.rule is not Rule.MATCH
         self._paused = self._drafter_may_open = False
         self._last_step = self._timer.now()
-        self._drafter = self._reported_drafter = ""  # name of the one that sent the newest guess
-        self.verifier: SessionStream[ToVerifier, Fact] = SessionStream(
+        self._drafter = self._reported_drafter = ""  # name of the one that sent the newest proposal
+        self.verifier: SessionStream[ToVerifier, Commit] = SessionStream(
             services.verifier,
             self._timer,
             self._open_verifier,
-            self._on_fact,
+            self._on_commit,
             self._on_verifier_failure,
         )
-        self.drafter: SessionStream[ToDrafter, EncodedGuess] = SessionStream(
+        self.drafter: SessionStream[ToDrafter, EncodedProposal] = SessionStream(
             services.drafter,
             self._timer,
             self._open_drafter,
-            self._on_guess,
+            self._on_proposal,
             self._on_drafter_failure,
         )
         self._lockstep = Lockstep(self._timer, self.verifier.send) if in_lockstep else None
@@ -102,8 +102,8 @@ class Relay:
         self._changed()
 
     def _open_verifier(self) -> None:
-        """Open the verifier. In lockstep the drafter is opened again too, because its guesses
-        refer to what this very stream was sent. Else the drafter is opened at the first fact: it
+        """Open the verifier. In lockstep the drafter is opened again too, because its proposals
+        refer to what this very stream was sent. Else the drafter is opened at the first commit: it
         may share a machine with the verifier, and must not delay the first token.
         """
         if not self.verifier.link.connected:
@@ -129,7 +129,7 @@ class Relay:
         if self._lockstep:
             self._lockstep.opened()
         self._open_drafter()
-        self._await_guess()
+        self._await_proposal()
 
     def _open_drafter(self) -> None:
         self.drafter.stop()
@@ -147,16 +147,16 @@ class Relay:
         self._backoff = DraftBackoff()
         self.drafter.start(next(self._numbers), opening.context.turn, opening)
 
-    def _await_guess(self) -> None:
-        """In lockstep, let the verifier wait for a guess, or get an empty one in the end."""
+    def _await_proposal(self) -> None:
+        """In lockstep, let the verifier wait for a proposal, or get an empty one in the end."""
         if self._lockstep:
             round_trip = self.verifier.link.round_trip
             self._lockstep.wait(self.generation.length, self.drafter.opened, round_trip)
 
-    def _on_fact(self, fact: Fact) -> None:
-        self.steps.append(step := self._step(fact))
+    def _on_commit(self, commit: Commit) -> None:
+        self.steps.append(step := self._step(commit))
         if self._lockstep and not step.prompt_logprobs:
-            self._lockstep.stepped(fact)
+            self._lockstep.stepped(commit)
         if self.generation.finish:
             self.end()
             return
@@ -167,23 +167,23 @@ class Relay:
             self._drafter_may_open = True
             self._open_drafter()
         else:
-            self._inform_drafter(fact)
-        self._await_guess()
+            self._inform_drafter(commit)
+        self._await_proposal()
         if not self._paused and len(self.steps) > PAUSE_AT:
             self._pause(True)
         self._changed()
 
-    def _step(self, fact: Fact) -> Step:
-        """Commit a fact and return it as a step for the reader."""
+    def _step(self, commit: Commit) -> Step:
+        """Commit a commit and return it as a step for the reader."""
         generation, now = self.generation, self._timer.now()
-        told = generation.tell(fact.start, fact.logprobs)
-        tokens = generation.extend(fact.start, fact.tokens)
+        told = generation.tell(commit.start, commit.logprobs)
+        tokens = generation.extend(commit.start, commit.tokens)
         seconds, self._last_step = now - self._last_step, now
         before, generation.group = generation.group, self.verifier.link.group(self.verifier.number)
         known, self._reported_drafter = self._reported_drafter, self._drafter
         paused = self._backoff.paused(now)
         return Step(
-            fact.committing(tokens),
+            commit.committing(tokens),
             seconds,
             finish=generation.finish,
             matched_token_id=generation.matched_token_id,
@@ -193,28 +193,30 @@ class Relay:
             verifier_round_trip=self.verifier.link.round_trip,
             fallback=None
             if told
-            else self._watch.stepped(fact, self._drafts, self.drafter.opened, paused),
+            else self._watch.stepped(commit, self._drafts, self.drafter.opened, paused),
             verifier_group=generation.group if generation.group != before else "",
             drafter=self._drafter if self._drafter != known else "",
             prompt_logprobs=told,
         )
 
-    def _inform_drafter(self, fact: Fact) -> None:
-        """Send the drafter the fact, or hold it back, but not in lockstep: each guess needs it."""
-        due: Fact | None = fact
+    def _inform_drafter(self, commit: Commit) -> None:
+        """Send the drafter the commit, or hold it back, but not in lockstep: each proposal needs
+        it.
+        """
+        due: Commit | None = commit
         if not self._lockstep:
             round_trip = self.drafter.link.round_trip + self.verifier.link.round_trip
-            due = self._backoff.stepped(fact, self._timer.now(), round_trip)
+            due = self._backoff.stepped(commit, self._timer.now(), round_trip)
         if due:
             self.drafter.send(due)
 
-    def _on_guess(self, guess: EncodedGuess) -> None:
-        if guess.size <= LARGEST_GUESS:
+    def _on_proposal(self, proposal: EncodedProposal) -> None:
+        if proposal.size <= LARGEST_PROPOSAL:
             lockstep = self._lockstep
-            if not lockstep or lockstep.takes(guess.behind, self.generation.length):
+            if not lockstep or lockstep.takes(proposal.behind, self.generation.length):
                 self._watch.arrived = self._backoff.arrived = True
                 self._drafter = self.drafter.link.replica(self.drafter.number)
-                self.verifier.send(replace(guess, awaited=True) if lockstep else guess)
+                self.verifier.send(replace(proposal, awaited=True) if lockstep else proposal)
 
     def _pause(self, paused: bool) -> None:
         """Pause the verifier, because the reader is too far behind, or let it go on."""
@@ -238,9 +240,9 @@ class Relay:
             retry_after = error.retry_after if isinstance(error, Busy) else 0.0
             self.drafter.retry(*DRAFTER_PAUSES, retry_after)
         else:
-            log.warning("no guesses", problem=str(error), request_id=self._request.request_id)
+            log.warning("no proposals", problem=str(error), request_id=self._request.request_id)
             self._drafts = False
-        self._await_guess()
+        self._await_proposal()
 
 
 def _may_retry(error: TandemError) -> bool:

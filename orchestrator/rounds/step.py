@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from tandem.orchestrator.rounds.generation import Finish
-from tandem.protos.streams import Fact
+from tandem.protos.streams import Commit
 from tandem.protos.types import TokenLogprobs
 
 
@@ -27,11 +27,11 @@ class Fallback(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the verifier for one request: its fact, cut to the tokens that were committed, or
-    log-probabilities of the prompt.
+    """One step of the verifier for one request: its commit, cut to the tokens that were committed,
+    or log-probabilities of the prompt.
     """
 
-    fact: Fact
+    commit: Commit
     seconds: float = 0.0  # since the step before, or since the opening
     finish: Finish | None = None
     matched_token_id: int | None = None  # the stop token that ended the generation
@@ -47,7 +47,7 @@ class Step:
     @property
     def tokens(self) -> tuple[int, ...]:
         """The committed tokens."""
-        return self.fact.tokens
+        return self.commit.tokens
 
 
 @dataclass(slots=True)
@@ -59,14 +59,14 @@ class DraftWatch:
     steps: int = 0
     arrived: bool = False
 
-    def stepped(self, fact: Fact, willing: bool, opened: bool, paused: bool) -> Fallback | None:
+    def stepped(self, commit: Commit, willing: bool, opened: bool, paused: bool) -> Fallback | None:
         """Return why this step had no draft, or None if it had one or needed none. The drafter is
         `willing` if it has not refused, `opened` if the session is open there, and `paused` while
         it is left alone.
         """
         arrived, self.arrived = self.arrived, False
         self.steps += 1
-        if fact.drafted or not self.requested:
+        if commit.drafted or not self.requested:
             return None
         if self.alone:
             return Fallback.NO_MATCH
@@ -78,6 +78,6 @@ class DraftWatch:
             return Fallback.NO_DRAFTER
         if paused:
             return Fallback.BACKOFF
-        if fact.late:
+        if commit.late:
             return Fallback.LATE
         return Fallback.NOT_VERIFIED if arrived else Fallback.NO_DRAFT

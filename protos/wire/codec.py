@@ -1,4 +1,4 @@
-"""Converts values to messages and back. Guesses and options are in `drafting` and `sampling`,
+"""Converts values to messages and back. Proposals and options are in `drafting` and `sampling`,
 log-probabilities in `logprobs`, and registered drafters in `registration`.
 
 Decoding refuses a message that cannot be a value of its type, and names the field. A model's
@@ -125,28 +125,28 @@ def decode_drafting(message: drafter_pb2.Drafting) -> streams.Drafting:
     )
 
 
-def encode_fact(stream: int, fact: streams.Fact) -> common_pb2.Fact:
-    """Convert a fact to a message."""
-    return common_pb2.Fact(
+def encode_commit(stream: int, commit: streams.Commit) -> common_pb2.Commit:
+    """Convert a commit to a message."""
+    return common_pb2.Commit(
         stream=stream,
-        start=fact.start,
-        tokens=fact.tokens,
-        drafted=fact.drafted,
-        accepted=fact.accepted,
-        epoch=fact.epoch,
-        reused=fact.reused,
-        logprobs=[encode_logprobs(each) for each in fact.logprobs],
-        expected=fact.expected,
-        late=fact.late,
-        unused=fact.unused,
-        found=fact.found,
-        found_accepted=fact.found_accepted,
+        start=commit.start,
+        tokens=commit.tokens,
+        drafted=commit.drafted,
+        accepted=commit.accepted,
+        epoch=commit.epoch,
+        reused=commit.reused,
+        logprobs=[encode_logprobs(each) for each in commit.logprobs],
+        expected=commit.expected,
+        late=commit.late,
+        unused=commit.unused,
+        found=commit.found,
+        found_accepted=commit.found_accepted,
     )
 
 
-def decode_fact(message: common_pb2.Fact) -> streams.Fact:
-    """Convert a message to a fact."""
-    return streams.Fact(
+def decode_commit(message: common_pb2.Commit) -> streams.Commit:
+    """Convert a message to a commit."""
+    return streams.Commit(
         message.start,
         tuple(message.tokens),
         message.drafted,

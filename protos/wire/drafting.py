@@ -63,28 +63,28 @@ def decode_shape(message: common_pb2.DraftShape) -> types.DraftShape:
     )
 
 
-def encode_guess(stream: int, guess: streams.Guess) -> common_pb2.Guess:
-    """Convert a guess to a message."""
-    numbers = range(guess.first, guess.first + len(guess.tokens))
-    return common_pb2.Guess(
+def encode_proposal(stream: int, proposal: streams.Proposal) -> common_pb2.Proposal:
+    """Convert a proposal to a message."""
+    numbers = range(proposal.first, proposal.first + len(proposal.tokens))
+    return common_pb2.Proposal(
         stream=stream,
-        behind=guess.behind,
-        source=guess.source,
-        first=guess.first,
-        tokens=guess.tokens,
-        parents=[n - p if p else 0 for n, p in zip(numbers, guess.parents, strict=True)],
-        scores=bytes([min(255, max(0, round(-SCORE_STEPS * each))) for each in guess.scores]),
+        behind=proposal.behind,
+        source=proposal.source,
+        first=proposal.first,
+        tokens=proposal.tokens,
+        parents=[n - p if p else 0 for n, p in zip(numbers, proposal.parents, strict=True)],
+        scores=bytes([min(255, max(0, round(-SCORE_STEPS * each))) for each in proposal.scores]),
         distributions=[
             common_pb2.Distribution(tokens=each.tokens, weights=each.weights)
-            for each in guess.distributions
+            for each in proposal.distributions
         ],
-        epoch=guess.epoch,
-        cached_len=guess.cached_len,
+        epoch=proposal.epoch,
+        cached_len=proposal.cached_len,
     )
 
 
-def decode_guess(message: common_pb2.Guess, arrived: float = 0.0) -> streams.Guess:
-    """Convert a message to a guess; raises InvalidRequest. Nodes without scores count
+def decode_proposal(message: common_pb2.Proposal, arrived: float = 0.0) -> streams.Proposal:
+    """Convert a message to a proposal; raises InvalidRequest. Nodes without scores count
     as certain.
     """
     tokens, count = tuple(message.tokens), len(message.tokens)
@@ -104,7 +104,7 @@ def decode_guess(message: common_pb2.Guess, arrived: float = 0.0) -> streams.Gue
         types.Distribution(tuple(each.tokens), tuple(each.weights))
         for each in message.distributions
     )
-    guess = streams.Guess(
+    proposal = streams.Proposal(
         behind=message.behind,
         tokens=tokens,
         parents=parents,
@@ -119,29 +119,31 @@ def decode_guess(message: common_pb2.Guess, arrived: float = 0.0) -> streams.Gue
     if min(parents, default=0) < 0:
         raise InvalidRequest.of("draft.parents", "reach behind the first node")
     if distributions:
-        draft_of(guess)
-    return guess
+        draft_of(proposal)
+    return proposal
 
 
-def guess_of(draft: types.Draft, behind: int) -> streams.Guess:
-    """Convert a whole draft to a guess, whose nodes count as certain."""
+def proposal_of(draft: types.Draft, behind: int) -> streams.Proposal:
+    """Convert a whole draft to a proposal, whose nodes count as certain."""
     parents = tuple(parent + 1 for parent in draft.parents)
     scores = (0.0,) * len(draft)
-    return streams.Guess(behind, draft.tokens, parents, scores, distributions=draft.distributions)
+    return streams.Proposal(
+        behind, draft.tokens, parents, scores, distributions=draft.distributions
+    )
 
 
-def draft_of(guess: streams.Guess) -> types.Draft:
-    """Convert a guess that holds a whole tree to a draft. Raises InvalidRequest if the guess holds
-    no whole tree, or if its distributions do not fit its tokens.
+def draft_of(proposal: streams.Proposal) -> types.Draft:
+    """Convert a proposal that holds a whole tree to a draft. Raises InvalidRequest if the proposal
+    holds no whole tree, or if its distributions do not fit its tokens.
     """
-    if any(0 < parent < guess.first for parent in guess.parents):
-        raise InvalidRequest.of("draft.parents", "name a node of another guess")
-    parents = tuple(parent - guess.first if parent else -1 for parent in guess.parents)
+    if any(0 < parent < proposal.first for parent in proposal.parents):
+        raise InvalidRequest.of("draft.parents", "name a node of another proposal")
+    parents = tuple(parent - proposal.first if parent else -1 for parent in proposal.parents)
     if problem := tree.problem(parents):
         raise InvalidRequest.of("draft.parents", problem)
-    if problem := _distribution_problem(guess.distributions, guess.tokens, parents):
+    if problem := _distribution_problem(proposal.distributions, proposal.tokens, parents):
         raise InvalidRequest.of("draft.distributions", problem)
-    return types.Draft(guess.tokens, parents, guess.distributions)
+    return types.Draft(proposal.tokens, parents, proposal.distributions)
 
 
 def _distribution_problem(

@@ -1,5 +1,5 @@
 """Converts the values that a cell sends to the model services to items of a request, by their type.
-Guesses are passed on without being decoded.
+Proposals are passed on without being decoded.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from tandem.protos.streams import Decoding, Drafting, EncodedGuess, Fact, Flow, Guess
+from tandem.protos.streams import Commit, Decoding, Drafting, EncodedProposal, Flow, Proposal
 from tandem.protos.wire.codec import encode_decoding, encode_drafting
-from tandem.protos.wire.drafting import encode_guess
+from tandem.protos.wire.drafting import encode_proposal
 from tandem.v1 import common_pb2, verifier_pb2
 
 
-def receive_guess(message: common_pb2.Guess) -> EncodedGuess:
-    """Return a received guess, still encoded, to be passed on."""
-    return EncodedGuess(message.behind, message.ByteSize(), message)
+def receive_proposal(message: common_pb2.Proposal) -> EncodedProposal:
+    """Return a received proposal, still encoded, to be passed on."""
+    return EncodedProposal(message.behind, message.ByteSize(), message)
 
 
-def pass_on_guess(stream: int, guess: EncodedGuess) -> common_pb2.Guess:
-    """Return the message of the same guess, for another stream."""
-    message = guess.message
-    assert isinstance(message, common_pb2.Guess)
+def pass_on_proposal(stream: int, proposal: EncodedProposal) -> common_pb2.Proposal:
+    """Return the message of the same proposal, for another stream."""
+    message = proposal.message
+    assert isinstance(message, common_pb2.Proposal)
     message.stream = stream
     return message
 
 
-def encode_fact_tokens(stream: int, fact: Fact) -> common_pb2.Fact:
-    """Convert a fact to a message with only the parts that a drafter needs."""
-    return common_pb2.Fact(stream=stream, start=fact.start, tokens=fact.tokens)
+def encode_commit_tokens(stream: int, commit: Commit) -> common_pb2.Commit:
+    """Convert a commit to a message with only the parts that a drafter needs."""
+    return common_pb2.Commit(stream=stream, start=commit.start, tokens=commit.tokens)
 
 
 def encode_flow(stream: int, flow: Flow) -> verifier_pb2.Flow:
@@ -47,9 +47,9 @@ def encode_closing(session_id: bytes, turn: int) -> tuple[str, common_pb2.Closin
 ITEMS: dict[type[object], tuple[str, Callable[[int, Any], Message]]] = {
     Decoding: ("open", encode_decoding),
     Drafting: ("open", encode_drafting),
-    Fact: ("facts", encode_fact_tokens),
-    Guess: ("guesses", encode_guess),
-    EncodedGuess: ("guesses", pass_on_guess),
+    Commit: ("commits", encode_commit_tokens),
+    Proposal: ("proposals", encode_proposal),
+    EncodedProposal: ("proposals", pass_on_proposal),
     Flow: ("flows", encode_flow),
 }
 

@@ -20,12 +20,12 @@ from tandem.protos.grammar import Grammar, GrammarKind
 from tandem.protos.wire import codec
 from tandem.protos.wire.drafting import (
     SCORE_STEPS,
-    decode_guess,
+    decode_proposal,
     decode_shape,
     draft_of,
-    encode_guess,
+    encode_proposal,
     encode_shape,
-    guess_of,
+    proposal_of,
 )
 from tandem.protos.wire.sampling import decode_sampling, encode_sampling
 from tandem.v1 import common_pb2, orchestrator_pb2
@@ -88,15 +88,15 @@ drafts = st.integers(0, types.MAX_NODES).flatmap(
     )
 )
 drawn = drafts.map(lambda draft: replace(draft, **sampled(draft)))
-whole = st.builds(guess_of, drafts | drawn, small)
+whole = st.builds(proposal_of, drafts | drawn, small)
 
 
 @st.composite
-def grown(draw: st.DrawFn) -> streams.Guess:
+def grown(draw: st.DrawFn) -> streams.Proposal:
     """The newest nodes of a tree; their parents may have been sent before."""
     size, first = draw(st.integers(0, types.MAX_NODES)), draw(st.integers(1, 1 << 14))
     steps = st.integers(0, 255).map(lambda steps: -steps / SCORE_STEPS)
-    return streams.Guess(
+    return streams.Proposal(
         behind=draw(small),
         tokens=draw(st.tuples(*[token] * size)),
         parents=draw(st.tuples(*(st.integers(0, first + place - 1) for place in range(size)))),
@@ -151,8 +151,8 @@ decodings = st.builds(
 draftings = st.builds(
     streams.Drafting, contexts, samplings | with_history, shapes, flag, flag, words
 )
-facts = st.builds(
-    streams.Fact, small, tokens, small, small, token, small, logprobs, bound, small, small
+commits = st.builds(
+    streams.Commit, small, tokens, small, small, token, small, logprobs, bound, small, small
 )
 PAIRS = [
     (contexts, codec.encode_context, codec.decode_context),
@@ -164,8 +164,8 @@ PAIRS = [
 ITEMS: list[tuple[Any, Any, Any]] = [
     (decodings, codec.encode_decoding, codec.decode_decoding),
     (draftings, codec.encode_drafting, codec.decode_drafting),
-    (facts, codec.encode_fact, codec.decode_fact),
-    (grown() | whole, encode_guess, decode_guess),
+    (commits, codec.encode_commit, codec.decode_commit),
+    (grown() | whole, encode_proposal, decode_proposal),
 ]
 PAIRS += [(values, partial(encode, STREAM), decode) for values, encode, decode in ITEMS]
 
@@ -214,33 +214,33 @@ def test_choices_have_the_names_and_numbers_of_the_wire(
 
 @given(drafts | drawn, small)
 @settings(max_examples=EXAMPLES)
-def test_a_whole_draft_is_a_guess_and_back(draft: types.Draft, behind: int) -> None:
-    guess = guess_of(draft, behind)
-    assert (guess.behind, guess.first) == (behind, 1)
-    assert draft_of(decode_guess(over_the_wire(encode_guess(STREAM, guess)))) == draft
+def test_a_whole_draft_is_a_proposal_and_back(draft: types.Draft, behind: int) -> None:
+    proposal = proposal_of(draft, behind)
+    assert (proposal.behind, proposal.first) == (behind, 1)
+    assert draft_of(decode_proposal(over_the_wire(encode_proposal(STREAM, proposal)))) == draft
 
 
 @given(st.lists(st.floats(-100, 1), min_size=1, max_size=types.MAX_NODES))
 def test_a_score_arrives_as_near_as_a_byte_can_say(scores: list[float]) -> None:
     nodes = types.Draft.chain((1,) * len(scores))
-    guess = replace(guess_of(nodes, 3), scores=tuple(scores))
-    message = encode_guess(STREAM, guess)
+    proposal = replace(proposal_of(nodes, 3), scores=tuple(scores))
+    message = encode_proposal(STREAM, proposal)
     assert len(message.scores) == len(scores)
-    for score, arrived in zip(scores, decode_guess(message).scores, strict=True):
+    for score, arrived in zip(scores, decode_proposal(message).scores, strict=True):
         said = min(0.0, max(-255 / SCORE_STEPS, score))
         assert abs(arrived - said) <= 0.5 / SCORE_STEPS
 
 
-def test_a_guess_without_scores_is_one_of_certain_nodes() -> None:
-    message = common_pb2.Guess(stream=STREAM, behind=4, tokens=[8, 9], parents=[0, 1])
-    assert decode_guess(message) == guess_of(types.Draft.chain((8, 9)), 4)
+def test_a_proposal_without_scores_is_one_of_certain_nodes() -> None:
+    message = common_pb2.Propose(stream=STREAM, behind=4, tokens=[8, 9], parents=[0, 1])
+    assert decode_proposal(message) == proposal_of(types.Draft.chain((8, 9)), 4)
 
 
-def test_when_a_guess_arrived_is_known_to_whom_it_came_to_and_not_sent() -> None:
-    guess = replace(guess_of(types.Draft.chain((8, 9)), 4), arrived=2.5)
-    message = over_the_wire(encode_guess(STREAM, guess))
-    assert decode_guess(message).arrived == 0
-    assert decode_guess(message, 7.5).arrived == 7.5
+def test_when_a_proposal_arrived_is_known_to_whom_it_came_to_and_not_sent() -> None:
+    proposal = replace(proposal_of(types.Draft.chain((8, 9)), 4), arrived=2.5)
+    message = over_the_wire(encode_proposal(STREAM, proposal))
+    assert decode_proposal(message).arrived == 0
+    assert decode_proposal(message, 7.5).arrived == 7.5
 
 
 def test_greedy_sends_nothing() -> None:

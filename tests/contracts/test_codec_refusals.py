@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from tandem.protos import tree
 from tandem.protos.errors import InvalidRequest
-from tandem.protos.streams import Guess
+from tandem.protos.streams import Proposal
 from tandem.protos.types import Distribution
 from tandem.protos.wire import codec
-from tandem.protos.wire.drafting import decode_guess, decode_shape, draft_of
+from tandem.protos.wire.drafting import decode_proposal, decode_shape, draft_of
 from tandem.protos.wire.sampling import decode_sampling
 from tandem.v1 import common_pb2, drafter_pb2, verifier_pb2
 
@@ -26,9 +26,9 @@ def context(**fields: Any) -> common_pb2.Context:
     return common_pb2.Context(**{"session_id": bytes(16), "turn": 1, "tokens": [1], **fields})
 
 
-def guess(tokens: Sequence[int], parents: Sequence[int], **fields: Any) -> common_pb2.Guess:
+def proposal(tokens: Sequence[int], parents: Sequence[int], **fields: Any) -> common_pb2.Proposal:
     """A message of nodes with such parents."""
-    return common_pb2.Guess(tokens=tokens, parents=parents, **fields)
+    return common_pb2.Proposal(tokens=tokens, parents=parents, **fields)
 
 
 def drawn(*weights: dict[int, int]) -> list[common_pb2.Distribution]:
@@ -101,37 +101,37 @@ SHAPES = [
 ]
 NO_CHANCE = "do not give each child behind node -1 a chance of its own"
 NO_WEIGHTS = "has an entry that is not one weight for each of its tokens"
-GUESSES = [
-    (guess([1] * 65, [0] * 65), "tokens", "has 65 nodes, above 64"),
-    (guess([1, 2], [0]), "parents", "has 1 entries for 2 tokens"),
-    (guess([1, 2], [0, 1], scores=bytes(3)), "scores", "has 3 entries for 2 tokens"),
-    (guess([1, 2], [0, 3]), "parents", "reach behind the first node"),
-    (guess([1, 2], [9, 1], first=8), "parents", "reach behind the first node"),
+PROPOSALS = [
+    (proposal([1] * 65, [0] * 65), "tokens", "has 65 nodes, above 64"),
+    (proposal([1, 2], [0]), "parents", "has 1 entries for 2 tokens"),
+    (proposal([1, 2], [0, 1], scores=bytes(3)), "scores", "has 3 entries for 2 tokens"),
+    (proposal([1, 2], [0, 3]), "parents", "reach behind the first node"),
+    (proposal([1, 2], [9, 1], first=8), "parents", "reach behind the first node"),
     (
-        guess([1, 2], [3, 1], first=9, distributions=drawn({1: 1}, {2: 1}, {})),
+        proposal([1, 2], [3, 1], first=9, distributions=drawn({1: 1}, {2: 1}, {})),
         "parents",
-        "name a node of another guess",
+        "name a node of another proposal",
     ),
-    (guess([1], [0], distributions=drawn({})), "distributions", "has 1 entries for 1 tokens"),
+    (proposal([1], [0], distributions=drawn({})), "distributions", "has 1 entries for 1 tokens"),
     (
-        guess([1], [0], distributions=drawn(dict.fromkeys(range(257), 1), {})),
+        proposal([1], [0], distributions=drawn(dict.fromkeys(range(257), 1), {})),
         "distributions",
         "has an entry of 257 tokens, above 256",
     ),
-    (guess([1], [0], distributions=drawn({}, {})), "distributions", NO_CHANCE),
-    (guess([1], [0], distributions=drawn({1: 0, 2: 1}, {})), "distributions", NO_CHANCE),
+    (proposal([1], [0], distributions=drawn({}, {})), "distributions", NO_CHANCE),
+    (proposal([1], [0], distributions=drawn({1: 0, 2: 1}, {})), "distributions", NO_CHANCE),
     (
-        guess([4, 4], [0, 0], distributions=drawn({4: 3, 5: 1}, {}, {})),
+        proposal([4, 4], [0, 0], distributions=drawn({4: 3, 5: 1}, {}, {})),
         "distributions",
         NO_CHANCE,
     ),
     (
-        guess([1], [0], distributions=[*drawn({1: 3}), common_pb2.Distribution(tokens=[2])]),
+        proposal([1], [0], distributions=[*drawn({1: 3}), common_pb2.Distribution(tokens=[2])]),
         "distributions",
         NO_WEIGHTS,
     ),
     (
-        guess(
+        proposal(
             [1],
             [0],
             distributions=[common_pb2.Distribution(tokens=[1, 1], weights=[1, 2]), *drawn({})],
@@ -178,7 +178,7 @@ ALL: list[tuple[Callable[[Any], Any], Message, dict[str, str]]] = [
     *REFUSED,
     *OPENINGS,
     *((decode_shape, common_pb2.DraftShape(**each), {f"shape.{at}": p}) for each, at, p in SHAPES),
-    *((decode_guess, message, {f"draft.{at}": problem}) for message, at, problem in GUESSES),
+    *((decode_proposal, message, {f"draft.{at}": problem}) for message, at, problem in PROPOSALS),
 ]
 
 
@@ -189,15 +189,15 @@ def test_what_cannot_be_a_value_is_refused_by_field(
     assert refusal(decode, message) == problems
 
 
-def nodes(parents: tuple[int, ...]) -> Guess:
-    """Nodes 6, 7, ...: those before them came in other guesses."""
-    return Guess(behind=9, tokens=(1,) * len(parents), parents=parents, first=6)
+def nodes(parents: tuple[int, ...]) -> Proposal:
+    """Nodes 6, 7, ...: those before them came in other proposals."""
+    return Proposal(behind=9, tokens=(1,) * len(parents), parents=parents, first=6)
 
 
 @pytest.mark.parametrize("parents", [(4, 0), (0, 3), (0, 6, 2)])
-def test_a_guess_that_continues_another_is_no_whole_draft(parents: tuple[int, ...]) -> None:
+def test_a_proposal_that_continues_another_is_no_whole_draft(parents: tuple[int, ...]) -> None:
     (problem,) = refusal(draft_of, nodes(parents)).items()
-    assert problem == ("draft.parents", "name a node of another guess")
+    assert problem == ("draft.parents", "name a node of another proposal")
 
 
 def test_a_whole_draft_may_be_numbered_from_anywhere() -> None:
@@ -206,7 +206,7 @@ def test_a_whole_draft_may_be_numbered_from_anywhere() -> None:
 
 def test_what_a_draft_was_not_drawn_from_is_refused() -> None:
     other = (Distribution((2,), (1,)), Distribution())
-    made_up = Guess(behind=9, tokens=(1,), parents=(0,), scores=(0.0,), distributions=other)
+    made_up = Proposal(behind=9, tokens=(1,), parents=(0,), scores=(0.0,), distributions=other)
     assert refusal(draft_of, made_up) == {"draft.distributions": NO_CHANCE}
 
 
@@ -215,13 +215,13 @@ def test_no_bytes_make_a_draft_that_is_no_tree(content: bytes, first: int) -> No
     """Whoever sends it: a node's parent was numbered before it, and a whole draft is a tree."""
     tokens, parents = list(content[::2]), list(content[1::2])
     try:
-        guess = decode_guess(common_pb2.Guess(first=first, tokens=tokens, parents=parents))
+        proposal = decode_proposal(common_pb2.Proposal(first=first, tokens=tokens, parents=parents))
     except InvalidRequest:
         return
-    for number, parent in enumerate(guess.parents, guess.first):
+    for number, parent in enumerate(proposal.parents, proposal.first):
         assert 0 <= parent < number
     try:
-        draft = draft_of(guess)
+        draft = draft_of(proposal)
     except InvalidRequest:
         return
     assert len(draft.tokens) == len(draft.parents)

@@ -1,4 +1,4 @@
-"""What facts and guesses cost on the wire: no text, no probabilities, a few bytes per token."""
+"""What commits and proposals cost on the wire: no text, no probabilities, a few bytes per token."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import random
 
 import pytest
 
-from tandem.protos.streams import Fact, Guess
-from tandem.protos.wire.codec import encode_fact
-from tandem.protos.wire.drafting import encode_guess
+from tandem.protos.streams import Commit, Proposal
+from tandem.protos.wire.codec import encode_commit
+from tandem.protos.wire.drafting import encode_proposal
 from tandem.v1 import drafter_pb2, verifier_pb2
 
 VOCABULARY = 128_000
-FACT, REPORT, GUESS = 40, 24, 200  # bytes at the most: with figures, without, of NODES nodes
+COMMIT, REPORT, PROPOSAL = 40, 24, 200  # bytes at the most: with figures, without, of NODES nodes
 TOKENS, NODES = 4, 32
-ONCE = 20  # of a message without facts and guesses
+ONCE = 20  # of a message without commits and proposals
 CONDITIONS = 18  # twice a second
 STREAMS, POSITIONS = 1 << 20, 1 << 17
 
 
-def some_fact(rng: random.Random) -> Fact:
+def some_commit(rng: random.Random) -> Commit:
     """Everything that is said in each step of a session."""
     tokens = tuple(rng.randrange(VOCABULARY) for _ in range(TOKENS))
     late, unused = rng.randrange(64), rng.randrange(64)
     start, expected = rng.randrange(POSITIONS), rng.uniform(1, 4)
-    return Fact(start, tokens, NODES, TOKENS - 1, expected=expected, late=late, unused=unused)
+    return Commit(start, tokens, NODES, TOKENS - 1, expected=expected, late=late, unused=unused)
 
 
-def some_guess(rng: random.Random) -> Guess:
+def some_proposal(rng: random.Random) -> Proposal:
     """The newest nodes of a tree that has grown for long: their parents are some window of nodes
     back, or the committed tokens.
     """
@@ -39,7 +39,7 @@ def some_guess(rng: random.Random) -> Guess:
     tokens = tuple(rng.randrange(VOCABULARY) for _ in range(NODES))
     scores = tuple(-rng.expovariate(1.0) for _ in range(NODES))
     behind, turn = rng.randrange(POSITIONS), rng.randrange(1, 100)
-    return Guess(behind, tokens, parents, scores, first, turn)
+    return Proposal(behind, tokens, parents, scores, first, turn)
 
 
 @pytest.fixture
@@ -51,23 +51,23 @@ def stream(rng: random.Random) -> int:
     return rng.randrange(1, STREAMS)
 
 
-def test_facts_and_guesses_fit_their_budgets(rng: random.Random) -> None:
-    """Of a fact a drafter receives no figures."""
+def test_commits_and_proposals_fit_their_budgets(rng: random.Random) -> None:
+    """Of a commit a drafter receives no figures."""
     for _ in range(1000):
-        fact = some_fact(rng)
-        assert encode_fact(stream(rng), fact).ByteSize() <= FACT
-        assert encode_fact(stream(rng), Fact(fact.start, fact.tokens)).ByteSize() <= REPORT
-        assert encode_guess(stream(rng), some_guess(rng)).ByteSize() <= GUESS
+        commit = some_commit(rng)
+        assert encode_commit(stream(rng), commit).ByteSize() <= COMMIT
+        assert encode_commit(stream(rng), Commit(commit.start, commit.tokens)).ByteSize() <= REPORT
+        assert encode_proposal(stream(rng), some_proposal(rng)).ByteSize() <= PROPOSAL
 
 
 def test_a_stream_that_says_nothing_new_costs_a_few_bytes() -> None:
     for message in (
         verifier_pb2.DecodeRequest(sent=1e6),
         verifier_pb2.DecodeResponse(sent=1e6, price=0.1, token_seconds=0.1),
-        drafter_pb2.GuessRequest(sent=1e6),
-        drafter_pb2.GuessResponse(sent=1e6),
+        drafter_pb2.ProposeRequest(sent=1e6),
+        drafter_pb2.ProposeResponse(sent=1e6),
     ):
         assert message.ByteSize() <= ONCE
     conditions = drafter_pb2.Conditions(price=0.1, token_seconds=0.1, delay=0.1)
-    report = drafter_pb2.GuessRequest(sent=1e6, conditions=conditions)
+    report = drafter_pb2.ProposeRequest(sent=1e6, conditions=conditions)
     assert report.ByteSize() <= ONCE + CONDITIONS

@@ -14,7 +14,7 @@ from tandem.protos.errors import (
     TandemError,
     Unavailable,
 )
-from tandem.protos.streams import Decoding, Drafting, EncodedGuess, Fact, Flow, Guess
+from tandem.protos.streams import Commit, Decoding, Drafting, EncodedProposal, Flow, Proposal
 from tandem.protos.types import TokenLogprobs
 from tandem.verifier_service.service import INBOX
 from tests.laws.wires import Call, Closing, OnStream, Server
@@ -46,11 +46,11 @@ class Job:
     paused: bool = False
     waits: bool = False
     drafted: int = 0  # nodes
-    source: int = 0  # of the guesses that it heard
+    source: int = 0  # of the proposals that it heard
     told: int = 0  # tokens of the prompt, up to where
     paths: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by node: the text up to there
     inbox: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=INBOX))
-    # of guesses: behind what, and how many nodes
+    # of proposals: behind what, and how many nodes
 
 
 @dataclass
@@ -156,33 +156,35 @@ class Service(Server):
 
 
 class Verifier(Service):
-    """Decodes by itself; a guess makes a step longer, and nothing else."""
+    """Decodes by itself; a proposal makes a step longer, and nothing else."""
 
     def begin(self, job: Job) -> None:
         if wanted := job.opening.prompt_logprobs:
             job.told = wanted.first
         self._soon(job)
 
-    def take(self, job: Job, item: Flow | Guess | EncodedGuess) -> None:
+    def take(self, job: Job, item: Flow | Proposal | EncodedProposal) -> None:
         if isinstance(item, Flow):
             job.paused = item.paused
         else:
-            self._remember(job, item.message if isinstance(item, EncodedGuess) else item)
+            self._remember(job, item.message if isinstance(item, EncodedProposal) else item)
         if job.waits and self._may(job):
             job.waits = False
             self._soon(job)
 
-    def _remember(self, job: Job, guess: Any) -> None:
+    def _remember(self, job: Job, proposal: Any) -> None:
         text = self.held[job.opening.context.session_id].tokens
-        if guess.source != job.source:
-            job.source, job.paths = guess.source, {}
-        job.inbox.append((guess.behind, len(guess.tokens)))
-        if guess.behind > len(text):
+        if proposal.source != job.source:
+            job.source, job.paths = proposal.source, {}
+        job.inbox.append((proposal.behind, len(proposal.tokens)))
+        if proposal.behind > len(text):
             return
-        job.paths[0] = tuple(text[: guess.behind])
-        for place, (parent, token) in enumerate(zip(guess.parents, guess.tokens, strict=True)):
+        job.paths[0] = tuple(text[: proposal.behind])
+        for place, (parent, token) in enumerate(
+            zip(proposal.parents, proposal.tokens, strict=True)
+        ):
             if parent in job.paths:
-                job.paths[guess.first + place] = (*job.paths[parent], token)
+                job.paths[proposal.first + place] = (*job.paths[parent], token)
 
     def _may(self, job: Job) -> bool:
         if job.paused or not job.opening.lockstep:
@@ -206,14 +208,14 @@ class Verifier(Service):
             return
         if job.length >= job.opening.until:
             return
-        text, guessed = held.tokens, set(job.paths.values())
+        text, proposed = held.tokens, set(job.paths.values())
         fresh = [follows(text, self.model)]
-        while (*text, *fresh) in guessed and job.length + len(fresh) < job.opening.until:
+        while (*text, *fresh) in proposed and job.length + len(fresh) < job.opening.until:
             fresh.append(follows(text + fresh, self.model))
         accepted = len(fresh) - 1
         drafted = job.inbox[0][1] if job.opening.lockstep else accepted
-        fact = Fact(job.length, tuple(fresh), drafted=drafted, accepted=accepted)
-        job.call.answer(OnStream(job.stream, fact))
+        commit = Commit(job.length, tuple(fresh), drafted=drafted, accepted=accepted)
+        job.call.answer(OnStream(job.stream, commit))
         text += fresh
         job.length += len(fresh)
         if job.length < job.opening.until:
@@ -226,7 +228,7 @@ class Verifier(Service):
         stop = min(job.told + self.rng.randint(1, 4), job.opening.prompt_logprobs.until)
         places = range(job.told, stop)
         told = tuple(likely(text[: place + 1], self.model) for place in places)
-        fact = Fact(job.told, tuple(text[job.told : stop]), logprobs=told)
-        job.call.answer(OnStream(job.stream, fact))
+        commit = Commit(job.told, tuple(text[job.told : stop]), logprobs=told)
+        job.call.answer(OnStream(job.stream, commit))
         job.told = stop
         self._soon(job)

@@ -1,11 +1,11 @@
-"""A verifier's view of a drafter: it sees guesses and the text, and nothing else."""
+"""A verifier's view of a drafter: it sees proposals and the text, and nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tandem.protos.streams import Guess
+from tandem.protos.streams import Proposal
 
 Path = tuple[int, ...]
 
@@ -19,17 +19,17 @@ class Receiver:
     text: Path
     numbered: dict[int, Path] = field(default_factory=dict)
     known: dict[Path, float] = field(default_factory=dict)
-    guesses: list[Guess] = field(default_factory=list)
+    proposals: list[Proposal] = field(default_factory=list)
     repeated: int = 0  # nodes that were known already
 
-    def take(self, guess: Guess) -> None:
+    def take(self, proposal: Proposal) -> None:
         """Nodes arrive; each must follow something that is known."""
-        assert guess.first == len(self.numbered) + 1, "numbers go on from 1, without a gap"
-        assert guess.behind <= len(self.text)
-        self.guesses.append(guess)
-        fields = zip(guess.tokens, guess.parents, guess.scores, strict=True)
-        for number, (token, parent, score) in enumerate(fields, guess.first):
-            above = self.numbered[parent] if parent else self.text[: guess.behind]
+        assert proposal.first == len(self.numbered) + 1, "numbers go on from 1, without a gap"
+        assert proposal.behind <= len(self.text)
+        self.proposals.append(proposal)
+        fields = zip(proposal.tokens, proposal.parents, proposal.scores, strict=True)
+        for number, (token, parent, score) in enumerate(fields, proposal.first):
+            above = self.numbered[parent] if parent else self.text[: proposal.behind]
             assert parent < number
             self.repeated += (*above, token) in self.known
             self.numbered[number] = (*above, token)

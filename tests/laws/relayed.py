@@ -1,7 +1,7 @@
 """Schedules of faults for real relays, with simulated services, links and time.
 
 Links break and half-open ones linger, services restart, evict and ask to wait, openings arrive late
-and twice, drafters lie, guesses are lost and repeated, cells die and live on for a while,
+and twice, drafters lie, proposals are lost and repeated, cells die and live on for a while,
 replicas are removed and come back or are slow for a while, and one may serve another model.
 Verifiers are of two groups.
 """
@@ -17,8 +17,8 @@ from tandem.orchestrator.links.balanced import BalancedLink
 from tandem.orchestrator.rounds.generation import RunRequest
 from tandem.orchestrator.rounds.relay import Relay, Services
 from tandem.protos.types import DraftShape, Rule, SamplingParams, TokenLogprobs
-from tests.laws.guessing import Drafter
 from tests.laws.peers import CLOSED, FENCES, Verifier, follows, likely
+from tests.laws.proposing import Drafter
 from tests.laws.wires import SLOW, Clock, Link
 
 PROMPT, LENGTH = (1, 2, 3), 40

@@ -104,13 +104,13 @@ class Replica:
             self.opened[context.session_id] = session
             yield session
 
-    def serve(self, message: Message, guesses: Tokens = (), path: Sequence[int] = ()) -> Answer:
-        """Append the context and the guesses, then keep the guesses of a path.
+    def serve(self, message: Message, proposals: Tokens = (), path: Sequence[int] = ()) -> Answer:
+        """Append the context and the proposals, then keep the proposals of a path.
 
         The tokens that the rule kept must be the sender's.
         """
         context = message.context
-        with self.at_work(context, len(guesses)) as session:
+        with self.at_work(context, len(proposals)) as session:
             start = session.length
             held, meant = self.held(session), message.committed[:start]
             assert held == meant, f"the cache holds {held} and stands for {meant}"
@@ -119,11 +119,11 @@ class Replica:
             assert self._writers(session, start) <= {writer}, (
                 "it holds what was said in another scope"
             )
-            tokens = context.tokens[start - context.base :] + guesses
+            tokens = context.tokens[start - context.base :] + proposals
             self._write(session, start, tokens, writer)
             reused = start - context.base
             return Answer(
-                self.sessions.keep(session, context, guesses, path), session.epoch, reused
+                self.sessions.keep(session, context, proposals, path), session.epoch, reused
             )
 
     def open(self, session_id: bytes, tokens: Tokens, client: bytes = b"", turn: int = 1) -> Answer:

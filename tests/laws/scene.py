@@ -12,8 +12,8 @@ from tandem.orchestrator.rounds.relay import Relay, Services
 from tandem.protos.errors import TandemError
 from tandem.protos.streams import Decoding, Drafting
 from tandem.protos.types import DraftShape, Rule, SamplingParams
-from tests.laws.guessing import Drafter
 from tests.laws.peers import Service, Verifier
+from tests.laws.proposing import Drafter
 from tests.laws.relayed import LENGTH, PROMPT
 from tests.laws.wires import Call, Clock, Closing, Link, OnStream
 

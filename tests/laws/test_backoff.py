@@ -1,4 +1,4 @@
-"""A drafter whose guesses bring nothing is left alone, is sent all later, and is tried again."""
+"""A drafter whose proposals bring nothing is left alone, is sent all later, and is tried again."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from itertools import pairwise
 import pytest
 
 from tandem.orchestrator.rounds.backoff import PAUSES, WORTH, DraftBackoff
-from tandem.protos.streams import Fact
+from tandem.protos.streams import Commit
 
 STEP = 0.02  # seconds
 LONGEST = PAUSES[1]
 
 
 class Course:
-    """A text, step by step: what is accepted in each, and when its drafter is sent what. A guess
+    """A text, step by step: what is accepted in each, and when its drafter is sent what. A proposal
     comes `answers` seconds after everything that it is sent.
     """
 
     def __init__(
         self, accepted: Callable[[float], int], answers: float = 0.03, round_trip: float = 0.0
     ) -> None:
-        self.backoff, self.sent = DraftBackoff(), list[tuple[float, Fact]]()
+        self.backoff, self.sent = DraftBackoff(), list[tuple[float, Commit]]()
         self.text: list[int] = []
         self.accepted, self._answers, self._round_trip = accepted, answers, round_trip
 
@@ -37,8 +37,8 @@ class Course:
             while answered < len(self.sent) and self.sent[answered][0] + self._answers <= now:
                 answered += 1
                 self.backoff.arrived = True
-            fact = Fact(start, tokens, accepted=len(tokens) - 1)
-            if sent := self.backoff.stepped(fact, now, self._round_trip):
+            commit = Commit(start, tokens, accepted=len(tokens) - 1)
+            if sent := self.backoff.stepped(commit, now, self._round_trip):
                 self.sent.append((now, sent))
         return self
 
@@ -73,10 +73,10 @@ def test_one_that_brings_nothing_is_sent_little_but_never_nothing_for_long(
 def test_it_is_sent_every_token_once_and_in_order() -> None:
     rng = random.Random(1)
     course = Course(lambda now: 5 * (rng.random() < 0.01)).run(60)
-    sent = [token for _, fact in course.sent for token in fact.tokens]
+    sent = [token for _, commit in course.sent for token in commit.tokens]
     assert sent == course.text[: len(sent)]
     assert len(course.text) - len(sent) < LONGEST / STEP * 6
-    assert all(fact.tokens[0] == fact.start for _, fact in course.sent)
+    assert all(commit.tokens[0] == commit.start for _, commit in course.sent)
 
 
 def test_one_that_has_become_good_is_sent_everything_within_the_longest_pause() -> None:
@@ -89,7 +89,7 @@ def test_one_that_has_become_good_is_sent_everything_within_the_longest_pause() 
 
 
 def test_what_is_accepted_in_a_pause_ends_it() -> None:
-    """Guesses may have been on their way when it began."""
+    """Proposals may have been on their way when it began."""
     course = Course(lambda now: 0)
     course.accepted = lambda now: course.backoff.paused(now)
     course.run(20)

@@ -9,7 +9,7 @@ import pytest
 from tandem.orchestrator.links.balanced import BalancedLink
 from tandem.orchestrator.links.policy import SLACK
 from tandem.protos.errors import Busy, Internal, TandemError
-from tandem.protos.streams import Decoding, Guess, PassTimes
+from tandem.protos.streams import Decoding, PassTimes, Proposal
 from tandem.protos.types import Context, SamplingParams
 
 
@@ -147,7 +147,7 @@ def test_what_arrives_forgives(three: Three) -> None:
     three.balanced.drop(1)
     three.balanced.open(2, opening(3), three.reader)
     second = three.place(2)
-    three.links[second].streams[2].receive("fact")
+    three.links[second].streams[2].receive("commit")
     three.links[second].become(False)
     three.balanced.open(3, opening(3), three.reader)
     assert three.place(3) == first, "it may have recovered"
@@ -210,7 +210,7 @@ def test_a_replica_that_goes_loses_its_streams_and_is_never_used_again(three: Th
     assert three.reader.events == ["lost"]
     assert not gone.streams
     assert not gone.subscribers
-    three.balanced.send(99, Guess(3))
+    three.balanced.send(99, Proposal(3))
     for stream in range(100, 130):
         three.balanced.open(stream, opening(stream), Reader())
         assert three.place(stream) != name

@@ -24,7 +24,7 @@ from tandem.engine.sampling.sampler import LogitsProcessor
 from tandem.protos.errors import Internal
 from tandem.protos.streams import Decoding
 from tandem.protos.types import Context, Draft, Rule, SamplingParams
-from tandem.protos.wire.drafting import guess_of
+from tandem.protos.wire.drafting import proposal_of
 from tandem.verifier_service import batched_sampling
 from tandem.verifier_service.acceptance import walk
 from tandem.verifier_service.batched_sampling import sample_batch, samples_before_walk
@@ -123,7 +123,7 @@ def running(params: Sequence[SamplingParams]) -> Generator[list[tuple[DecodeJob,
         step_input = decoding(sessions, Decoding(context, each, 40, lockstep=True), Mailbox())
         job = step_input.run()
         next(job)
-        step_input.stream.inbox.append(guess_of(Draft((1, 2, 3), (-1, 0, -1)), len(TEXT)))
+        step_input.stream.inbox.append(proposal_of(Draft((1, 2, 3), (-1, 0, -1)), len(TEXT)))
         assert step_input.ready()
         jobs.append((step_input, job))
     yield jobs
@@ -159,7 +159,7 @@ def test_a_device_is_waited_for_once_however_many_sessions_are_in_a_step(
             said.append([step_input.stream.said for step_input, _ in jobs])  # type: ignore[attr-defined]
             assert (reads.count == 1) if together else (reads.count >= 2 * len(MANY))
     (one, other) = said
-    tokens = [[[fact.tokens for fact in facts] for facts in each] for each in (one, other)]
+    tokens = [[[commit.tokens for commit in commits] for commits in each] for each in (one, other)]
     assert tokens[0] == tokens[1]
 
 

@@ -41,7 +41,7 @@ def test_of_the_first_request_as_much_is_accepted_as_of_the_hundredth(
 
 
 def test_what_a_row_costs_is_known_before_the_first_request() -> None:
-    """Else its price is guessed, and none but nearly certain guesses get rows."""
+    """Else its price is proposed, and none but nearly certain proposals get rows."""
     simulation = ColdSimulation(steady("processor", 2, 1))
     simulation._rehearse()
     cost, curve = simulation._verifier.costs.model, TARGETS["processor"]

@@ -1,4 +1,4 @@
-"""The law of what the decoding job emits, enumerated: every draw, with any guesses, at any time."""
+"""The law of what the decoding job emits, enumerated: every draw, any proposals, at any time."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tandem.engine.cache.sessions import Sessions
 from tandem.engine.forward.segment import Segment
 from tandem.engine.sampling.sampler import probabilities
 from tandem.protos import tree
-from tandem.protos.streams import Decoding, Guess
+from tandem.protos.streams import Decoding, Proposal
 from tandem.protos.types import Context, Draft, Rule, SamplingParams
 from tandem.verifier_service.acceptance import Decision, reject
 from tests.laws.replica import tiny_pool
 from tests.laws.verifying import Mailbox, decoding
 from tests.laws.world import LENGTH, PROMPT, TARGET, Script, Tokens, World, law_of, options
 
-Guesser = Callable[[Tokens], Sequence[Guess]]
+Proposer = Callable[[Tokens], Sequence[Proposal]]
 """From the completion so far to what arrives before the next step."""
 
 
-def run(params: SamplingParams, guesser: Guesser, rows: int) -> Tokens:
-    """The completion of one run of the job; each step feeds at most `rows` guessed nodes."""
+def run(params: SamplingParams, proposer: Proposer, rows: int) -> Tokens:
+    """The completion of one run of the job; each step feeds at most `rows` proposed nodes."""
     sessions = Sessions(tiny_pool(), 64, 2, count(1).__next__, 9.0, lambda: 0.0)
     stream, until = Mailbox(), len(PROMPT) + LENGTH
     lockstep = params.rule is not Rule.MATCH
@@ -36,7 +36,7 @@ def run(params: SamplingParams, guesser: Guesser, rows: int) -> Tokens:
     next(job)
     with torch.inference_mode():
         while len(text) < LENGTH:
-            stream.inbox.extend(guesser(text))
+            stream.inbox.extend(proposer(text))
             segment = step_input.ready()
             assert segment is not None
             if more := sum(1 for _ in itertools.islice(step_input.chances(), rows)):
@@ -61,7 +61,7 @@ def logits(segment: Segment, text: Tokens) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def run_with(script: Script, params: SamplingParams, guesser: Guesser, rows: int) -> Tokens:
+def run_with(script: Script, params: SamplingParams, proposer: Proposer, rows: int) -> Tokens:
     """One run whose chance is the script's."""
 
     def draw(row: torch.Tensor, params: SamplingParams, position: int) -> int:
@@ -75,52 +75,52 @@ def run_with(script: Script, params: SamplingParams, guesser: Guesser, rows: int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tandem.verifier_service.target_sampler.draw", draw)
         patch.setattr("tandem.verifier_service.target_sampler.reject", rejecting)
-        return run(params, guesser, rows)
+        return run(params, proposer, rows)
 
 
-def nothing(text: Tokens) -> Sequence[Guess]:
+def nothing(text: Tokens) -> Sequence[Proposal]:
     return ()
 
 
-def bush(text: Tokens) -> Sequence[Guess]:
+def bush(text: Tokens) -> Sequence[Proposal]:
     """Whole trees behind every length, numbered anew each time."""
     here = len(PROMPT) + len(text)
     return [
-        Guess(here, (0, 1, 2, 1, 3), (0, 0, 1, 1, 2), (-0.1, -1, -0.2, -0.3, -0.4), source=here)
+        Proposal(here, (0, 1, 2, 1, 3), (0, 0, 1, 1, 2), (-0.1, -1, -0.2, -0.3, -0.4), source=here)
     ]
 
 
-def at_once(text: Tokens) -> Sequence[Guess]:
-    """All before the first step, in two guesses; nodes that come true are built upon."""
+def at_once(text: Tokens) -> Sequence[Proposal]:
+    """All before the first step, in two proposals; nodes that come true are built upon."""
     if text:
         return ()
     here = len(PROMPT)
     return [
-        Guess(here, (1, 2), (0, 0), (-0.5, -0.7)),
-        Guess(here, (0, 3, 3), (1, 2, 3), (-0.1, -0.2, 0.0), first=3),
+        Proposal(here, (1, 2), (0, 0), (-0.5, -0.7)),
+        Proposal(here, (0, 3, 3), (1, 2, 3), (-0.1, -0.2, 0.0), first=3),
     ]
 
 
-def late_and_absurd(text: Tokens) -> Sequence[Guess]:
+def late_and_absurd(text: Tokens) -> Sequence[Proposal]:
     """Behind where the text is, ahead of it, with parents that nobody knows, twice."""
     here = len(PROMPT) + len(text)
-    late = Guess(len(PROMPT), (0, 1, 2, 3), (0, 1, 1, 2), (0.0,) * 4)
+    late = Proposal(len(PROMPT), (0, 1, 2, 3), (0, 1, 1, 2), (0.0,) * 4)
     return [
         late,
-        Guess(here + 2, (1,), (0,), (0.0,), first=9),
-        Guess(here, (2,), (77,), (0.0,)),
+        Proposal(here + 2, (1,), (0,), (0.0,), first=9),
+        Proposal(here, (2,), (77,), (0.0,)),
         late,
     ]
 
 
 @options
 @pytest.mark.parametrize(
-    ("guesser", "rows"), [(nothing, 1), (bush, 1), (bush, 9), (at_once, 9), (late_and_absurd, 9)]
+    ("proposer", "rows"), [(nothing, 1), (bush, 1), (bush, 9), (at_once, 9), (late_and_absurd, 9)]
 )
-def test_match_emits_the_targets_law_with_any_guesses(
-    params: SamplingParams, guesser: Guesser, rows: int
+def test_match_emits_the_targets_law_with_any_proposals(
+    params: SamplingParams, proposer: Proposer, rows: int
 ) -> None:
-    law = law_of(lambda script: run_with(script, params, guesser, rows))
+    law = law_of(lambda script: run_with(script, params, proposer, rows))
     World(params).assert_is_the_targets(law)
 
 
@@ -131,31 +131,33 @@ def test_reject_emits_the_targets_law_in_lockstep(params: SamplingParams, at: in
     world, rejecting = World(params), replace(params, rule=Rule.REJECT)
 
     def one(script: Script) -> Tokens:
-        def guesser(text: Tokens) -> Sequence[Guess]:
+        def proposer(text: Tokens) -> Sequence[Proposal]:
             here = len(PROMPT) + len(text)
             if len(text) != at:
-                return [Guess(here)]
+                return [Proposal(here)]
             draft = world.draft(text, (-1, 0), script)
             parents = tuple(parent + 1 for parent in draft.parents)
             scores = (0.0,) * len(draft)
-            return [Guess(here, draft.tokens, parents, scores, distributions=draft.distributions)]
+            return [
+                Proposal(here, draft.tokens, parents, scores, distributions=draft.distributions)
+            ]
 
-        return run_with(script, rejecting, guesser, 0)
+        return run_with(script, rejecting, proposer, 0)
 
     world.assert_is_the_targets(law_of(one))
 
 
 @options
-def test_top1_keeps_the_likeliest_token_where_it_was_guessed_and_else_draws(
+def test_top1_keeps_the_likeliest_token_where_it_was_proposed_and_else_draws(
     params: SamplingParams,
 ) -> None:
     """Its own law, and not the target's."""
     world, lossy = World(params), replace(params, rule=Rule.TOP1)
 
-    def guesser(text: Tokens) -> Sequence[Guess]:
-        return [Guess(len(PROMPT) + len(text), (1, 2), (0, 0), (0.0, 0.0))]
+    def proposer(text: Tokens) -> Sequence[Proposal]:
+        return [Proposal(len(PROMPT) + len(text), (1, 2), (0, 0), (0.0, 0.0))]
 
-    def likeliest_if_guessed(script: Script) -> Tokens:
+    def likeliest_if_proposed(script: Script) -> Tokens:
         text: Tokens = ()
         while len(text) < LENGTH:
             likeliest = int(world.alone(text).argmax())
@@ -164,5 +166,5 @@ def test_top1_keeps_the_likeliest_token_where_it_was_guessed_and_else_draws(
                 text += (script.draw(world.alone(text)),)
         return text
 
-    law = law_of(lambda script: run_with(script, lossy, guesser, 0))
-    assert law == pytest.approx(law_of(likeliest_if_guessed), abs=1e-12)
+    law = law_of(lambda script: run_with(script, lossy, proposer, 0))
+    assert law == pytest.approx(law_of(likeliest_if_proposed), abs=1e-12)

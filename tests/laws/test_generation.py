@@ -1,4 +1,4 @@
-"""One request's state: whatever facts come, the text is what they say, up to its end."""
+"""One request's state: whatever commits come, the text is what they say, up to its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tandem.protos.streams import PromptLogprobs
 from tandem.protos.types import SamplingParams, TokenLogprobs
 
 PROMPT = (10, 11, 12)
-facts = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=9), min_size=1, max_size=12)
+commits = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=9), min_size=1, max_size=12)
 
 
 def generation(
@@ -23,7 +23,7 @@ def generation(
     return Generation(b"s" * 16, PROMPT, SamplingParams(), limit, stop, list(completion))
 
 
-@given(facts, st.frozensets(st.integers(0, 6), max_size=2), st.integers(1, 20))
+@given(commits, st.frozensets(st.integers(0, 6), max_size=2), st.integers(1, 20))
 def test_the_text_ends_with_the_first_stop_token_or_at_the_limit(
     story: list[list[int]], stop: frozenset[int], limit: int
 ) -> None:
@@ -46,8 +46,10 @@ def test_the_text_ends_with_the_first_stop_token_or_at_the_limit(
     assert state.length == len(PROMPT) + len(state.completion) <= state.until
 
 
-@given(facts, st.data())
-def test_what_a_fact_repeats_is_committed_once(story: list[list[int]], data: st.DataObject) -> None:
+@given(commits, st.data())
+def test_what_a_commit_repeats_is_committed_once(
+    story: list[list[int]], data: st.DataObject
+) -> None:
     state, whole = generation(), list(chain(*story))
     for tokens in story:
         back = data.draw(st.integers(0, len(state.completion)))
@@ -56,7 +58,7 @@ def test_what_a_fact_repeats_is_committed_once(story: list[list[int]], data: st.
     assert state.completion == whole
 
 
-def test_a_fact_that_leaves_a_gap_is_refused() -> None:
+def test_a_commit_that_leaves_a_gap_is_refused() -> None:
     with pytest.raises(AssertionError, match="gap"):
         generation().extend(len(PROMPT) + 1, (5,))
 
@@ -74,7 +76,7 @@ def test_what_is_told_of_a_prompt_again_is_taken_once() -> None:
     assert state.tell(len(PROMPT), [one]) == (), "that is of the completion"
 
 
-@given(facts, facts)
+@given(commits, commits)
 def test_a_resumed_generation_goes_on_as_if_nothing_had_happened(
     before: list[list[int]], after: list[list[int]]
 ) -> None:

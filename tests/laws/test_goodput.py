@@ -28,7 +28,7 @@ def test_plain_decoding_yields_a_token_a_step() -> None:
     assert Simulation(NEAR, PLAIN, 1).run() == pytest.approx(ALONE, rel=0.05)
 
 
-def test_the_policy_gains_by_good_guesses_and_loses_little_by_useless_ones(
+def test_the_policy_gains_by_good_proposals_and_loses_little_by_useless_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tandem.benchmarks.goodput.world.STEPS", 200)

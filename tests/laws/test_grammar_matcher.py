@@ -20,10 +20,10 @@ from tandem.engine.sampling.sampler import LogitsProcessor
 from tandem.protos.errors import InvalidRequest
 from tandem.protos.grammar import Grammar, GrammarKind
 from tandem.protos.matching import GrammarCompiler
-from tandem.protos.streams import Guess
+from tandem.protos.streams import Proposal
 from tandem.protos.tokenizer import tokenizer_of
 from tandem.protos.types import SamplingParams
-from tandem.verifier_service.guesses import Guesses
+from tandem.verifier_service.proposals import Proposals
 from tests.schemas import GRAMMARS, drawn_object
 
 END, VOCAB = 0, 4096
@@ -134,7 +134,7 @@ def test_rows_that_the_grammar_cannot_reach_are_left_as_they_are() -> None:
     assert (rows[1] == 0).all()
 
 
-def test_a_limit_met_on_a_guessed_path_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_met_on_a_proposed_path_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is missing after that path; the text is refused only if it goes there."""
     one, path = matcher(YES), ids("yes")[:1]
 
@@ -164,23 +164,23 @@ def test_a_limit_met_on_a_guessed_path_does_no_harm(monkeypatch: pytest.MonkeyPa
         one.extend(ids("yes"))
 
 
-def test_guesses_that_the_grammar_does_not_allow_get_no_rows() -> None:
-    guesses, one = Guesses(0, 99), matcher(Grammar.choice(["yes", "no", "never"]))
+def test_proposals_that_the_grammar_does_not_allow_get_no_rows() -> None:
+    proposals, one = Proposals(0, 99), matcher(Grammar.choice(["yes", "no", "never"]))
     good, bad = ids("yes"), ids("maybe")
     for source, chain in enumerate((bad, good)):
         parents = tuple(range(len(chain)))
-        guesses.add(Guess(0, tuple(chain), parents, (-0.1,) * len(chain), source=source))
-        guesses.prune(one.following)
-    chances = list(guesses.chances())
-    assert guesses.draft(9)[0].tokens == tuple(good)
+        proposals.add(Proposal(0, tuple(chain), parents, (-0.1,) * len(chain), source=source))
+        proposals.prune(one.following)
+    chances = list(proposals.chances())
+    assert proposals.draft(9)[0].tokens == tuple(good)
     assert len(chances) == len(good)
 
 
 def test_forced_tokens_are_certain_and_claimed_by_nobody() -> None:
-    guesses, tokens = Guesses(0, 99), [5, 6, 7]
-    guesses.add(Guess(0, (5, 9), (0, 0), (-1.0, -0.1)), trust=-2.0)
-    guesses.force(tokens)
-    assert list(guesses.chances()) == [1.0] * 3
-    draft, expected = guesses.draft(3)
+    proposals, tokens = Proposals(0, 99), [5, 6, 7]
+    proposals.add(Proposal(0, (5, 9), (0, 0), (-1.0, -0.1)), trust=-2.0)
+    proposals.force(tokens)
+    assert list(proposals.chances()) == [1.0] * 3
+    draft, expected = proposals.draft(3)
     assert (draft.tokens, expected) == ((5, 6, 7), 3.0)
-    assert guesses.claimed(draft, (0, 1, 2)) == guesses.right((0, 1, 2)) == 0
+    assert proposals.claimed(draft, (0, 1, 2)) == proposals.right((0, 1, 2)) == 0

@@ -1,5 +1,5 @@
-"""A tree that goes on as the text does is the tree that begins there, and whoever sees guesses and
-facts alone has it.
+"""A tree that goes on as the text does is the tree that begins there, and whoever sees proposals
+and commits alone has it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ seeds = st.integers(0, 1 << 30)
 
 
 class Drafter:
-    """A growing tree, what lies where in its memory, and who receives its guesses. All texts are
+    """A growing tree, what lies where in its memory, and who receives its proposals. All texts are
     whole ones.
     """
 
@@ -62,11 +62,11 @@ class Drafter:
     def send(self) -> list[DraftNode]:
         """What is new goes out; returns the window."""
         window = self.growth.window()
-        if guess := self.growth.unsent(window):
-            assert guess.source == 5 and guess.behind == len(self.text)
-            self.receiver.take(guess)
-            for number, parent in enumerate(guess.parents, guess.first):
-                behind_root = len(self.receiver.numbered[number]) == guess.behind + 1
+        if proposal := self.growth.unsent(window):
+            assert proposal.source == 5 and proposal.behind == len(self.text)
+            self.receiver.take(proposal)
+            for number, parent in enumerate(proposal.parents, proposal.first):
+                behind_root = len(self.receiver.numbered[number]) == proposal.behind + 1
                 assert behind_root == (parent == 0), "the root may have no number over there"
         return window
 
@@ -91,9 +91,9 @@ class Drafter:
                 self.feed(noise.sample(frontier, noise.randint(1, min(3, len(frontier)))))
             if noise.random() < 0.4:
                 ahead = sorted(self.receiver.ahead())
-                guessed = noise.choice(ahead)[: noise.randint(1, 3)] if ahead else ()
-                surprise = (noise.randrange(7),) if noise.random() < 0.5 or not guessed else ()
-                if not self.follow((*guessed, *surprise)):
+                proposed = noise.choice(ahead)[: noise.randint(1, 3)] if ahead else ()
+                surprise = (noise.randrange(7),) if noise.random() < 0.5 or not proposed else ()
+                if not self.follow((*proposed, *surprise)):
                     self.read()
 
 
@@ -128,7 +128,7 @@ def test_a_tree_that_was_re_rooted_is_the_tree_that_begins_there(
 
 
 @given(worlds, shapes, seeds)
-def test_whoever_sees_guesses_and_facts_alone_has_the_window_and_is_sent_no_more(
+def test_whoever_sees_proposals_and_commits_alone_has_the_window_and_is_sent_no_more(
     world: World, shape: DraftShape, seed: int
 ) -> None:
     drafter = Drafter(world, shape)
@@ -143,13 +143,15 @@ def test_whoever_sees_guesses_and_facts_alone_has_the_window_and_is_sent_no_more
             assert math.isclose(score, node.score - base, abs_tol=1e-9)
         assert len(window) <= shape.nodes
         assert all(1 <= node.position - length <= shape.levels for node in window)
-        assert all(len(guess.tokens) <= shape.nodes for guess in drafter.receiver.guesses[-1:])
+        assert all(
+            len(proposal.tokens) <= shape.nodes for proposal in drafter.receiver.proposals[-1:]
+        )
         frontier = drafter.growth.frontier(window)
         assert set(frontier) <= set(window)
         assert all(node.position - length < shape.levels for node in frontier)
 
 
-def test_facts_that_overlap_say_nothing_twice_and_none_may_be_missing() -> None:
+def test_commits_that_overlap_say_nothing_twice_and_none_may_be_missing() -> None:
     inbox = deque([(3, (1, 2)), (3, (1, 2)), (4, (2, 5, 6)), (7, (8,)), (2, (9,))])
     assert new_tokens(inbox, 3) == [1, 2, 5, 6, 8]
     assert not inbox
@@ -161,7 +163,7 @@ HEURISTIC = DraftShape(4, 2, 8, schedule=Schedule.HEURISTIC)
 
 
 def levels_after(*texts: Path, shape: DraftShape = HEURISTIC) -> list[int]:
-    """The levels of a drafter that always says 1, or 2 at most, after each of these facts."""
+    """The levels of a drafter that always says 1, or 2 at most, after each of these commits."""
     growth = TokenTree(shape, 0, PLENTY)
     found = []
     for text in texts:
@@ -175,7 +177,7 @@ def levels_after(*texts: Path, shape: DraftShape = HEURISTIC) -> list[int]:
     return found
 
 
-def test_the_heuristic_goes_further_while_guesses_are_right_to_their_end() -> None:
+def test_the_heuristic_goes_further_while_proposals_are_right_to_their_end() -> None:
     assert levels_after((1, 1, 1, 1, 3), (1,), (3,), (1, 3)) == [6, 8, 7, 6]
     assert levels_after(*[(1,) * 40] * 40)[-1] == MAX_LEVELS
     assert levels_after(*[(3,)] * 9)[-1] == 1

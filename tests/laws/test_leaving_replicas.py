@@ -27,8 +27,8 @@ def test_streams_of_one_that_leaves_go_on_and_new_ones_are_opened_at_others() ->
     for stream in range(100, 130):
         three.balanced.open(stream, opening(stream), Reader())
     assert streams_of(three, "a") == before
-    three.balanced.send(before[0], "guess")
-    assert three.links["a"].sent == [(before[0], "guess")]
+    three.balanced.send(before[0], "proposal")
+    assert three.links["a"].sent == [(before[0], "proposal")]
 
 
 def test_one_that_leaves_is_gone_when_its_last_stream_has_ended() -> None:
@@ -97,7 +97,7 @@ def test_a_replica_that_is_lost_before_it_answers_is_not_tried_again_first() -> 
     three.balanced.open(2, opening(0), three.reader)
     second = three.place(2)
     assert second != first
-    three.links[second].streams[2].receive("a fact")
+    three.links[second].streams[2].receive("a commit")
     for connected in (False, True):
         three.links[second].become(connected)
     three.balanced.open(3, opening(0), three.reader)

@@ -7,16 +7,16 @@ from collections.abc import Callable
 import pytest
 
 from tandem.orchestrator.rounds.lockstep import REMEMBERED, Lockstep
-from tandem.protos.streams import Fact, Guess
+from tandem.protos.streams import Commit, Proposal
 from tests.laws.wires import Clock
 
-STEP, ADDED, NODES = 0.015, 2, 4  # seconds of a step; tokens that a guess of so many nodes adds
+STEP, ADDED, NODES = 0.015, 2, 4  # seconds of a step; tokens that a proposal of so many nodes adds
 NEVER = float("inf")
 
 
 class Round:
-    """A verifier and a drafter, whose guesses take as long as `delay` says at the time; NEVER is no
-    drafter. Steps and round trips to the verifier take as long as theirs say.
+    """A verifier and a drafter, whose proposals take as long as `delay` says at the time; NEVER is
+    no drafter. Steps and round trips to the verifier take as long as theirs say.
     """
 
     def __init__(
@@ -32,17 +32,17 @@ class Round:
         self.reached, self.busy = 0, False  # the verifier's length, and whether it steps
         self.inbox: dict[int, int] = {}  # the verifier's, by length: nodes
         self.times = [0.0]
-        self.lockstep = Lockstep(self.clock, lambda guess: self.send(guess.behind, 0))
+        self.lockstep = Lockstep(self.clock, lambda proposal: self.send(proposal.behind, 0))
         self.begin()
 
     def begin(self) -> None:
-        """The drafter begins to guess, the verifier waits."""
+        """The drafter begins to propose, the verifier waits."""
         length, delay = self.length, self.delay(self.clock.time)
         if delay < NEVER:
-            self.clock.call_later(delay, lambda: self.guess(length))
+            self.clock.call_later(delay, lambda: self.proposal(length))
         self.lockstep.wait(length, True, self.round_trip(self.clock.time))
 
-    def guess(self, behind: int) -> None:
+    def proposal(self, behind: int) -> None:
         """It comes, in time or late."""
         if self.lockstep.takes(behind, self.length):
             self.send(behind, NODES)
@@ -69,16 +69,16 @@ class Round:
     def stepped(self, nodes: int) -> None:
         """The step is over."""
         tokens = 1 + self.added * (nodes > 0)
-        fact = Fact(self.reached, (0,) * tokens, nodes)
+        commit = Commit(self.reached, (0,) * tokens, nodes)
         self.busy, self.reached = False, self.reached + tokens
         self.times += [self.clock.time] * tokens
-        self.later(lambda: self.learn(fact))
+        self.later(lambda: self.learn(commit))
         self.go()
 
-    def learn(self, fact: Fact) -> None:
+    def learn(self, commit: Commit) -> None:
         """The round worker does."""
-        self.lockstep.stepped(fact)
-        self.length += len(fact.tokens)
+        self.lockstep.stepped(commit)
+        self.length += len(commit.tokens)
         self.begin()
 
     def later(self, call: Callable[[], None]) -> None:
@@ -96,7 +96,7 @@ class Round:
         return sum(start < time <= end for time in self.times) / (end - start)
 
 
-def test_guesses_that_are_worth_it_are_waited_for() -> None:
+def test_proposals_that_are_worth_it_are_waited_for() -> None:
     round_ = Round(lambda now: 0.012)
     assert round_.seconds(0, 300) < 110 * (STEP + 0.012)
     assert round_.plain <= 2, "one of them shows what a plain step takes"
@@ -110,7 +110,7 @@ def test_no_delay_makes_it_slower_than_plain_decoding_after_32_tokens(delay: flo
 
 
 @pytest.mark.parametrize("delay", [0.001, 0.006, 0.012])
-def test_guesses_are_not_waited_for_while_they_add_nothing(delay: float) -> None:
+def test_proposals_are_not_waited_for_while_they_add_nothing(delay: float) -> None:
     round_ = Round(lambda now: delay, added=0)
     assert round_.seconds(32, 332) < 300 * STEP / 0.95
     assert round_.drafted >= 3, "they are tried at first"
@@ -126,7 +126,7 @@ def test_a_drafter_that_recovers_is_waited_for_again_at_once(slow: float) -> Non
     assert round_.seconds(back, back + 300) < 110 * (STEP + 0.012)
 
 
-def test_where_guesses_are_late_only_while_nobody_waits_a_bad_moment_is_soon_over() -> None:
+def test_where_proposals_are_late_only_while_nobody_waits_a_bad_moment_is_soon_over() -> None:
     """The models share a processor: while the verifier decodes plainly the drafter is slow."""
 
     def delay(now: float) -> float:
@@ -154,13 +154,13 @@ def test_a_drafter_that_becomes_slow_is_not_waited_for_however_long_its_drafts(
 @pytest.mark.parametrize("round_trip", [0.0, 0.002, 0.02, 0.2, 0.4])
 @pytest.mark.parametrize("delay", [0.01, NEVER])
 def test_no_round_trip_makes_it_slower_than_plain_decoding(round_trip: float, delay: float) -> None:
-    """Without a drafter, and with one whose guesses are not worth the way."""
+    """Without a drafter, and with one whose proposals are not worth the way."""
     round_ = Round(lambda now: delay, round_trip=lambda now: round_trip)
     assert round_.seconds(100, 400) < 300 * STEP / 0.95
 
 
 @pytest.mark.parametrize("far", [True, False], ids=["far", "slow"])
-def test_a_verifier_that_was_far_or_slow_for_a_while_is_sent_guesses_again(far: bool) -> None:
+def test_a_verifier_that_was_far_or_slow_for_a_while_is_sent_proposals_again(far: bool) -> None:
     def bad(now: float) -> bool:
         return 2 < now < 4
 
@@ -173,14 +173,14 @@ def test_a_verifier_that_was_far_or_slow_for_a_while_is_sent_guesses_again(far: 
     assert round_.tokens(8, 12) > 0.9 * before > 1.2 / STEP
 
 
-def test_facts_that_arrive_together_do_not_make_plain_steps_look_fast() -> None:
+def test_commits_that_arrive_together_do_not_make_plain_steps_look_fast() -> None:
     """A link that delivers those of ten steps at a time."""
     clock = Clock()
-    lockstep = Lockstep(clock, lambda guess: None)
+    lockstep = Lockstep(clock, lambda proposal: None)
     lockstep.wait(0, False, 0.13)
     for length in range(1, 400):
         clock.time = STEP * 10 * -(-length // 10)
-        lockstep.stepped(Fact(length - 1, (0,)))
+        lockstep.stepped(Commit(length - 1, (0,)))
         lockstep.wait(length, False, 0.13)
         assert STEP / 2 < lockstep.policy.plain < 2 * STEP or length < 20
 
@@ -191,9 +191,9 @@ def test_what_was_never_answered_is_forgotten() -> None:
     assert len(round_.lockstep._asked) <= REMEMBERED
 
 
-def test_the_verifier_gets_one_guess_for_a_length_and_none_for_another() -> None:
+def test_the_verifier_gets_one_proposal_for_a_length_and_none_for_another() -> None:
     """What a drafter sends besides could push the one that is waited for out of its inbox."""
-    clock, sent = Clock(), list[Guess]()
+    clock, sent = Clock(), list[Proposal]()
     lockstep = Lockstep(clock, sent.append)
     lockstep.wait(5, True)
     taken = [behind for behind in (4, 6, 5, 5, 7) if lockstep.takes(behind, 5)]
@@ -202,7 +202,7 @@ def test_the_verifier_gets_one_guess_for_a_length_and_none_for_another() -> None
     assert not clock.pass_until(lambda: bool(sent), 10), "when the drafter fails it has one already"
     lockstep.opened()
     lockstep.wait(5, False)
-    assert sent == [Guess(5)], "a verifier that was opened again has none"
+    assert sent == [Proposal(5)], "a verifier that was opened again has none"
 
 
 def test_once_it_is_over_nothing_is_sent() -> None:

@@ -10,7 +10,7 @@ import torch
 from tandem.engine.cache.pages import PAGE
 from tandem.engine.cache.sessions import RETRY_SECONDS
 from tandem.protos.errors import Busy
-from tandem.protos.streams import Decoding, Guess
+from tandem.protos.streams import Decoding, Proposal
 from tandem.protos.types import Context, SamplingParams
 from tests.laws.replica import LENGTH, Replica
 from tests.laws.verifying import Mailbox, decoding
@@ -67,7 +67,7 @@ def test_a_session_whose_rows_find_no_memory_decodes_without_them_and_keeps_what
         running = job.run()
         next(running)
         gains = (-0.05,) * rows
-        stream.inbox.append(Guess(len(said), (7,) * rows, tuple(range(rows)), gains))
+        stream.inbox.append(Proposal(len(said), (7,) * rows, tuple(range(rows)), gains))
         assert job.ready() is not None and len(list(job.chances())) == rows
         assert len(job.segment(rows).tokens) == PAGE, "as many as there is memory for"
         with pytest.raises(Busy) as refusal:

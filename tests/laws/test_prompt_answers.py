@@ -19,7 +19,7 @@ from tandem.orchestrator.requests.request import Request
 from tandem.orchestrator.requests.text import TextStream, load_tokenizer
 from tandem.orchestrator.rounds.generation import Finish, RunRequest
 from tandem.orchestrator.rounds.step import Step
-from tandem.protos.streams import Fact
+from tandem.protos.streams import Commit
 from tandem.protos.types import SamplingParams, TokenLogprobs
 from tests.laws.test_text import with_sentence_pieces
 
@@ -37,7 +37,7 @@ def builder(most: int = 4, completion: tuple[int, ...] = (), stop: int = -1) -> 
 
 
 def of_prompt(count: int, start: int = 0, **fields: Any) -> Step:
-    return Step(Fact(1 + start, ()), prompt_logprobs=TOLD[start : start + count], **fields)
+    return Step(Commit(1 + start, ()), prompt_logprobs=TOLD[start : start + count], **fields)
 
 
 def test_a_run_that_is_begun_again_asks_for_what_has_not_been_told() -> None:
@@ -46,11 +46,11 @@ def test_a_run_that_is_begun_again_asks_for_what_has_not_been_told() -> None:
     assert answer.add(of_prompt(3)).token_ids == ()
     assert (answer.started().told, answer.finished) == (4, False)
     answer.add(of_prompt(99, 3))
-    chunk = answer.add(Step(Fact(len(PROMPT), (PROMPT[0],))))
+    chunk = answer.add(Step(Commit(len(PROMPT), (PROMPT[0],))))
     assert (chunk.prompt.text, chunk.prompt.logprobs) == (TEXT, TOLD)
     again = answer.started()
     assert (again.completion, again.told) == ((PROMPT[0],), len(PROMPT))
-    more = answer.add(Step(Fact(len(PROMPT) + 1, (PROMPT[0],)), finish=Finish.LENGTH))
+    more = answer.add(Step(Commit(len(PROMPT) + 1, (PROMPT[0],)), finish=Finish.LENGTH))
     assert more.prompt == PromptPart() and answer.finished
     assert answer.complete().prompt == PromptPart(TEXT, PROMPT, TOLD)
 
@@ -80,7 +80,7 @@ def test_a_client_that_has_the_whole_text_still_gets_what_is_told_of_the_prompt(
 def test_a_text_that_is_continued_does_not_begin_with_the_prompt_again() -> None:
     answer = builder(completion=PROMPT[:1])
     answer.add(of_prompt(99))
-    assert answer.add(Step(Fact(len(PROMPT) + 1, (PROMPT[0],)))).prompt == PromptPart()
+    assert answer.add(Step(Commit(len(PROMPT) + 1, (PROMPT[0],)))).prompt == PromptPart()
 
 
 def reply(chat: bool = False, **asked: Any) -> Reply:
@@ -92,7 +92,7 @@ def finished(most: int = 1) -> AnswerBuilder:
     answer.add(of_prompt(99, finish=None if most else Finish.LENGTH))
     if most:
         told = (TokenLogprobs(-0.25, ((PROMPT[0], -0.25),)),)
-        answer.add(Step(Fact(len(PROMPT), PROMPT[:1], logprobs=told), finish=Finish.LENGTH))
+        answer.add(Step(Commit(len(PROMPT), PROMPT[:1], logprobs=told), finish=Finish.LENGTH))
     return answer
 
 
@@ -116,7 +116,7 @@ def test_the_pieces_of_an_echoed_stream_add_up_to_the_whole() -> None:
     builder_ = builder(1)
     builder_.add(of_prompt(99))
     chunk = builder_.add(
-        Step(Fact(len(PROMPT), PROMPT[:1], logprobs=answer.logprobs), finish=Finish.LENGTH)
+        Step(Commit(len(PROMPT), PROMPT[:1], logprobs=answer.logprobs), finish=Finish.LENGTH)
     )
     pieces = [*streamed.begun(chunk.prompt), *streamed.chunk(chunk), *streamed.ended(answer)]
     choices = [piece["choices"][0] for piece in pieces]

@@ -12,7 +12,7 @@ from tandem.engine.forward.segment import Segment
 from tandem.engine.sampling.likeliest import logprobs, logprobs_of_rows
 from tandem.engine.schedule.batch import is_decoding, is_long
 from tandem.protos.errors import Internal
-from tandem.protos.streams import Decoding, Fact, PromptLogprobs
+from tandem.protos.streams import Commit, Decoding, PromptLogprobs
 from tandem.protos.types import Context, SamplingParams, TokenLogprobs
 from tandem.verifier_service.prompt_logprobs import PIECE, PromptReading
 from tests.laws.replica import tiny_pool
@@ -35,7 +35,7 @@ def sessions() -> Sessions:
     return Sessions(tiny_pool(12), 256, 2, count(1).__next__, 9.0, lambda: 0.0)
 
 
-def read(opening: Decoding, pieces: int = PIECE, held: Sessions | None = None) -> list[Fact]:
+def read(opening: Decoding, pieces: int = PIECE, held: Sessions | None = None) -> list[Commit]:
     """What a job says whose segments are cut into pieces."""
     stream = Mailbox()
     job = decoding(sessions() if held is None else held, opening, stream).run()
@@ -53,13 +53,13 @@ def read(opening: Decoding, pieces: int = PIECE, held: Sessions | None = None) -
             return stream.said
 
 
-def told(facts: list[Fact]) -> dict[int, TokenLogprobs]:
+def told(commits: list[Commit]) -> dict[int, TokenLogprobs]:
     """By position; none is told twice, and the tokens are those of the text."""
     found: dict[int, TokenLogprobs] = {}
-    for fact in facts:
-        if fact.start < len(TEXT):
-            assert fact.tokens == TEXT[fact.start : fact.start + len(fact.tokens)]
-            for place, each in enumerate(fact.logprobs, fact.start):
+    for commit in commits:
+        if commit.start < len(TEXT):
+            assert commit.tokens == TEXT[commit.start : commit.start + len(commit.tokens)]
+            for place, each in enumerate(commit.logprobs, commit.start):
                 assert place not in found
                 found[place] = each
     return found

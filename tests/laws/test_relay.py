@@ -1,5 +1,5 @@
-"""Facts and guesses are relayed: whatever breaks, the text is the target's own, and nothing waits
-for a drafter.
+"""Commits and proposals are relayed: whatever breaks, the text is the target's own, and nothing
+waits for a drafter.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import pytest
 
 from tandem.orchestrator.rounds.generation import Finish
 from tandem.orchestrator.rounds.relay import (
-    LARGEST_GUESS,
+    LARGEST_PROPOSAL,
     VERIFIER_BUSY_SECONDS,
     VERIFIER_LOST_SECONDS,
 )
@@ -23,10 +23,10 @@ from tandem.protos.errors import (
     TransportLost,
     Unavailable,
 )
-from tandem.protos.streams import Decoding, EncodedGuess, Fact, Flow, Guess
+from tandem.protos.streams import Commit, Decoding, EncodedProposal, Flow, Proposal
 from tandem.protos.types import NO_DRAFT_SHAPE, DraftShape, Method, SamplingParams
-from tests.laws.guessing import Drafter
 from tests.laws.peers import Job
+from tests.laws.proposing import Drafter
 from tests.laws.relayed import LENGTH, PROMPT, alone
 from tests.laws.scene import GREEDY, LOCKSTEP, SESSION, SHAPE, Scene
 from tests.laws.wires import OnStream
@@ -37,16 +37,16 @@ def test_a_drafter_that_brings_nothing_is_sent_every_token_but_seldom(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def useless(drafter: Drafter, job: Job) -> None:
-        job.call.answer(OnStream(job.stream, EncodedGuess(0, 9, Guess(0))))
+        job.call.answer(OnStream(job.stream, EncodedProposal(0, 9, Proposal(0))))
 
-    monkeypatch.setattr(Drafter, "_guess", useless)
+    monkeypatch.setattr(Drafter, "_proposal", useless)
     scene = Scene()
     assert scene.finish() == alone()
-    (opening,), facts = scene.opened(scene.drafter), scene.sent_to(scene.drafter, Fact)
-    sent = [*opening.context.tokens, *(token for _, fact in facts for token in fact.tokens)]
+    (opening,), commits = scene.opened(scene.drafter), scene.sent_to(scene.drafter, Commit)
+    sent = [*opening.context.tokens, *(token for _, commit in commits for token in commit.tokens)]
     assert sent == [*PROMPT, *alone()][: len(sent)]
     assert len(sent) > LENGTH / 4
-    assert len(facts) < 0.8 * len(sent)
+    assert len(commits) < 0.8 * len(sent)
     assert sum(step.fallback is Fallback.BACKOFF for step in scene.relay.steps) > LENGTH / 4
 
 
@@ -73,7 +73,7 @@ def test_plain_decoding_opens_no_drafter_and_looking_up_is_the_verifiers() -> No
         assert (opening.suffix_shape.levels > 0, opening.lockstep) == (looked, False)
 
 
-def test_a_stop_token_cuts_the_fact_that_has_it() -> None:
+def test_a_stop_token_cuts_the_commit_that_has_it() -> None:
     text = alone()
     stop = text[9]
     scene = Scene(stop=frozenset({stop}))
@@ -108,7 +108,7 @@ def test_no_refusal_of_a_drafter_is_waited_for(
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, LOCKSTEP], ids=["streams", "lockstep"])
-def test_a_drafter_that_comes_back_guesses_again(sampling: SamplingParams) -> None:
+def test_a_drafter_that_comes_back_proposals_again(sampling: SamplingParams) -> None:
     scene = Scene(sampling=sampling)
     assert scene.wait(lambda: scene.relay.drafter.number and scene.relay.drafter._answered)
     scene.drafter.restart()
@@ -121,7 +121,7 @@ def test_a_drafter_that_comes_back_guesses_again(sampling: SamplingParams) -> No
     assert (scene.relay.drafter.switches, scene.relay.verifier.switches) == (1, 0)
 
 
-def test_a_verifier_that_is_opened_anew_gets_guesses_of_a_new_drafting() -> None:
+def test_a_verifier_that_is_opened_anew_gets_proposals_of_a_new_drafting() -> None:
     scene = Scene()
     assert scene.wait(lambda: len(scene.relay.steps) >= 3)
     scene.verifier.evict()
@@ -132,18 +132,18 @@ def test_a_verifier_that_is_opened_anew_gets_guesses_of_a_new_drafting() -> None
     turns = [each.context.turn for each in scene.opened(scene.verifier)]
     assert sorted([*turns, first.context.turn, second.context.turn]) == [1, 2, 3, 4]
     streams = [stream for stream, _ in scene.sent_to(scene.verifier, Decoding)]
-    guesses = scene.sent_to(scene.verifier, EncodedGuess)
-    sources = [(stream, guess.message.source) for stream, guess in guesses]
+    proposals = scene.sent_to(scene.verifier, EncodedProposal)
+    sources = [(stream, proposal.message.source) for stream, proposal in proposals]
     expected = set(zip(streams, (first.context.turn, second.context.turn), strict=True))
     assert set(sources) == expected
 
 
-def test_a_guess_that_no_drafter_of_ours_would_send_is_not_passed_on() -> None:
+def test_a_proposal_that_no_drafter_of_ours_would_send_is_not_passed_on() -> None:
     scene = Scene()
-    huge = EncodedGuess(3, LARGEST_GUESS + 1, Guess(3))
+    huge = EncodedProposal(3, LARGEST_PROPOSAL + 1, Proposal(3))
     scene.relay.drafter.receive(huge)
     assert scene.finish() == alone()
-    assert huge not in [guess for _, guess in scene.sent_to(scene.verifier, EncodedGuess)]
+    assert huge not in [proposal for _, proposal in scene.sent_to(scene.verifier, EncodedProposal)]
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_the_drafter_reads_the_text_when_there_is_a_first_token() -> None:
     assert len(opening.context.tokens) == len(PROMPT) + len(first.tokens)
 
 
-def test_steps_name_the_drafter_whose_guess_came_last_when_it_is_another() -> None:
+def test_steps_name_the_drafter_whose_proposal_came_last_when_it_is_another() -> None:
     scene = Scene()
     scene.links[1].name = "a"
     assert scene.wait(lambda: any(len(step.tokens) > 1 for step in scene.relay.steps))

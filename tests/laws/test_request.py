@@ -177,7 +177,7 @@ def test_a_wish_for_speculation_becomes_a_shape(wish: dict[str, int], shape: Dra
         ({"schedule": 3}, DraftShape(8, 4, 32)),
     ],
 )
-def test_where_all_that_is_guessed_is_verified_less_is_guessed_unless_more_is_named(
+def test_where_all_that_is_proposed_is_verified_less_is_proposed_unless_more_is_named(
     wish: dict[str, int], shape: DraftShape
 ) -> None:
     wide = ServedModel(MODEL, DraftShape(32, 4, 64), 1000, {})

@@ -69,12 +69,12 @@ def test_of_a_session_at_work_only_what_is_committed_is_reused() -> None:
         assert (other.length, other.active) == (PAGE - 1, True)
 
 
-def test_what_was_only_guessed_is_nobodys() -> None:
+def test_what_was_only_proposed_is_nobodys() -> None:
     """It is right, but was never said; its caller may go on from it."""
-    replica, guesses = Replica(), SAID[PAGE - 5 :]
+    replica, proposals = Replica(), SAID[PAGE - 5 :]
     context = Context(b"a", 1, 0, SAID[: PAGE - 5])
-    path = tuple(range(len(guesses)))
-    held = replica.serve(Message(context, context.tokens), guesses, path)
+    path = tuple(range(len(proposals)))
+    held = replica.serve(Message(context, context.tokens), proposals, path)
     assert replica.open(b"b", (*SAID, 1)).reused == 0, "of an open session others find whole pages"
     later = Message(Context(b"a", 2, len(SAID), (7,), held.epoch), (*SAID, 7))
     assert replica.serve(later).held == len(SAID) + 1
@@ -82,7 +82,7 @@ def test_what_was_only_guessed_is_nobodys() -> None:
     assert replica.open(b"c", (*SAID, 7, 7)).reused == len(SAID), "now it is committed"
 
 
-def test_of_a_session_that_ends_with_guesses_only_its_text_stays() -> None:
+def test_of_a_session_that_ends_with_proposals_only_its_text_stays() -> None:
     replica, length = Replica(), PAGE - 5
     context = Context(b"a", 1, 0, SAID[:length])
     replica.serve(Message(context, context.tokens), SAID[length:], tuple(range(len(SAID) - length)))
@@ -148,9 +148,9 @@ def test_a_verifier_feeds_only_what_is_not_cached_and_says_so() -> None:
         logits[0, 7] = logits[1, 5] = 1.0
         with pytest.raises(StopIteration) as done:
             job.send(logits)
-    fact = done.value.value
-    assert (fact.start, fact.tokens, fact.accepted) == (len(SAID) + 2, (7, 5), 1)
-    assert fact.reused == len(SAID)
+    commit = done.value.value
+    assert (commit.start, commit.tokens, commit.accepted) == (len(SAID) + 2, (7, 5), 1)
+    assert commit.reused == len(SAID)
 
 
 @pytest.mark.parametrize("client", [b"", b"x"])

@@ -1,4 +1,4 @@
-"""Which guessed nodes get a row: the likeliest over all sessions, while they pay."""
+"""Which proposed nodes get a row: the likeliest over all sessions, while they pay."""
 
 from __future__ import annotations
 

@@ -129,8 +129,8 @@ def test_a_drafter_with_the_targets_logits_ranks_the_targets_draw_first(
     """However flat they are."""
     logits = torch.randn(1, 4096, generator=torch.Generator().manual_seed(seed))
     params = SamplingParams(temperature=0.9, seed=seed, **options)
-    (guess,) = likeliest_children(params, 4)(logits, [position])
-    assert guess.children[0].token == draw(logits[0], params, position)
+    (proposal,) = likeliest_children(params, 4)(logits, [position])
+    assert proposal.children[0].token == draw(logits[0], params, position)
 
 
 LOGITS = torch.tensor([2.0, -1.0, 0.5, 3.0, -2.0, 0.0])

@@ -29,7 +29,7 @@ from tests.laws.replica import LENGTH, TTL, Answer, Message, Replica, Tokens, Un
 SHARED = tuple(range(100, 100 + PAGE + 2))  # a beginning that is worth keeping
 CLIENTS = {b"a": b"x", b"b": b"x", b"c": b"y", b"d": b""}
 tokens = st.integers(1, 9)
-guesses = st.lists(tokens, max_size=4).map(tuple)
+proposals = st.lists(tokens, max_size=4).map(tuple)
 fates = st.sampled_from(("answered", "answered", "answered", "request lost", "answer lost", "late"))
 services = st.sampled_from(("drafter", "verifier"))
 names = st.sampled_from(sorted(CLIENTS))
@@ -123,7 +123,7 @@ class Faults(RuleBasedStateMachine):
 
     @rule(
         name=names,
-        guessed=guesses,
+        proposed=proposals,
         taken=st.integers(0, 4),
         recovered=tokens,
         fate=st.tuples(fates, fates),
@@ -132,7 +132,7 @@ class Faults(RuleBasedStateMachine):
     def round(
         self,
         name: bytes,
-        guessed: Tokens,
+        proposed: Tokens,
         taken: int,
         recovered: int,
         fate: tuple[str, str],
@@ -144,10 +144,10 @@ class Faults(RuleBasedStateMachine):
         talk = self.talks[name]
         if len(talk.text) >= LENGTH - 12:
             return
-        draft, trunk = (), tuple(range(max(0, len(guessed) - 1)))
+        draft, trunk = (), tuple(range(max(0, len(proposed) - 1)))
         try:
-            answer = self.call("drafter", talk, talk.drafter, (fate[0], guessed, trunk))
-            draft = guessed
+            answer = self.call("drafter", talk, talk.drafter, (fate[0], proposed, trunk))
+            draft = proposed
             talk.drafter.cached, talk.drafter.epoch = answer.held, answer.epoch
         except (TransportLost, Busy):
             pass
@@ -161,7 +161,7 @@ class Faults(RuleBasedStateMachine):
         talk.verifier.cached, talk.verifier.epoch = answer.held, answer.epoch
         talk.text += (*draft[: len(path)], recovered)
 
-    @rule(service=services, which=st.integers(0, 1 << 20), tail=guesses)
+    @rule(service=services, which=st.integers(0, 1 << 20), tail=proposals)
     def deliver_late(self, service: str, which: int, tail: Tokens) -> None:
         """A message comes (again), long after the orchestrator went on."""
         if not self.wire[service]:
@@ -219,7 +219,7 @@ def test_without_the_turn_the_same_faults_make_a_cache_disagree() -> None:
     state = type("UnfencedFaults", (Faults,), {"kind": Unfenced})()
     answered = ("answered", "answered")
     state.start(blocks=3, most=2, shared=0)
-    state.round(name=b"d", guessed=(2,), taken=1, recovered=1, fate=answered, seconds=0.0)
+    state.round(name=b"d", proposed=(2,), taken=1, recovered=1, fate=answered, seconds=0.0)
     state.deliver_late(service="verifier", which=0, tail=(1, 1))
     with pytest.raises(AssertionError, match="the cache holds"):
-        state.round(name=b"d", guessed=(), taken=0, recovered=1, fate=answered, seconds=0.0)
+        state.round(name=b"d", proposed=(), taken=0, recovered=1, fate=answered, seconds=0.0)

@@ -116,7 +116,7 @@ def test_a_context_above_the_limit_is_refused_with_both_numbers() -> None:
 
 
 def test_keeping_twice_keeps_the_context_once() -> None:
-    """As a drafter does: the context first, then what it guessed."""
+    """As a drafter does: the context first, then what it proposed."""
     replica = Replica()
     replica.open(ONE_ID, (1, 2))
     context = Context(ONE_ID, 2, 1, (5, 6), 1)

@@ -13,7 +13,7 @@ from tandem.orchestrator.fleet import clients
 from tandem.protos.errors import Internal
 from tandem.v1 import common_pb2, verifier_pb2
 
-FACT = verifier_pb2.DecodeResponse(facts=[common_pb2.Fact(start=1)])
+COMMIT = verifier_pb2.DecodeResponse(commits=[common_pb2.Commit(start=1)])
 HEARTBEAT = verifier_pb2.DecodeResponse()
 
 
@@ -29,7 +29,7 @@ class Service:
 
     async def __aiter__(self) -> AsyncIterator[verifier_pb2.DecodeResponse]:
         for response in self._responses:
-            self.events.append("fact" if response.facts else "heartbeat")
+            self.events.append("commit" if response.commits else "heartbeat")
             yield response
 
     async def write(self, request: verifier_pb2.DecodeRequest) -> None:
@@ -44,14 +44,14 @@ class Service:
 
 async def ask(service: Service) -> Any:
     request = verifier_pb2.DecodeRequest(open=[verifier_pb2.Decoding(stream=1)])
-    return await clients._ask(service, request, 60.0, "facts")
+    return await clients._ask(service, request, 60.0, "commits")
 
 
 async def test_a_caller_that_waits_answers_every_heartbeat() -> None:
-    service = Service(HEARTBEAT, HEARTBEAT, FACT, HEARTBEAT)
+    service = Service(HEARTBEAT, HEARTBEAT, COMMIT, HEARTBEAT)
     assert (await ask(service)).start == 1
     waiting = ["opening", *["heartbeat", "answer"] * 2]
-    assert service.events == [*waiting, "fact", "end", "heartbeat"]
+    assert service.events == [*waiting, "commit", "end", "heartbeat"]
 
 
 async def test_a_service_that_ends_a_call_without_a_word_is_an_error() -> None:

@@ -125,7 +125,7 @@ def test_a_session_leaves_once_in_a_while(three: Three) -> None:
         three.links[name].become(False)
     three.balanced.open(101, opening(stream), three.reader)
     three.links[place].become(True)
-    three.links["a"].streams[101].receive("fact")
+    three.links["a"].streams[101].receive("commit")
     three.balanced.leave_slow(2.0)
     three.balanced.leave_slow(3.0)
     assert three.place(101) == "a"

@@ -24,7 +24,7 @@ ROWS, CHANCE, PASS = 4, 0.2, 0.01  # rows that may be added, what each is worth,
 
 
 @dataclass
-class Guessing:
+class Proposing:
     """A session with rows that may be added. What it does with each takes so many seconds before
     the pass, and after it; and in each step it is waited for.
     """
@@ -67,7 +67,7 @@ class Guessing:
 
 
 async def predicted(
-    monkeypatch: pytest.MonkeyPatch, machine: Machine, sessions: Sequence[Guessing]
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, sessions: Sequence[Proposing]
 ) -> float:
     """How long a step is predicted to take after some, of a machine whose passes take the same
     however many rows there are.
@@ -93,7 +93,7 @@ async def test_rows_that_do_not_pay_for_the_work_between_passes_are_fed_no_longe
     """What they cost is the thread's own time, before a pass or after it: the pass is as long."""
     for work, expected in ((PASS / 100, [*range(1 + ROWS)]), (PASS / 8, [0] * (1 + ROWS))):
         machine = Machine()
-        each = Guessing(machine, before * work, after * work)
+        each = Proposing(machine, before * work, after * work)
         sessions = [replace(each, fed=[]) for _ in range(4)]
         await predicted(monkeypatch, machine, sessions)
         for session in sessions:
@@ -107,6 +107,6 @@ async def test_what_a_session_is_waited_for_is_no_cost_of_its_step(
     found = []
     for wait in (0.0, PASS):
         machine = Machine()
-        found.append(await predicted(monkeypatch, machine, [Guessing(machine, wait=wait)]))
+        found.append(await predicted(monkeypatch, machine, [Proposing(machine, wait=wait)]))
         assert machine.now > 60 * (PASS + wait)
     assert found[1] == pytest.approx(found[0], rel=0.01)

@@ -27,11 +27,11 @@ LIKELY = 18.5  # chi-square of 4 degrees of freedom that is exceeded once in 1,0
 def first_token(seed: int, branches: int) -> int:
     """What one round emits first."""
     params = SamplingParams(temperature=1.0, seed=seed, rule=Rule.REJECT)
-    (guess,) = sampled_children(params, branches, root=2)(DRAFTED[None], [2])
-    assert guess.drawn is not None
-    tokens = tuple(child.token for child in guess.children)
-    nothing = type(guess.drawn)()
-    draft = Draft(tokens, (-1,) * len(tokens), (guess.drawn, *(nothing,) * len(tokens)))
+    (proposal,) = sampled_children(params, branches, root=2)(DRAFTED[None], [2])
+    assert proposal.drawn is not None
+    tokens = tuple(child.token for child in proposal.children)
+    nothing = type(proposal.drawn)()
+    draft = Draft(tokens, (-1,) * len(tokens), (proposal.drawn, *(nothing,) * len(tokens)))
     logits = TARGET.repeat(1 + len(tokens), 1)
     judge = TargetSampler(draft, params, logits, LogitsProcessor(params, (7, 7)))
     accepted, token = walk(draft.parents, judge.decide)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.protos import tree
-from tandem.protos.streams import LONGEST_MATCH, Guess
+from tandem.protos.streams import LONGEST_MATCH, Proposal
 from tandem.protos.types import Draft, DraftShape
 from tandem.protos.wire.drafting import draft_of
 from tandem.verifier_service.suffix_drafts import (
@@ -22,7 +22,7 @@ from tandem.verifier_service.suffix_drafts import (
     GrowingTokens,
     least_match,
     places,
-    suffix_guess,
+    suffix_proposal,
 )
 
 Tokens = tuple[int, ...]
@@ -33,15 +33,15 @@ shapes = st.builds(
 )
 
 
-def guess(searched: Tokens, suffix: Tokens, shape: DraftShape, least: int = 1) -> Guess:
-    """What is guessed behind a suffix."""
+def proposal(searched: Tokens, suffix: Tokens, shape: DraftShape, least: int = 1) -> Proposal:
+    """What is proposed behind a suffix."""
     found = np.array(searched, np.int32), np.array(suffix, np.int32)
-    return suffix_guess(*found, shape, len(suffix), least)
+    return suffix_proposal(*found, shape, len(suffix), least)
 
 
 def in_itself(text: Tokens, shape: DraftShape) -> Draft:
-    """What a text is guessed to go on with, by itself."""
-    return draft_of(guess(text, text, shape))
+    """What a text is proposed to go on with, by itself."""
+    return draft_of(proposal(text, text, shape))
 
 
 def matching(searched: Tokens, end: int, suffix: Tokens) -> int:
@@ -73,7 +73,7 @@ def test_of_many_places_the_longest_match_is_found_however_early(period: int) ->
 def test_every_path_followed_the_suffix_somewhere_and_siblings_share_one_chance(
     searched: Tokens, suffix: Tokens, shape: DraftShape
 ) -> None:
-    told = guess(searched, suffix, shape)
+    told = proposal(searched, suffix, shape)
     assert told.behind == len(suffix) and len(told.tokens) <= shape.nodes
     draft, sums = draft_of(told), defaultdict[int, float](float)
     assert max(tree.depths(draft.parents), default=-1) < shape.levels
@@ -95,15 +95,15 @@ def test_every_path_followed_the_suffix_somewhere_and_siblings_share_one_chance(
 
 
 def test_the_more_tokens_match_the_likelier_is_what_followed_and_most_often_leads() -> None:
-    one = guess((5, 1, 2), (9, 5), DraftShape.chain(1)).scores[0]
-    two = guess((9, 5, 1, 2), (9, 5), DraftShape.chain(1)).scores[0]
+    one = proposal((5, 1, 2), (9, 5), DraftShape.chain(1)).scores[0]
+    two = proposal((9, 5, 1, 2), (9, 5), DraftShape.chain(1)).scores[0]
     assert (math.exp(one), math.exp(two)) == pytest.approx((1 / (1 + DOUBT), 2 / (2 + DOUBT)))
     searched = (9, 5, 1, 9, 5, 2, 9, 5, 2, 7)
-    told = guess(searched, (9, 5), DraftShape(1, 4, 4))
+    told = proposal(searched, (9, 5), DraftShape(1, 4, 4))
     assert told.tokens == (2, 1)
     shares = [math.exp(score) * (2 + DOUBT) / 2 for score in told.scores]
     assert shares == pytest.approx([2 / 3, 1 / 3])
-    assert guess(searched, (8, 5), DraftShape(1, 4, 4), 2) == Guess(2), "one token is too few"
+    assert proposal(searched, (8, 5), DraftShape(1, 4, 4), 2) == Proposal(2), "one token is too few"
 
 
 def test_what_the_longest_match_says_leads_whatever_shorter_ones_say() -> None:
@@ -116,15 +116,15 @@ def test_a_copy_goes_on_behind_a_token_that_was_replaced_by_another() -> None:
     """But not behind one that ended the text there, and not after a few tokens."""
     copied = tuple(range(10, 10 + REPLACED))
     suffix = (*copied, 5)
-    assert guess((*copied, 6, 7, 8), suffix, DraftShape.chain(2)).tokens == (7, 8)
-    assert guess((*copied, BOUNDARY, 7, 8), suffix, DraftShape.chain(2)) == Guess(len(suffix))
-    assert guess((*copied[1:], 6, 7, 8), suffix, DraftShape.chain(2)) == Guess(len(suffix))
-    assert guess((*copied, 6, 7, 3, 4, 5, 9), (*copied, 3, 4, 5), DraftShape(1, 4, 4)).tokens == (
-        9,
-    )
+    assert proposal((*copied, 6, 7, 8), suffix, DraftShape.chain(2)).tokens == (7, 8)
+    assert proposal((*copied, BOUNDARY, 7, 8), suffix, DraftShape.chain(2)) == Proposal(len(suffix))
+    assert proposal((*copied[1:], 6, 7, 8), suffix, DraftShape.chain(2)) == Proposal(len(suffix))
+    assert proposal(
+        (*copied, 6, 7, 3, 4, 5, 9), (*copied, 3, 4, 5), DraftShape(1, 4, 4)
+    ).tokens == (9,)
 
 
-def test_a_text_in_circles_is_guessed_to_go_on_in_circles() -> None:
+def test_a_text_in_circles_is_proposed_to_go_on_in_circles() -> None:
     assert in_itself((1, 2, 3, 1, 2, 3, 1), DraftShape.chain(7)) == Draft.chain(
         (2, 3, 1) * 2 + (2,)
     )
@@ -140,17 +140,17 @@ def test_a_growing_text_is_all_that_it_was_told(parts: list[Tokens]) -> None:
 
 
 @given(searched_texts, texts, shapes, st.floats(0.01, 1.2), st.floats(-3, 0.7), st.integers(1, 3))
-def test_no_node_is_guessed_that_is_not_worth_its_price(
+def test_no_node_is_proposed_that_is_not_worth_its_price(
     searched: Tokens, suffix: Tokens, shape: DraftShape, price: float, trust: float, least: int
 ) -> None:
     arrays = np.array(searched, np.int32), np.array(suffix, np.int32)
-    told = suffix_guess(*arrays, shape, len(suffix), least, price, trust)
+    told = suffix_proposal(*arrays, shape, len(suffix), least, price, trust)
     chances = [1.0]
     for parent, score in zip(told.parents, told.scores, strict=True):
         chances.append(chances[parent] * math.exp(min(0.0, score + trust)))
     assert all(chance > price - 1e-9 for chance in chances[1:])
     if least_match(price / math.exp(trust)) <= least:  # else shorter matches do not count
-        whole = suffix_guess(*arrays, shape, len(suffix), least, 0.0, trust)
+        whole = suffix_proposal(*arrays, shape, len(suffix), least, 0.0, trust)
         assert told.tokens == whole.tokens[: len(told.tokens)], "the same come first"
 
 
@@ -158,7 +158,7 @@ def test_no_node_is_guessed_that_is_not_worth_its_price(
 def test_no_match_is_left_out_that_could_be_worth_its_price(
     searched: Tokens, suffix: Tokens, shape: DraftShape
 ) -> None:
-    told = guess(searched, suffix, shape)
+    told = proposal(searched, suffix, shape)
     for parent, score in zip(told.parents, told.scores, strict=True):
         if not parent:
             longest = max(matching(searched, end, suffix) for end in range(1, len(searched)))

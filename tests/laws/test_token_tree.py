@@ -25,7 +25,7 @@ Children = list[Child]
 
 @dataclass(frozen=True)
 class World:
-    """A drafter's guesses: log-probabilities of seven tokens behind every path, no two alike."""
+    """A drafter's proposals: log-probabilities of seven tokens behind every path, no two alike."""
 
     seed: int
 
@@ -64,8 +64,8 @@ def grow(
 
 def finish(growth: TokenTree) -> tuple[Draft, tuple[int, ...]]:
     """The draft, and the places of its leading nodes."""
-    guess, trunk = growth.whole()
-    return draft_of(guess), tuple(trunk)
+    proposal, trunk = growth.whole()
+    return draft_of(proposal), tuple(trunk)
 
 
 def paths(draft: Draft) -> list[Path]:

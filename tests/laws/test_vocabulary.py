@@ -92,8 +92,8 @@ def test_what_is_proposed_means_the_same_to_the_target_by_every_rule(
     vocabulary = Vocabulary.shared(count, own, target)
     torch.manual_seed(seed)
     logits = vocabulary.proposable(5 * torch.randn(ROWS, count + 2))
-    guess = vocabulary.expander(shape, sampling, 7, torch.ones(count, dtype=torch.bool))
-    for expansion in guess(logits, [7, 8, 9]):
+    proposal = vocabulary.expander(shape, sampling, 7, torch.ones(count, dtype=torch.bool))
+    for expansion in proposal(logits, [7, 8, 9]):
         assert bool(expansion.children) == bool(shared)
         assert {child.token for child in expansion.children} <= set(shared)
         if expansion.drawn:

@@ -1,43 +1,45 @@
-"""What a generation in lockstep learns of each step and guess, without a verifier."""
+"""What a generation in lockstep learns of each step and proposal, without a verifier."""
 
 from __future__ import annotations
 
 from tandem.orchestrator.rounds.lockstep import FIRST_TRIAL, Lockstep, WaitPolicy
-from tandem.protos.streams import Fact
+from tandem.protos.streams import Commit
 from tests.laws.test_lockstep import STEP
 from tests.laws.wires import Clock
 
 
 def test_a_drafter_that_comes_back_is_tried_soon_however_long_it_was_away() -> None:
-    """It reads the text first; unless it is waited for, its guesses are late."""
-    policy = WaitPolicy(delay=3 * STEP, gain=1.0, plain=STEP, guessed=STEP)
+    """It reads the text first; unless it is waited for, its proposals are late."""
+    policy = WaitPolicy(delay=3 * STEP, gain=1.0, plain=STEP, proposed=STEP)
     for _ in range(1100):
         policy.no_drafter()
-        policy.stepped(STEP, Fact(0, (1,)))
+        policy.stepped(STEP, Commit(0, (1,)))
     policy.missed()
     steps = 0
     while not policy.seconds:
         policy.came(1.5 * STEP)
-        policy.stepped(STEP, Fact(0, (1,)))
+        policy.stepped(STEP, Commit(0, (1,)))
         steps += 1
     assert steps <= 8
 
 
 def test_a_first_step_which_reads_the_prompt_says_nothing_of_the_others() -> None:
     policy = WaitPolicy()
-    policy.stepped(3.0, Fact(0, (1,), epoch=7))
+    policy.stepped(3.0, Commit(0, (1,), epoch=7))
     assert policy == WaitPolicy()
 
 
 def test_a_first_plain_step_that_hiccups_hardly_counts() -> None:
     policy = WaitPolicy()
-    policy.stepped(0.02, Fact(0, (1, 2, 3), 4))
-    policy.stepped(2.0, Fact(3, (1,)))
+    policy.stepped(0.02, Commit(0, (1, 2, 3), 4))
+    policy.stepped(2.0, Commit(3, (1,)))
     assert policy.seconds < 0.5
 
 
-def test_guesses_that_nobody_waited_for_do_not_end_drafting_unless_they_are_far_too_late() -> None:
-    policy = WaitPolicy(delay=0.8 * STEP, gain=1.0, plain=STEP, guessed=STEP)
+def test_proposals_that_nobody_waited_for_do_not_end_drafting_unless_they_are_far_too_late() -> (
+    None
+):
+    policy = WaitPolicy(delay=0.8 * STEP, gain=1.0, plain=STEP, proposed=STEP)
     for _ in range(50):
         policy.came(3 * STEP)
     assert policy.seconds
@@ -47,16 +49,16 @@ def test_guesses_that_nobody_waited_for_do_not_end_drafting_unless_they_are_far_
 
 
 def test_time_without_a_drafter_does_not_put_the_next_trial_off() -> None:
-    lockstep = Lockstep(Clock(), lambda guess: None)
+    lockstep = Lockstep(Clock(), lambda proposal: None)
     for length in range(1, 200):
         lockstep.wait(length, False)
-        lockstep.stepped(Fact(length - 1, (0,)))
+        lockstep.stepped(Commit(length - 1, (0,)))
     assert lockstep.policy.pause == FIRST_TRIAL
 
 
-def test_a_guess_of_before_the_one_that_came_in_time_counts_for_nothing() -> None:
+def test_a_proposal_of_before_the_one_that_came_in_time_counts_for_nothing() -> None:
     clock = Clock()
-    lockstep = Lockstep(clock, lambda guess: None)
+    lockstep = Lockstep(clock, lambda proposal: None)
     lockstep.wait(5, True)
     lockstep.wait(7, True)
     assert lockstep.takes(7, 7)

@@ -49,14 +49,14 @@ def test_all_is_worth_it_until_something_is_known() -> None:
     assert worth(FAR, Rates()).threshold().pays(-100.0, 50)
 
 
-def test_a_drafter_whose_time_costs_nothing_always_guesses() -> None:
+def test_a_drafter_whose_time_costs_nothing_always_proposals() -> None:
     known = DrafterHistory(taught(0.9, 0.01))
     for _ in range(2):
         free = Worth(FAR, RATES, known, cost=0.0)
         assert free.should_read and free.threshold() == FeedThreshold()
 
 
-def test_a_drafter_that_is_near_fast_and_good_guesses() -> None:
+def test_a_drafter_that_is_near_fast_and_good_proposals() -> None:
     assert worth().should_read
     assert worth().threshold().pays(math.log(0.3), 3)
     assert not worth().threshold().pays(math.log(0.001), 3)
@@ -90,7 +90,7 @@ def test_the_edge_of_what_pays_is_where_it_costs_what_it_saves() -> None:
 
 
 def test_a_level_is_in_time_when_the_text_has_not_got_there() -> None:
-    """Level d is sent a round trip, half a step and d steps after the fact."""
+    """Level d is sent a round trip, half a step and d steps after the commit."""
     far, step = replace(NEAR, delay=0.1), 0.008
     lead = worth(far, Rates(step, 0.001)).threshold().lead
     gained = BOUNDARY + (far.delay + QUEUE * step + lead * step) / TOKEN
@@ -115,10 +115,10 @@ def test_what_one_text_teaches_is_known_to_all() -> None:
     begun.text_grew(1, 100.0)
     assert begun.should_read and not waiting.should_read
     for _ in range(200):
-        begun.observe_guess(0.9, True)
+        begun.observe_proposal(0.9, True)
     assert waiting.should_read, "also one that has waited"
     for _ in range(2000):
-        begun.observe_guess(0.9, False)
+        begun.observe_proposal(0.9, False)
     assert waiting.should_read, "what was begun is read"
     assert not waiting.threshold().pays(0.0, 0)
 

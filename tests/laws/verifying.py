@@ -11,9 +11,9 @@ import torch
 
 from tandem.engine.cache.sessions import Sessions
 from tandem.engine.forward.step_input import StepInput
-from tandem.protos.streams import Decoding, Fact, Guess
+from tandem.protos.streams import Commit, Decoding, Proposal
 from tandem.protos.types import Context, Draft, SamplingParams
-from tandem.protos.wire.drafting import guess_of
+from tandem.protos.wire.drafting import proposal_of
 from tandem.verifier_service.decoding import DecodeJob
 from tandem.verifier_service.sources import Sources
 
@@ -22,13 +22,13 @@ from tandem.verifier_service.sources import Sources
 class Mailbox:
     """A port whose both ends are here."""
 
-    inbox: deque[Guess] = field(default_factory=deque)
-    said: list[Fact] = field(default_factory=list)
+    inbox: deque[Proposal] = field(default_factory=deque)
+    said: list[Commit] = field(default_factory=list)
     paused: bool = False
 
-    def emit(self, fact: Fact) -> None:
-        """A fact leaves."""
-        self.said.append(fact)
+    def emit(self, commit: Commit) -> None:
+        """A commit leaves."""
+        self.said.append(commit)
 
 
 def decoding(
@@ -41,10 +41,10 @@ def decoding(
 
 def verify(
     sessions: Sessions, context: Context, draft: Draft, params: SamplingParams
-) -> Generator[StepInput, torch.Tensor, Fact]:
-    """One step in lockstep, which answers with its fact."""
+) -> Generator[StepInput, torch.Tensor, Commit]:
+    """One step in lockstep, which answers with its commit."""
     until = context.length + len(draft) + 1
     opening = Decoding(context, params, until, lockstep=True, once=True)
-    stream = Mailbox(deque([guess_of(draft, context.length)]))
+    stream = Mailbox(deque([proposal_of(draft, context.length)]))
     yield from decoding(sessions, opening, stream).run()
     return stream.said[0]

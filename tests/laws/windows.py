@@ -148,7 +148,7 @@ class WindowedService:
             self.sessions.keep(talk.session, talk.context, ())
 
     def decode(self, name: bytes, talk: Talk) -> None:
-        """A tree is fed, of which some of every other node is kept, perhaps as a guess."""
+        """A tree is fed, of which some of every other node is kept, perhaps as a proposal."""
         session, rng = talk.session, self.rng
         nodes = tuple(rng.randint(1, 4) for _ in range(rng.choice([1, 4, 7])))
         if talk.fed + len(nodes) > CONTEXT:

@@ -134,9 +134,9 @@ class World:
             row = LogitsProcessor(self.params, PROMPT + committed).apply(
                 DRAFT[committed + path], path
             )
-            (guess,) = sampled_children(self.params, 1, 0)(row[None], [0])
-            assert guess.drawn is not None
-            self.drawn_from[committed, path] = guess.drawn
+            (proposal,) = sampled_children(self.params, 1, 0)(row[None], [0])
+            assert proposal.drawn is not None
+            self.drawn_from[committed, path] = proposal.drawn
         return self.drawn_from[committed, path]
 
     def draft(self, text: Tokens, parents: Sequence[int], script: Script) -> Draft:

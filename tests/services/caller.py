@@ -11,12 +11,12 @@ from itertools import chain, count, pairwise
 from typing import Any, TypeVar
 
 from tandem.protos.errors import TandemError
-from tandem.protos.streams import Decoding, Drafting, Fact, Guess
+from tandem.protos.streams import Commit, Decoding, Drafting, Proposal
 from tandem.protos.tls import Tls
 from tandem.protos.transport import rpc, status
 from tandem.protos.types import LAST_TURN, Context, DraftShape, SamplingParams
 from tandem.protos.wire import codec
-from tandem.protos.wire.drafting import decode_guess, encode_guess
+from tandem.protos.wire.drafting import decode_proposal, encode_proposal
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from tandem.v1.common_pb2 import Closing
 from tests.waiting import LIMIT
@@ -48,22 +48,22 @@ def again(opening: Opening, turn: int = 2, tokens: Sequence[int] = PROMPT) -> Op
     return replace(opening, context=replace(opening.context, turn=turn, tokens=tuple(tokens)))
 
 
-def reported(facts: Sequence[Fact], start: int = BEGIN) -> tuple[int, ...]:
-    """The text behind the prompt; no fact leaves a gap or says anything twice."""
-    for one, other in pairwise([Fact(start, ()), *facts]):
+def reported(commits: Sequence[Commit], start: int = BEGIN) -> tuple[int, ...]:
+    """The text behind the prompt; no commit leaves a gap or says anything twice."""
+    for one, other in pairwise([Commit(start, ()), *commits]):
         assert other.start == one.start + len(one.tokens)
-    return tuple(chain.from_iterable(fact.tokens for fact in facts))
+    return tuple(chain.from_iterable(commit.tokens for commit in commits))
 
 
-def straight(behind: int, tokens: Sequence[int], **fields: int) -> Guess:
-    """A guess of a chain that is rather sure."""
+def straight(behind: int, tokens: Sequence[int], **fields: int) -> Proposal:
+    """A proposal of a chain that is rather sure."""
     size = len(tokens)
-    return Guess(behind, tuple(tokens), tuple(range(size)), (-0.05,) * size, **fields)
+    return Proposal(behind, tuple(tokens), tuple(range(size)), (-0.05,) * size, **fields)
 
 
 @dataclass
 class Stream:
-    """One opening and what came for it: facts or guesses, and at last perhaps an error."""
+    """One opening and what came for it: commits or proposals, and at last perhaps an error."""
 
     caller: Caller
     number: int
@@ -77,9 +77,9 @@ class Stream:
             raise item
         return item
 
-    async def facts(self, until: int) -> list[Fact]:
-        """Facts up to so many tokens in all."""
-        found: list[Fact] = []
+    async def commits(self, until: int) -> list[Commit]:
+        """Commits up to so many tokens in all."""
+        found: list[Commit] = []
         while not found or found[-1].start + len(found[-1].tokens) < until:
             found.append(await self.take())
         return found
@@ -94,13 +94,15 @@ class Stream:
         await self.caller.decode_another()
         return self.queue.empty()
 
-    async def say(self, guess: Guess) -> None:
-        """Guess something."""
-        await self.caller.send(guesses=[encode_guess(self.number, guess)])
+    async def say(self, proposal: Proposal) -> None:
+        """Propose something."""
+        await self.caller.send(proposals=[encode_proposal(self.number, proposal)])
 
     async def tell(self, start: int, tokens: Sequence[int]) -> None:
         """Say how the text goes on."""
-        await self.caller.send(facts=[codec.encode_fact(self.number, Fact(start, tuple(tokens)))])
+        await self.caller.send(
+            commits=[codec.encode_commit(self.number, Commit(start, tuple(tokens)))]
+        )
 
     async def pause(self, paused: bool) -> None:
         """Ask it to wait, or to go on."""
@@ -122,9 +124,12 @@ class Caller:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def open(
-        self, *openings: Decoding | Drafting, guesses: Sequence[Guess] = (), paused: bool = False
+        self,
+        *openings: Decoding | Drafting,
+        proposals: Sequence[Proposal] = (),
+        paused: bool = False,
     ) -> Any:
-        """One stream, or a list of them, opened in one message with guesses for each."""
+        """One stream, or a list of them, opened in one message with proposals for each."""
         messages: list[Any] = []
         for opening in openings:
             stream = Stream(self, next(self.numbers))
@@ -137,8 +142,10 @@ class Caller:
                 messages.append(codec.encode_decoding(stream.number, opening))
         opened = [self.streams[each.stream] for each in messages]
         fields: dict[str, list[Any]] = {}
-        if guesses:
-            fields["guesses"] = [encode_guess(o.number, guess) for o in opened for guess in guesses]
+        if proposals:
+            fields["proposals"] = [
+                encode_proposal(o.number, proposal) for o in opened for proposal in proposals
+            ]
         if paused:
             fields["flows"] = [verifier_pb2.Flow(stream=o.number, paused=True) for o in opened]
         await self.send(open=messages, **fields)
@@ -152,19 +159,19 @@ class Caller:
     async def decode_another(self) -> None:
         """Have a session of its own decoded, in steps that others share that have work."""
         opening = decoding(BEGIN + 8)
-        await (await self.open(opening)).facts(opening.until)
+        await (await self.open(opening)).commits(opening.until)
         await self.close(opening)
 
     async def read(self) -> None:
         try:
             async for response in self.call:
                 self.echoes.append(response.sent)
-                if self.message is drafter_pb2.GuessRequest:
-                    for guess in response.guesses:
-                        self._give(guess.stream, decode_guess(guess))
+                if self.message is drafter_pb2.ProposeRequest:
+                    for proposal in response.proposals:
+                        self._give(proposal.stream, decode_proposal(proposal))
                 else:
-                    for fact in response.facts:
-                        self._give(fact.stream, codec.decode_fact(fact))
+                    for commit in response.commits:
+                        self._give(commit.stream, codec.decode_commit(commit))
                 for failure in response.failures:
                     self._give(failure.stream, status.unpack(failure.status))
         finally:
@@ -200,10 +207,10 @@ async def calling(
     """A caller until the scope ends: it leaves, or is `lost`."""
     async with rpc.connect(address, tls, "verifier") as channel:
         if drafter:
-            call = drafter_pb2_grpc.DrafterServiceStub(channel).Guess()
+            call = drafter_pb2_grpc.DrafterServiceStub(channel).Propose()
         else:
             call = verifier_pb2_grpc.VerifierServiceStub(channel).Decode()
-        caller = Caller(call, drafter_pb2.GuessRequest if drafter else verifier_pb2.DecodeRequest)
+        caller = Caller(call, drafter_pb2.ProposeRequest if drafter else verifier_pb2.DecodeRequest)
         tasks = [asyncio.create_task(caller.read()), asyncio.create_task(caller.beat())]
         try:
             yield caller

@@ -11,7 +11,7 @@ from tandem.drafter_service.foreign.chains import ChainSetup as Means
 from tandem.drafter_service.foreign.target_text import TargetTexts
 from tandem.drafter_service.foreign.translation import Translation
 from tandem.models import EMBEDDED, TARGET
-from tandem.protos.streams import Drafting, Guess
+from tandem.protos.streams import Drafting, Proposal
 from tandem.protos.types import Context, DraftShape, SamplingParams
 from tests.services.jobs import MOST, Engine, Outbox, Running
 
@@ -40,9 +40,9 @@ class Drafter:
         )
         return self.running[-1]
 
-    def once(self, context: Context, **asked: Any) -> Guess:
+    def once(self, context: Context, **asked: Any) -> Proposal:
         """A single draft."""
         running = self.opened(context, once=True, **asked)
-        (guess,) = [*running.stream.said, *running.settle()][:1]
+        (proposal,) = [*running.stream.said, *running.settle()][:1]
         assert running.step_input is None
-        return guess
+        return proposal

@@ -19,7 +19,7 @@ from tandem.engine.forward.segment import Segment
 from tandem.engine.forward.step_input import StepInput
 from tandem.engine.loading import load_model, runner_of
 from tandem.engine.schedule.task import Job
-from tandem.protos.streams import Guess
+from tandem.protos.streams import Proposal
 
 CONTEXT, MOST = 512, 3
 
@@ -50,12 +50,12 @@ class Outbox:
     """What a job sees of its opening."""
 
     inbox: deque[tuple[int, tuple[int, ...]]] = field(default_factory=deque)
-    said: list[Guess] = field(default_factory=list)
+    said: list[Proposal] = field(default_factory=list)
     paused: bool = False
 
-    def emit(self, guess: Guess) -> None:
+    def emit(self, proposal: Proposal) -> None:
         """Say something."""
-        self.said.append(guess)
+        self.said.append(proposal)
 
 
 @dataclass
@@ -96,7 +96,7 @@ class Running:
             self.take(self.engine.run(segment)[0])
         return segment is not None
 
-    def settle(self, passes: int = 1000) -> list[Guess]:
+    def settle(self, passes: int = 1000) -> list[Proposal]:
         """Passes until it waits or is done, or so many; what it said since."""
         before = len(self.stream.said)
         while passes and self.step():
@@ -104,5 +104,5 @@ class Running:
         return self.stream.said[before:]
 
     def tell(self, start: int, tokens: Sequence[int]) -> None:
-        """A fact arrives."""
+        """A commit arrives."""
         self.stream.inbox.append((start, tuple(tokens)))

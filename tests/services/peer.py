@@ -12,7 +12,7 @@ from grpc import aio
 
 from tandem.orchestrator.links.relays import VerifierLink, verifier_link
 from tandem.protos.errors import TandemError
-from tandem.protos.streams import Decoding, Fact
+from tandem.protos.streams import Commit, Decoding
 from tandem.protos.transport import heartbeat, rpc
 from tandem.protos.types import Context, SamplingParams
 from tandem.v1 import (
@@ -43,8 +43,8 @@ class Peer(verifier_pb2_grpc.VerifierServiceServicer, drafter_pb2_grpc.DrafterSe
         async for response in self._serve(requests, verifier_pb2.DecodeResponse):
             yield response
 
-    async def Guess(self, requests: Any, context: ServicerContext) -> AsyncIterator[Any]:
-        async for response in self._serve(requests, drafter_pb2.GuessResponse):
+    async def Propose(self, requests: Any, context: ServicerContext) -> AsyncIterator[Any]:
+        async for response in self._serve(requests, drafter_pb2.ProposeResponse):
             yield response
 
     async def _serve(self, requests: Any, kind: type[Any]) -> AsyncIterator[Any]:
@@ -83,7 +83,7 @@ class Subscriber:
     def lost(self) -> None:
         self.reported.append("lost")
 
-    def receive(self, item: Fact) -> None:
+    def receive(self, item: Commit) -> None:
         self.reported.append(list(item.tokens))
 
     def failed(self, error: TandemError) -> None:
@@ -134,10 +134,10 @@ async def linked_to(address: str) -> AsyncIterator[tuple[VerifierLink, Subscribe
         yield link, subscriber
 
 
-def facts(*numbered: tuple[int, int]) -> verifier_pb2.DecodeResponse:
-    """Facts of one token, by stream."""
-    said = [common_pb2.Fact(stream=stream, tokens=[token]) for stream, token in numbered]
-    return verifier_pb2.DecodeResponse(facts=said)
+def commits(*numbered: tuple[int, int]) -> verifier_pb2.DecodeResponse:
+    """Commits of one token, by stream."""
+    said = [common_pb2.Commit(stream=stream, tokens=[token]) for stream, token in numbered]
+    return verifier_pb2.DecodeResponse(commits=said)
 
 
 def opening(tokens: int = 1) -> Decoding:

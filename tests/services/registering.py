@@ -16,7 +16,7 @@ from tandem.drafter_service.registration import registering as register
 from tandem.engine.config import ModelServiceConfig
 from tandem.models import DRAFT, TARGET
 from tandem.orchestrator.fleet.registration import RegistrationService, Registry, Terms
-from tandem.orchestrator.links.relays import DrafterLink, guess_link
+from tandem.orchestrator.links.relays import DrafterLink, proposal_link
 from tandem.protos.fingerprint import fingerprint
 from tandem.protos.service.drain import Drain
 from tandem.protos.transport import heartbeat, rpc
@@ -97,10 +97,10 @@ def flags(front: Front, **more: str) -> dict[str, str]:
     return {"register_at": front.address, "register_token": SECRET} | more
 
 
-async def answering(requests: Any, peer: str) -> AsyncIterator[drafter_pb2.GuessResponse]:
+async def answering(requests: Any, peer: str) -> AsyncIterator[drafter_pb2.ProposeResponse]:
     """Nothing but what each caller needs to know that it is connected."""
     async for request in requests:
-        yield drafter_pb2.GuessResponse(sent=request.sent)
+        yield drafter_pb2.ProposeResponse(sent=request.sent)
 
 
 @asynccontextmanager
@@ -153,8 +153,8 @@ async def registering(front: Front, **how: Any) -> AsyncIterator[Any]:
 @asynccontextmanager
 async def linking(front: Front, address: str) -> AsyncIterator[tuple[DrafterLink, Subscriber]]:
     """A link to a registered drafter, connected."""
-    guess = front.registry.calling(registered_name(address))
-    async with linked(Peer()) as (verifier, _), guess_link(guess, verifier) as link:
+    proposal = front.registry.calling(registered_name(address))
+    async with linked(Peer()) as (verifier, _), proposal_link(proposal, verifier) as link:
         subscriber = Subscriber()
         link.subscribe(subscriber)
         await until(lambda: link.connected)

@@ -7,12 +7,12 @@ from typing import Any
 
 from tandem.orchestrator.rounds.generation import RunRequest
 from tandem.orchestrator.rounds.step import Step
-from tandem.protos.streams import Fact
+from tandem.protos.streams import Commit
 
 
 def step(*tokens: int, drafted: int = 0, accepted: int = 0, **more: Any) -> Step:
     """One with these tokens."""
-    return Step(Fact(0, tokens, drafted, accepted), **more)
+    return Step(Commit(0, tokens, drafted, accepted), **more)
 
 
 class Runner:

@@ -30,7 +30,7 @@ from tandem.orchestrator.rounds.generation import Finish, RunRequest
 from tandem.orchestrator.rounds.step import Step
 from tandem.protos.grammar import Grammar
 from tandem.protos.service.drain import Drain
-from tandem.protos.streams import Fact
+from tandem.protos.streams import Commit
 from tandem.protos.transport import rpc
 from tandem.protos.types import DraftShape, ModelDescription, TokenLogprobs
 from tests.services.runner import Runner
@@ -81,9 +81,13 @@ class Sayer(Runner):
             stop = END in tokens
             finish = Finish.LENGTH if at + self.size >= len(script) else None
             asked = request.sampling.logprobs is not None
-            fact = Fact(0, tokens, logprobs=(TokenLogprobs(-1.0),) * len(tokens) if asked else ())
+            commit = Commit(
+                0, tokens, logprobs=(TokenLogprobs(-1.0),) * len(tokens) if asked else ()
+            )
             yield Step(
-                fact, finish=Finish.STOP if stop else finish, matched_token_id=END if stop else None
+                commit,
+                finish=Finish.STOP if stop else finish,
+                matched_token_id=END if stop else None,
             )
             await asyncio.sleep(0)
 

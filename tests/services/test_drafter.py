@@ -1,4 +1,4 @@
-"""The drafter over real gRPC: openings and facts go in, guesses come out."""
+"""The drafter over real gRPC: openings and commits go in, proposals come out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tandem.protos.errors import InvalidRequest, SessionMiss, StaleTurn
-from tandem.protos.streams import Fact, Guess
+from tandem.protos.streams import Commit, Proposal
 from tandem.protos.types import Context
 from tandem.protos.wire import codec
 from tandem.v1.common_pb2 import Closing
@@ -28,12 +28,12 @@ async def caller(services: Services, nothing_left: None) -> AsyncIterator[Caller
         yield caller
 
 
-async def guessed(stream: Stream, behind: int) -> list[Guess]:
-    """What comes until something is guessed behind a length; raises the stream's error."""
-    guesses: list[Guess] = []
-    while not guesses or guesses[-1].behind != behind:
-        guesses.append(await stream.take())
-    return guesses
+async def proposed(stream: Stream, behind: int) -> list[Proposal]:
+    """What comes until something is proposed behind a length; raises the stream's error."""
+    proposals: list[Proposal] = []
+    while not proposals or proposals[-1].behind != behind:
+        proposals.append(await stream.take())
+    return proposals
 
 
 async def test_nonsense_fails_its_own_stream_alone(caller: Caller, prompts: list[Tokens]) -> None:
@@ -51,15 +51,15 @@ async def test_nonsense_fails_its_own_stream_alone(caller: Caller, prompts: list
     await gap.tell(length + 7, (5,))
     await going.tell(length, ())
     await caller.send(
-        facts=[codec.encode_fact(99, Fact(0, (5,)))],
+        commits=[codec.encode_commit(99, Commit(0, (5,)))],
         closings=[Closing(session_id=name) for name in (b"nobody", b"")],
         conditions={"price": math.nan, "token_seconds": -1.0, "delay": math.inf},
     )
     await going.tell(length, (5,))
     for stream in (unknown, gap):
         with pytest.raises(SessionMiss):
-            await guessed(stream, -1)
-    await guessed(going, length + 1)
+            await proposed(stream, -1)
+    await proposed(going, length + 1)
 
 
 async def test_a_newer_opening_ends_the_older(caller: Caller, prompts: list[Tokens]) -> None:
@@ -69,11 +69,11 @@ async def test_a_newer_opening_ends_the_older(caller: Caller, prompts: list[Toke
     newer = await caller.open(again(opening, 2, text))
     await newer.take()
     with pytest.raises(StaleTurn):
-        await guessed(older, -1)
+        await proposed(older, -1)
     said = older.queue.qsize()  # by a pass that had begun
     await older.tell(len(prompts[0]), (5,))
     await newer.tell(len(text), (7,))
-    assert {guess.source for guess in await guessed(newer, len(text) + 1)} == {2}
+    assert {proposal.source for proposal in await proposed(newer, len(text) + 1)} == {2}
     assert older.queue.qsize() == said
 
 

@@ -47,7 +47,7 @@ def holding(weights: str, fingerprint: str = "") -> Peer:
 def drafting(tokenizer: str) -> Peer:
     """A drafter that describes its tokens."""
     model = common_pb2.ModelDescription(name="it", tokenizer_fingerprint=tokenizer)
-    return Peer(lambda _: drafter_pb2.GuessResponse(model=model))
+    return Peer(lambda _: drafter_pb2.ProposeResponse(model=model))
 
 
 async def replaced(
@@ -115,9 +115,9 @@ async def test_a_drafter_that_comes_late_and_does_not_fit_is_not_used(tokenizer:
     verifier, drafter = Peer(counting), drafting(tokenizer)
     async with (
         served(verifier) as decoding,
-        served(drafter) as guessing,
+        served(drafter) as proposing,
         rpc.connect(decoding) as to_verifier,
-        rpc.connect(guessing) as to_drafter,
+        rpc.connect(proposing) as to_drafter,
         verifier_link(to_verifier) as link,
         drafter_link(to_drafter, link, TARGET) as drafts,
     ):

@@ -45,8 +45,11 @@ def test_an_opening_far_longer_than_the_context_is_not_translated_and_answered_a
     running = drafter.opened(Context(ID, 1, 0, (400,) * length), lockstep=True)
     running.tell(length, (500, 600))
     running.settle()
-    guesses = running.stream.said
-    assert [(guess.behind, guess.tokens) for guess in guesses] == [(length, ()), (length + 2, ())]
+    proposals = running.stream.said
+    assert [(proposal.behind, proposal.tokens) for proposal in proposals] == [
+        (length, ()),
+        (length + 2, ()),
+    ]
     assert sum(translated) == most
     assert drafter.engine.sessions.usage == 0
     running.job.close()
@@ -73,7 +76,7 @@ def test_a_text_that_did_not_fit_when_it_was_opened_gets_no_draft_when_it_does(
     running = drafter.opened(Context(ID, 2, 0, text[:-1]), shape=shape)
     running.tell(len(text) - 1, text[-1:])
     running.settle()
-    assert [(guess.behind, guess.tokens) for guess in running.stream.said] == [
+    assert [(proposal.behind, proposal.tokens) for proposal in running.stream.said] == [
         (len(text) - 1, ()),
         (len(text), ()),
     ]

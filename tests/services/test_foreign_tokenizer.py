@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from tandem.drafter_service.foreign.chains import SPARE
 from tandem.protos.errors import SessionMiss, StaleTurn
-from tandem.protos.streams import Guess
+from tandem.protos.streams import Proposal
 from tandem.protos.types import Context, DraftShape, Rule, SamplingParams, Schedule
 from tests import reference
 from tests.services.foreign import FOREIGN, ID, SHAPE, Drafter, Tokens
@@ -38,10 +38,10 @@ def drafter(engine: Engine) -> Iterator[Drafter]:
     assert engine.sessions.usage == 0
 
 
-def right(guess: Guess, text: Tokens) -> int:
+def right(proposal: Proposal, text: Tokens) -> int:
     """How many tokens of a chain are the text's."""
     found = 0
-    for token, true in zip(guess.tokens, text[guess.behind :], strict=False):
+    for token, true in zip(proposal.tokens, text[proposal.behind :], strict=False):
         if token != true:
             break
         found += 1
@@ -55,23 +55,26 @@ def test_more_than_one_token_of_a_chain_is_the_targets(
     for turn, prompt in enumerate(prompts[:4], 1):
         text = prompt + tuple(reference.generate(target, list(prompt), 30))
         running, length = drafter.opened(Context(ID, turn, 0, prompt), lockstep=True), len(prompt)
-        (guess,) = running.settle()
+        (proposal,) = running.settle()
         numbers = 1
         while length < len(text) - 4:
-            assert guess.behind == length and len(guess.tokens) <= SHAPE.levels
-            assert (guess.first, guess.source, guess.epoch) == (numbers, turn, 0)
-            assert guess.parents == (0, *range(numbers, numbers + 9))[: len(guess.tokens)]
-            assert len(guess.scores) == len(guess.tokens) and max(guess.scores, default=0) <= 0
-            numbers += len(guess.tokens)
-            found.append(right(guess, text))
+            assert proposal.behind == length and len(proposal.tokens) <= SHAPE.levels
+            assert (proposal.first, proposal.source, proposal.epoch) == (numbers, turn, 0)
+            assert proposal.parents == (0, *range(numbers, numbers + 9))[: len(proposal.tokens)]
+            assert (
+                len(proposal.scores) == len(proposal.tokens)
+                and max(proposal.scores, default=0) <= 0
+            )
+            numbers += len(proposal.tokens)
+            found.append(right(proposal, text))
             score = 0.0
-            for each in guess.scores:
+            for each in proposal.scores:
                 score += each
                 expected += 2.718281828**score
             step = found[-1] + 1
             running.tell(length, text[length : length + step])
             length += step
-            (guess,) = running.settle()
+            (proposal,) = running.settle()
         running.job.close()
     assert sum(found) / len(found) > 1.0
     assert 0.5 < expected / sum(found) < 1.5, "its scores are honest"
@@ -96,13 +99,13 @@ def test_a_chain_that_still_lies_ahead_is_not_drafted_again(
     long = DraftShape.chain(8)
     for turn, lockstep in enumerate((False, True), 1):
         running = drafter.opened(Context(ID, turn, 0, prompts[0]), shape=long, lockstep=lockstep)
-        (guess,) = running.settle()
-        assert len(guess.tokens) >= 4
+        (proposal,) = running.settle()
+        assert len(proposal.tokens) >= 4
         length = len(prompts[0])
-        for place, token in enumerate(guess.tokens, 1):
+        for place, token in enumerate(proposal.tokens, 1):
             running.tell(length + place - 1, (token,))
             again = running.settle()
-            assert len(again) == (lockstep or len(guess.tokens) - place < 2)
+            assert len(again) == (lockstep or len(proposal.tokens) - place < 2)
             if again and not lockstep:
                 assert again[0].behind == length + place
                 break
@@ -126,9 +129,12 @@ def test_by_the_rule_top1_the_likeliest_is_expected(
     drafter: Drafter, prompts: list[Tokens]
 ) -> None:
     drawn, context = SamplingParams(temperature=1.0, rule=Rule.TOP1), Context(ID, 1, 0, prompts[1])
-    guess = drafter.once(context, sampling=drawn)
+    proposal = drafter.once(context, sampling=drawn)
     certain = drafter.once(replace(context, turn=2))
-    assert (guess.tokens, guess.scores) == (certain.tokens, pytest.approx(certain.scores, abs=1e-3))
+    assert (proposal.tokens, proposal.scores) == (
+        certain.tokens,
+        pytest.approx(certain.scores, abs=1e-3),
+    )
 
 
 def test_a_text_that_outgrows_the_draft_model_gets_no_draft(
@@ -142,18 +148,18 @@ def test_a_text_that_outgrows_the_draft_model_gets_no_draft(
     back = drafter.once(Context(ID, 3, none.cached_len, prompts[2], none.epoch))
     assert back.tokens and back.cached_len == len(said) + len(prompts[2])
     running = drafter.opened(Context(ID, 4, 0, said), lockstep=True)
-    assert [len(guess.tokens) > 0 for guess in running.settle()] == [True]
+    assert [len(proposal.tokens) > 0 for proposal in running.settle()] == [True]
     length = len(said)
     for part in (beyond, (5,), (6, 7)):
         running.tell(length, part)
         length += len(part)
-        (guess,) = running.settle()
-        assert (guess.behind, guess.tokens) == (length, ())
+        (proposal,) = running.settle()
+        assert (proposal.behind, proposal.tokens) == (length, ())
     running.job.close()
     late = drafter.opened(Context(ID, 5, 0, said + beyond), lockstep=True)
     late.tell(len(said) + 200, (5,))
     late.settle()
-    assert [guess.behind for guess in late.stream.said] == [len(said) + 200, len(said) + 201]
+    assert [proposal.behind for proposal in late.stream.said] == [len(said) + 200, len(said) + 201]
 
 
 def test_without_levels_there_is_nothing(drafter: Drafter, prompts: list[Tokens]) -> None:
@@ -166,14 +172,14 @@ def test_the_heuristic_goes_further_while_it_is_right(
 ) -> None:
     shape = replace(DraftShape.chain(3), schedule=Schedule.HEURISTIC)
     running, length = drafter.opened(Context(ID, 1, 0, prompts[0]), shape=shape), len(prompts[0])
-    (guess,) = running.settle()
-    running.tell(length, guess.tokens)
+    (proposal,) = running.settle()
+    running.tell(length, proposal.tokens)
     (longer,) = running.settle()
-    assert len(guess.tokens) <= 3 < len(longer.tokens) <= 5 + SPARE
-    length += len(guess.tokens)
+    assert len(proposal.tokens) <= 3 < len(longer.tokens) <= 5 + SPARE
+    length += len(proposal.tokens)
     wrong = (longer.tokens[0] + 1) % 4000
     running.tell(length, (wrong,))
-    assert all(len(guess.tokens) <= 4 for guess in running.settle())
+    assert all(len(proposal.tokens) <= 4 for proposal in running.settle())
 
 
 def test_what_is_not_mirrored_is_a_miss(drafter: Drafter, prompts: list[Tokens]) -> None:

@@ -1,4 +1,4 @@
-"""A drafter whose guesses keep to the grammar of its opening."""
+"""A drafter whose proposals keep to the grammar of its opening."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SCHEMA = {
 GRAMMAR = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
 
 
-async def test_guesses_keep_to_the_grammar_once_it_is_compiled(services: Services) -> None:
-    """The text is told token by token, so the drafter guesses anew after each; after some of them
-    at the latest the grammar is compiled, and the whole rest is guessed right as far as it is
+async def test_proposals_keep_to_the_grammar_once_it_is_compiled(services: Services) -> None:
+    """The text is told token by token, so the drafter proposes anew after each; after some of them
+    at the latest the grammar is compiled, and the whole rest is proposed right as far as it is
     forced.
     """
     tokenizer = tokenizer_of(models.TARGET)
@@ -33,16 +33,16 @@ async def test_guesses_keep_to_the_grammar_once_it_is_compiled(services: Service
     opening = drafting(prompt, sampling=sampling, shape=DraftShape(8, 1, 8), lockstep=True)
     async with calling(services.drafter, drafter=True) as caller:
         stream = await caller.open(opening)
-        guess = await stream.take()
-        while not (tokenizer.decode(guess.tokens).startswith('{"name": "')):
+        proposal = await stream.take()
+        while not (tokenizer.decode(proposal.tokens).startswith('{"name": "')):
             opening = replace(
                 opening, context=replace(opening.context, turn=opening.context.turn + 1)
             )
             stream = await caller.open(opening)
-            guess = await stream.take()
+            proposal = await stream.take()
         for place, token in enumerate(text):
             await stream.tell(len(prompt) + place, [token])
-            guess = await stream.take()
-            rest = tokenizer.decode([*text[: place + 1], *guess.tokens])
+            proposal = await stream.take()
+            rest = tokenizer.decode([*text[: place + 1], *proposal.tokens])
             assert '{"name": "' in rest or '{"name": "'.startswith(rest)
         assert rest.startswith('{"name": "Tom", "pet": "a ') and ("cat" in rest or "dog" in rest)

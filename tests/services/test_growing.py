@@ -40,7 +40,7 @@ def fresh(engine: Engine, text: Tokens) -> torch.Tensor:
     ("kind", "sampling"),
     [("fast", PENALISED), ("exact", GREEDY), ("q4_0", GREEDY)],
 )
-def test_after_any_facts_the_logits_of_a_node_are_those_of_its_text(
+def test_after_any_commits_the_logits_of_a_node_are_those_of_its_text(
     kind: str, sampling: SamplingParams, make_gguf: MakeGGUF, prompts: list[Tokens]
 ) -> None:
     """Three sessions that share their passes, as far as they have anything to feed."""
@@ -77,7 +77,7 @@ def test_after_any_facts_the_logits_of_a_node_are_those_of_its_text(
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-def test_what_the_target_says_next_is_mostly_guessed_already(
+def test_what_the_target_says_next_is_mostly_proposed_already(
     sampling: SamplingParams, drafters: Any, target: PreTrainedModel, prompts: list[Tokens]
 ) -> None:
     right = 0
@@ -96,10 +96,10 @@ def test_what_is_not_worth_a_row_is_neither_fed_nor_sent(
 ) -> None:
     conditions = Conditions()
     drafter = drafters(prompts[1], conditions, shape=DraftShape(32, 4, 64))
-    cheap = sum(len(guess.tokens) for guess in drafter.running.settle())
+    cheap = sum(len(proposal.tokens) for proposal in drafter.running.settle())
     conditions.price = 1.0
     dear = drafters(prompts[1], conditions, shape=DraftShape(32, 4, 64))
-    few = sum(len(guess.tokens) for guess in dear.running.settle())
+    few = sum(len(proposal.tokens) for proposal in dear.running.settle())
     assert 0 < few < cheap
     conditions.price = 0.0  # it is cheap again
     dear.running.settle()
@@ -174,7 +174,7 @@ def test_a_session_that_ends_midway_keeps_its_text_for_the_next_opening(
 def test_many_pending_tokens_are_fed_in_pieces_of_one_pass(
     engine: Engine, drafters: Any, prompts: list[Tokens]
 ) -> None:
-    """A longer segment would be taken for a prompt, and facts would not be heard in between."""
+    """A longer segment would be taken for a prompt, and commits would not be heard in between."""
     drafter = drafters(prompts[0])
     drafter.running.step()
     drafter.goes_on(prompts[1][:7] * 5)

@@ -68,8 +68,8 @@ async def test_a_thousand_attempts_take_no_session_from_its_peer(
         calling(address, tls=tls_of(folder, "other")) as thief,
     ):
         opening = decoding()
-        facts = await (await owner.open(opening)).facts(UNTIL)
-        held = Held(opening, reported(facts), facts[0].epoch)
+        commits = await (await owner.open(opening)).commits(UNTIL)
+        held = Held(opening, reported(commits), commits[0].epoch)
         for _ in range(ATTEMPTS // AT_ONCE):
             openings = [
                 held.on(
@@ -88,8 +88,8 @@ async def test_a_thousand_attempts_take_no_session_from_its_peer(
             stream = await thief.open(held.on(LAST_TURN, session_id))
             with pytest.raises(SessionMiss, match=f"^base {BEGIN} is not cached here$"):
                 await stream.take()
-        fact = await (await owner.open(held.on(2))).take()
-        assert fact.start == BEGIN + 1 and fact.epoch == held.epoch, "the owner goes on"
+        commit = await (await owner.open(held.on(2))).take()
+        assert commit.start == BEGIN + 1 and commit.epoch == held.epoch, "the owner goes on"
 
 
 async def test_a_peer_does_not_end_another_s_stream(verifier: tuple[str, Path]) -> None:
@@ -100,10 +100,12 @@ async def test_a_peer_does_not_end_another_s_stream(verifier: tuple[str, Path]) 
     ):
         opening = decoding(until=200)
         stream = await owner.open(opening)
-        begun = await stream.facts(BEGIN + 5)
+        begun = await stream.commits(BEGIN + 5)
         newer = replace(opening, context=replace(opening.context, turn=LAST_TURN))
-        assert reported(await (await thief.open(newer)).facts(UNTIL)), "it has a session of its own"
+        assert reported(await (await thief.open(newer)).commits(UNTIL)), (
+            "it has a session of its own"
+        )
         await thief.close(newer)
-        rest = await stream.facts(200)
+        rest = await stream.commits(200)
         text = reported([*begun, *rest])
         assert len(text) == 200 - BEGIN

@@ -23,26 +23,26 @@ from tests.waiting import until
 NAME = drafter_pb2.DESCRIPTOR.services_by_name["DrafterService"].full_name
 HUGE = 4_000_000_000
 Context = aio.ServicerContext[Any, Any]
-Answer = common_pb2.Guess | bytes | None
-Lie = Callable[[int, int], drafter_pb2.GuessResponse]
+Answer = common_pb2.Proposal | bytes | None
+Lie = Callable[[int, int], drafter_pb2.ProposeResponse]
 
 
-def guess(
+def proposal(
     tokens: list[int], parents: list[int] | None = None, choices: int = 0, **told: Any
 ) -> Lie:
-    """The same guess behind every fact; parents are distances as on the wire, by default a chain's.
-    Of so many `choices`, if any, each token was drawn.
+    """The same proposal behind every commit; parents are distances as on the wire, by default a
+    chain's. Of so many `choices`, if any, each token was drawn.
     """
     chain = [0, *(1,) * (len(tokens) - 1)]
-    said = common_pb2.Guess(tokens=tokens, parents=parents or chain)
+    said = common_pb2.Proposal(tokens=tokens, parents=parents or chain)
     for _ in range(len(tokens) + 1) if choices else ():
         said.distributions.add(tokens=range(choices), weights=[1] * choices)
 
-    def lie(stream: int, behind: int) -> drafter_pb2.GuessResponse:
+    def lie(stream: int, behind: int) -> drafter_pb2.ProposeResponse:
         fields = {"stream": stream, "behind": behind} | told
-        message = common_pb2.Guess(**fields)
+        message = common_pb2.Proposal(**fields)
         message.MergeFrom(said)
-        return drafter_pb2.GuessResponse(guesses=[message])
+        return drafter_pb2.ProposeResponse(proposals=[message])
 
     return lie
 
@@ -50,17 +50,17 @@ def guess(
 def failure(packed: bytes) -> Lie:
     """The stream fails, each time that it is opened."""
 
-    def lie(stream: int, behind: int) -> drafter_pb2.GuessResponse:
+    def lie(stream: int, behind: int) -> drafter_pb2.ProposeResponse:
         failed = common_pb2.Failure(stream=stream, status=packed)
-        return drafter_pb2.GuessResponse(failures=[failed])
+        return drafter_pb2.ProposeResponse(failures=[failed])
 
     return lie
 
 
-def flood(stream: int, behind: int) -> drafter_pb2.GuessResponse:
+def flood(stream: int, behind: int) -> drafter_pb2.ProposeResponse:
     """More than anybody can verify, numbered as it likes."""
-    guesses = [
-        common_pb2.Guess(
+    proposals = [
+        common_pb2.Proposal(
             stream=stream,
             behind=behind + late,
             source=1,
@@ -72,26 +72,26 @@ def flood(stream: int, behind: int) -> drafter_pb2.GuessResponse:
         for late in range(-100, 1000)
         if behind + late >= 0
     ]
-    return drafter_pb2.GuessResponse(guesses=guesses)
+    return drafter_pb2.ProposeResponse(proposals=proposals)
 
 
 LIES = {
-    "unknown-tokens": guess([9999, HUGE]),
-    "wrong-tokens": guess([7] * 8),
-    "wrong-tokens-that-are-certain": guess([7] * 8, scores=bytes(8)),
-    "other-scores-than-tokens": guess([7] * 8, scores=bytes(3)),
-    "parents-behind-the-first-node": guess([5, 6], [HUGE, 9]),
-    "parents-that-were-never-sent": guess([5, 6], [3, 1], first=1000),
-    "no-parents": guess([5, 6], [1]),
-    "too-many-nodes": guess([5] * 2000),
-    "deeper-than-the-context": guess([5] * 64),
-    "numbers-without-end": guess([5, 6], first=HUGE, source=HUGE),
-    "behind-a-text-that-will-never-be": guess([5, 6], behind=HUGE),
-    "behind-nothing": guess([5, 6], behind=0),
-    "about-its-cache": guess([5, 6], cached_len=HUGE, epoch=HUGE),
-    "for-a-stranger": guess([5, 6], stream=HUGE),
-    "for-nobody": guess([5, 6], stream=0),
-    "more-choices-than-fit-into-a-call": guess([5], choices=528_400),
+    "unknown-tokens": proposal([9999, HUGE]),
+    "wrong-tokens": proposal([7] * 8),
+    "wrong-tokens-that-are-certain": proposal([7] * 8, scores=bytes(8)),
+    "other-scores-than-tokens": proposal([7] * 8, scores=bytes(3)),
+    "parents-behind-the-first-node": proposal([5, 6], [HUGE, 9]),
+    "parents-that-were-never-sent": proposal([5, 6], [3, 1], first=1000),
+    "no-parents": proposal([5, 6], [1]),
+    "too-many-nodes": proposal([5] * 2000),
+    "deeper-than-the-context": proposal([5] * 64),
+    "numbers-without-end": proposal([5, 6], first=HUGE, source=HUGE),
+    "behind-a-text-that-will-never-be": proposal([5, 6], behind=HUGE),
+    "behind-nothing": proposal([5, 6], behind=0),
+    "about-its-cache": proposal([5, 6], cached_len=HUGE, epoch=HUGE),
+    "for-a-stranger": proposal([5, 6], stream=HUGE),
+    "for-nobody": proposal([5, 6], stream=0),
+    "more-choices-than-fit-into-a-call": proposal([5], choices=528_400),
     "a-flood": flood,
     "it-is-busy-for-ever": failure(status.pack(Busy("not now", 0.01))),
     "it-lost-the-session": failure(status.pack(SessionMiss("what session?"))),
@@ -103,39 +103,41 @@ WORDS = {"no-message": b"\xff\xff\xff", "nothing": b"", "garbled-details": None}
 
 @dataclass
 class Hostile:
-    """What it says to whom it owes a guess, or else `words` that are no message."""
+    """What it says to whom it owes a proposal, or else `words` that are no message."""
 
     lie: Lie
     words: bytes | None = b""
     told: int = 0  # lies
     said: int = 0  # words
 
-    async def guess(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+    async def proposal(
+        self, requests: AsyncIterator[bytes], context: Context
+    ) -> AsyncIterator[bytes]:
         async for packed in requests:
             self.said += 1
             if self.words is None:
                 garbled = (("grpc-status-details-bin", b"\xff\xfe"),)
                 await context.abort(grpc.StatusCode.ABORTED, "no", garbled)
             yield self.words or b""
-            request = drafter_pb2.GuessRequest.FromString(packed)
+            request = drafter_pb2.ProposeRequest.FromString(packed)
             for stream, behind in owed(request):
                 self.told += 1
                 message: Message = self.lie(stream, behind)
                 yield message.SerializeToString()
 
 
-def owed(request: drafter_pb2.GuessRequest) -> Iterator[tuple[int, int]]:
+def owed(request: drafter_pb2.ProposeRequest) -> Iterator[tuple[int, int]]:
     """The streams that heard something, and the length of their texts."""
     for opening in request.open:
         yield opening.stream, opening.context.base + len(opening.context.tokens)
-    for fact in request.facts:
-        yield fact.stream, fact.start + len(fact.tokens)
+    for commit in request.commits:
+        yield commit.stream, commit.start + len(commit.tokens)
 
 
 @asynccontextmanager
 async def behind(services: Services, hostile: Hostile) -> AsyncIterator[Tandem]:
     """The real verifier with this drafter."""
-    handlers = {"Guess": grpc.stream_stream_rpc_method_handler(hostile.guess)}
+    handlers = {"Proposal": grpc.stream_stream_rpc_method_handler(hostile.proposal)}
     server = aio.server(options=rpc.SERVER_OPTIONS)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")

@@ -11,7 +11,7 @@ import pytest
 from tandem.orchestrator.links import link as module
 from tandem.orchestrator.links.relays import drafter_link, verifier_link
 from tandem.protos.errors import Busy, Internal
-from tandem.protos.streams import EncodedGuess, Guess
+from tandem.protos.streams import EncodedProposal, Proposal
 from tandem.protos.transport import heartbeat, rpc, status
 from tandem.v1 import common_pb2, verifier_pb2
 from tandem.v1.common_pb2 import Closing
@@ -21,7 +21,7 @@ from tests.services.peer import (
     SESSION,
     Peer,
     Subscriber,
-    facts,
+    commits,
     linked,
     linked_to,
     opening,
@@ -41,8 +41,8 @@ async def test_what_is_said_in_one_turn_of_the_loop_leaves_in_one_message(
         before = len(peer.messages)
         for stream in range(1, 33):
             link.open(stream, opening(), user)
-            link.send(stream, Guess(1))
-        await until(lambda: len(peer.sent("guesses")) == 32)
+            link.send(stream, Proposal(1))
+        await until(lambda: len(peer.sent("proposals")) == 32)
         assert len(peer.messages) == before + 1
         assert len(peer.sent("open")) == 32
 
@@ -66,10 +66,10 @@ async def test_everybody_gets_what_is_his_and_nothing_of_what_he_dropped() -> No
         link.open(3, opening(), first)
         link.drop(1)
         refusal = common_pb2.Failure(stream=2, status=status.pack(Busy("full")))
-        said = facts((1, 10), (2, 20), (3, 30), (4, 40))
+        said = commits((1, 10), (2, 20), (3, 30), (4, 40))
         said.failures.append(refusal)
         peer.say.put_nowait(said)
-        peer.say.put_nowait(facts((2, 21), (3, 31)))
+        peer.say.put_nowait(commits((2, 21), (3, 31)))
         await until(lambda: [31] in first.reported)
         assert first.reported == [[30], [31]]
         assert second.reported == [[20], Busy], "a stream that failed is over"
@@ -82,7 +82,7 @@ async def test_one_users_bug_is_not_the_others(capsys: pytest.CaptureFixture[str
         broken.receive = lambda item: broken.reported[item.tokens[0]]  # type: ignore[method-assign]
         link.open(1, opening(), broken)
         link.open(2, opening(), user)
-        peer.say.put_nowait(facts((1, 9), (2, 20)))
+        peer.say.put_nowait(commits((1, 9), (2, 20)))
         await until(lambda: user.reported)
         assert (user.reported, broken.reported) == ([[20]], [Internal])
         assert peer.calls == 1
@@ -153,7 +153,7 @@ async def test_who_leaves_first_says_what_is_to_be_said() -> None:
     ]
 
 
-async def test_a_drafter_is_told_what_guesses_are_good_for() -> None:
+async def test_a_drafter_is_told_what_proposals_are_good_for() -> None:
     verifier, drafter = Peer(lambda _: verifier_pb2.DecodeResponse(price=0.125)), Peer()
     async with (
         served(drafter) as address,
@@ -193,23 +193,23 @@ async def test_a_link_whose_own_work_fails_ends_its_scope() -> None:
             await asyncio.Event().wait()
 
 
-async def test_guesses_that_are_passed_on_are_dropped_when_the_verifier_reads_too_slowly(
+async def test_proposals_that_are_passed_on_are_dropped_when_the_verifier_reads_too_slowly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A drafter that floods costs guesses, and no memory; one that is waited for arrives."""
-    monkeypatch.setattr(module, "MAX_GUESSES", 10)
+    """A drafter that floods costs proposals, and no memory; one that is waited for arrives."""
+    monkeypatch.setattr(module, "MAX_PROPOSALS", 10)
     peer = Peer()
     async with linked(peer) as (link, user):
         link.open(1, opening(), user)
         for number in range(50):
-            message = common_pb2.Guess(behind=number)
-            link.send(1, EncodedGuess(number, message.ByteSize(), message))
-        message = common_pb2.Guess(behind=98)
-        link.send(1, EncodedGuess(98, message.ByteSize(), message, awaited=True))
-        link.send(1, Guess(99))
-        await until(lambda: any(each.behind == 99 for each in peer.sent("guesses")))
-        assert [each.behind for each in peer.sent("guesses")][-2:] == [98, 99]
-        assert len(peer.sent("guesses")) == 12
+            message = common_pb2.Proposal(behind=number)
+            link.send(1, EncodedProposal(number, message.ByteSize(), message))
+        message = common_pb2.Proposal(behind=98)
+        link.send(1, EncodedProposal(98, message.ByteSize(), message, awaited=True))
+        link.send(1, Proposal(99))
+        await until(lambda: any(each.behind == 99 for each in peer.sent("proposals")))
+        assert [each.behind for each in peer.sent("proposals")][-2:] == [98, 99]
+        assert len(peer.sent("proposals")) == 12
         assert user.reported == []
 
 
@@ -228,8 +228,8 @@ async def test_after_a_services_last_message_its_call_ends_and_all_it_sent_has_a
     async with linked(peer) as (link, user):
         link.open(1, opening(), user)
         for token in range(20):
-            link.send(1, Guess(token))
-            peer.say.put_nowait(facts((1, token)))
+            link.send(1, Proposal(token))
+            peer.say.put_nowait(commits((1, token)))
         peer.say.put_nowait(verifier_pb2.DecodeResponse(last=True))
         await until(lambda: "lost" in user.reported)
         assert user.reported[:21] == [*([token] for token in range(20)), "lost"]

@@ -77,7 +77,7 @@ async def test_a_drafter_of_8_bits_drafts_and_a_verifier_of_8_bits_is_refused(
         for each in prompts:
             rounded, full = [await one.propose(fresh(each), chain, GREEDY) for one in drafters]
             alike += rounded.draft == full.draft
-    assert alike > 9, "rounded weights mostly guess what full ones do"
+    assert alike > 9, "rounded weights mostly proposal what full ones do"
     with pytest.raises(Unusable, match="weights int8 is for drafters"):
         async with verifier_service.serving(config, CollectorRegistry()):
             pass

@@ -13,9 +13,9 @@ from tandem.engine import streams
 from tandem.engine.config import ModelServiceConfig
 from tandem.orchestrator.fleet.clients import VerifierClient
 from tandem.protos.errors import Busy, InvalidRequest, SessionMiss, StaleTurn
-from tandem.protos.streams import Fact, Guess
+from tandem.protos.streams import Commit, Proposal
 from tandem.protos.transport import rpc
-from tandem.v1.common_pb2 import Guess as Bent
+from tandem.v1.common_pb2 import Proposal as Bent
 from tandem.verifier_service import service as verifier_service
 from tests.served import Pair, Services
 from tests.services.caller import (
@@ -51,11 +51,11 @@ async def test_a_newer_opening_ends_the_older_decoding_whoever_asks(
         older = await one.open(opening)
         known = reported([await older.take()])
         newer = await other.open(again(opening, 2, PROMPT + known))
-        facts = [await newer.take()]
+        commits = [await newer.take()]
         assert await older.silent(), "it is over, and that is no failure"
-        assert facts[0].reused >= BEGIN
-        facts += await newer.facts(LONG)
-        assert known + reported(facts, BEGIN + len(known)) == text
+        assert commits[0].reused >= BEGIN
+        commits += await newer.commits(LONG)
+        assert known + reported(commits, BEGIN + len(known)) == text
 
 
 async def test_an_opening_that_is_not_newer_is_refused_and_harms_nobody(
@@ -67,7 +67,7 @@ async def test_an_opening_that_is_not_newer_is_refused_and_harms_nobody(
         for turn in (3, 2):
             with pytest.raises(StaleTurn):
                 await (await caller.open(again(opening, turn))).take()
-        await stream.say(Guess(BEGIN))
+        await stream.say(Proposal(BEGIN))
         assert (await stream.take()).tokens == text[:1]
 
 
@@ -90,7 +90,7 @@ async def test_openings_fail_one_by_one(services: Services, text: tuple[int, ...
         for (error, field, _), each in zip(wrong, failing, strict=True):
             with pytest.raises(error, match=field):
                 await each.take()
-        assert reported(await stream.facts(UNTIL)) == text[: UNTIL - BEGIN]
+        assert reported(await stream.commits(UNTIL)) == text[: UNTIL - BEGIN]
 
 
 async def test_a_text_may_end_one_token_after_the_context_and_a_longer_one_is_refused(
@@ -103,7 +103,7 @@ async def test_a_text_may_end_one_token_after_the_context_and_a_longer_one_is_re
             with pytest.raises(InvalidRequest, match=f"until is {until}, above {context + 1}"):
                 await (await caller.open(decoding(until))).take()
         stream = await caller.open(decoding(context + 1, tokens=(5,) * (context - 2)))
-        assert len(reported(await stream.facts(context + 1), context - 2)) == 3
+        assert len(reported(await stream.commits(context + 1), context - 2)) == 3
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ async def test_a_text_may_end_one_token_after_the_context_and_a_longer_one_is_re
         ([1] * 65, [*range(65)], "tokens"),
     ],
 )
-async def test_the_only_guess_that_was_asked_for_must_be_a_tree_of_tokens(
+async def test_the_only_proposal_that_was_asked_for_must_be_a_tree_of_tokens(
     tokens: list[int], parents: list[int], field: str, services: Services
 ) -> None:
     """It ends its stream, which no step follows; others are taken for none."""
@@ -123,7 +123,7 @@ async def test_the_only_guess_that_was_asked_for_must_be_a_tree_of_tokens(
         asked, going = await caller.open(*openings)
         for each in (asked, going):
             bent = Bent(stream=each.number, behind=BEGIN, tokens=tokens, parents=parents)
-            await caller.send(guesses=[bent])
+            await caller.send(proposals=[bent])
         with pytest.raises(InvalidRequest, match=rf"draft\.{field}"):
             await asked.take()
         assert (await going.take()).drafted == 0
@@ -148,13 +148,13 @@ async def test_another_caller_goes_on_with_the_text_of_a_lost_one(
 ) -> None:
     opening = decoding(LONG)
     async with calling(services.verifier, lost=True) as caller:
-        first = await (await caller.open(opening)).facts(BEGIN + 20)
+        first = await (await caller.open(opening)).commits(BEGIN + 20)
     known = reported(first)
     async with calling(services.verifier) as caller:
         stream = await caller.open(again(opening, 2, PROMPT + known))
-        facts = await stream.facts(LONG)
-        assert facts[0].reused >= BEGIN + 19, "what it holds is not computed anew"
-        assert known + reported(facts, BEGIN + len(known)) == text
+        commits = await stream.commits(LONG)
+        assert commits[0].reused >= BEGIN + 19, "what it holds is not computed anew"
+        assert known + reported(commits, BEGIN + len(known)) == text
 
 
 async def test_a_lost_worker_cannot_close_its_successors_session(
@@ -165,10 +165,10 @@ async def test_a_lost_worker_cannot_close_its_successors_session(
     async with calling(services.verifier) as lost, calling(services.verifier) as successor:
         await (await lost.open(opening)).take()
         stream = await successor.open(again(opening, 2))
-        facts = [await stream.take()]
+        commits = [await stream.take()]
         await lost.close(opening)
-        facts += await stream.facts(LONG)
-        assert reported(facts) == text
+        commits += await stream.commits(LONG)
+        assert reported(commits) == text
         await lost.close(opening)
         longer = PROMPT + text[:-1]
         third = await successor.open(again(opening, 3, longer))
@@ -188,7 +188,7 @@ async def test_a_caller_that_beats_is_answered_and_a_silent_one_is_gone(
 async def begin(caller: Caller) -> None:
     """Open a session that is at work until its caller has gone."""
     stream = await caller.open(replace(decoding(), lockstep=True))
-    await stream.say(Guess(BEGIN))
+    await stream.say(Proposal(BEGIN))
     await stream.take()
 
 
@@ -204,10 +204,10 @@ async def test_who_finds_no_place_is_told_to_wait_and_gets_that_of_a_lost_caller
                 await (await caller.open(decoding())).take()
             assert refusal.value.retry_after > 0
 
-        async def decoded() -> list[Fact]:
+        async def decoded() -> list[Commit]:
             stream = await caller.open(decoding())
             try:
-                return [await stream.take(), *await stream.facts(UNTIL)]
+                return [await stream.take(), *await stream.commits(UNTIL)]
             except Busy:
                 return []
 
@@ -216,7 +216,7 @@ async def test_who_finds_no_place_is_told_to_wait_and_gets_that_of_a_lost_caller
 
 async def test_an_orphaned_session_is_reclaimed(for_two: str) -> None:
     async with calling(for_two, lost=True) as caller:
-        await (await caller.open(decoding())).facts(UNTIL)
+        await (await caller.open(decoding())).commits(UNTIL)
     async with rpc.connect(for_two) as channel:
         client = VerifierClient(channel)
 

@@ -19,7 +19,7 @@ from tests.services.peer import (
     PATIENT,
     Peer,
     Subscriber,
-    facts,
+    commits,
     linked_to,
     opening,
     patient,
@@ -53,7 +53,7 @@ async def partitioned(peer: Peer) -> AsyncIterator[tuple[Link, VerifierLink, Sub
     async def beat() -> None:
         while True:
             await asyncio.sleep(heartbeat.SECONDS)
-            peer.say.put_nowait(facts())
+            peer.say.put_nowait(commits())
 
     with patient():
         async with (

@@ -1,4 +1,4 @@
-"""When a drafter reads a text, on the real draft model: when guesses behind it are worth that."""
+"""When a drafter reads a text, on the real draft model: when proposals behind it are worth that."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def prompt(prompts: list[Tokens]) -> Tokens:
     return prompts[0]
 
 
-def test_a_text_is_not_read_while_no_guess_could_be_in_time(
+def test_a_text_is_not_read_while_no_proposal_could_be_in_time(
     drafters: Any, engine: Engine, prompt: Tokens
 ) -> None:
     """It takes no session; when it is read, it is with all that was heard meanwhile."""
@@ -56,10 +56,10 @@ def test_a_text_is_not_read_while_no_guess_could_be_in_time(
     assert drafter.receiver.ahead() == fresh.receiver.ahead()
 
 
-def test_a_text_that_no_guess_pays_behind_is_read_on_in_pieces(
+def test_a_text_that_no_proposal_pays_behind_is_read_on_in_pieces(
     drafters: Any, engine: Engine, prompt: Tokens
 ) -> None:
-    """And nothing is sent, until guesses pay again."""
+    """And nothing is sent, until proposals pay again."""
     told, rates = conditions(), Rates()
     drafter = drafters(prompt, told, rates=rates, known=experienced())
     assert drafter.running.settle()
@@ -73,7 +73,7 @@ def test_a_text_that_no_guess_pays_behind_is_read_on_in_pieces(
     assert drafter.running.settle()
 
 
-def test_a_text_that_is_not_read_and_misses_a_fact_is_to_be_opened_again(
+def test_a_text_that_is_not_read_and_misses_a_commit_is_to_be_opened_again(
     drafters: Any, prompt: Tokens
 ) -> None:
     drafter = drafters(prompt, conditions(delay=5.0), rates=RATES, known=experienced())

@@ -76,7 +76,7 @@ async def test_an_orchestrator_without_a_token_takes_no_registration(services: S
 
 
 @pytest.mark.parametrize("token", ["short", "with a space in it", "ä" * 20, "x" * 257])
-def test_a_token_that_could_be_guessed_or_not_sent_is_refused(token: str) -> None:
+def test_a_token_that_could_be_proposed_or_not_sent_is_refused(token: str) -> None:
     with pytest.raises(ValidationError, match="needs 16 to 256 ASCII characters"):
         ModelServiceConfig(model=DRAFT, register_at="h:1", register_token=token)
     with pytest.raises(ValidationError, match="register_at needs register_token"):

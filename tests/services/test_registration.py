@@ -98,11 +98,11 @@ async def test_a_drafter_that_stops_is_removed_first_and_finishes_what_runs() ->
         drafter = asyncio.create_task(live(front))
         (address,) = await front.has(1)
         async with linking(front, address) as (link, subscriber):
-            guesses: list[Any] = []
-            subscriber.receive = guesses.append  # type: ignore[method-assign]
+            proposals: list[Any] = []
+            subscriber.receive = proposals.append  # type: ignore[method-assign]
             context = Context(SESSION, 1, 0, (400, 500, 600, 700))
             link.open(1, Drafting(context, SamplingParams(), DraftShape(12, 4, 32)), subscriber)
-            await until(lambda: guesses)
+            await until(lambda: proposals)
             stop.set()
             await front.has(0)
             assert link.connected and not drafter.done()

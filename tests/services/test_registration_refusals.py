@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from grpc import aio
 
-from tandem.orchestrator.links.relays import guess_link
+from tandem.orchestrator.links.relays import proposal_link
 from tandem.protos.errors import IncompatibleModels, InvalidRequest
 from tandem.protos.transport import heartbeat
 from tandem.protos.wire.registration import (
@@ -157,8 +157,8 @@ async def test_a_registered_drafter_that_sends_garbage_costs_its_own_call(size: 
 @asynccontextmanager
 async def unusable(front: Front, address: str) -> AsyncIterator[None]:
     """A link to a drafter that never connects."""
-    guess = front.registry.calling(registered_name(address))
-    async with linked(Peer()) as (verifier, _), guess_link(guess, verifier) as link:
+    proposal = front.registry.calling(registered_name(address))
+    async with linked(Peer()) as (verifier, _), proposal_link(proposal, verifier) as link:
         yield
         assert not link.connected
 

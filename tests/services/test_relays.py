@@ -24,7 +24,7 @@ REQUEST = RunRequest("id", SESSION, (5,), SamplingParams(logprobs=0), 5)
 def counting(request: verifier_pb2.DecodeRequest) -> verifier_pb2.DecodeResponse:
     """A verifier that counts up, two tokens a step."""
     said = [
-        common_pb2.Fact(
+        common_pb2.Commit(
             stream=each.stream,
             start=start,
             tokens=[start, start + 1],
@@ -35,7 +35,7 @@ def counting(request: verifier_pb2.DecodeRequest) -> verifier_pb2.DecodeResponse
         for each in request.open
         for start in range(len(each.context.tokens), each.until, 2)
     ]
-    return verifier_pb2.DecodeResponse(facts=said)
+    return verifier_pb2.DecodeResponse(commits=said)
 
 
 @asynccontextmanager
@@ -44,9 +44,9 @@ async def relayed(verifier: Peer) -> AsyncIterator[Relays]:
     async with (
         rpc.connect("127.0.0.1:1") as nowhere,
         linked(verifier) as (decoding, _),
-        drafter_link(nowhere, decoding) as guessing,
+        drafter_link(nowhere, decoding) as proposing,
     ):
-        yield Relays(decoding, guessing)
+        yield Relays(decoding, proposing)
 
 
 async def test_a_request_is_steps_cut_at_the_limit_and_its_session_is_closed() -> None:
@@ -58,8 +58,8 @@ async def test_a_request_is_steps_cut_at_the_limit_and_its_session_is_closed() -
     assert (opened.context.turn, opened.until, opened.request_id) == (1, 6, "id")
     assert [step.tokens for step in steps] == [(1, 2), (3, 4), (5,)]
     assert [step.finish for step in steps] == [None, None, Finish.LENGTH]
-    assert [(step.fact.drafted, step.fact.accepted) for step in steps] == [(3, 1)] * 3
-    assert [len(step.fact.logprobs) for step in steps] == [2, 2, 1]
+    assert [(step.commit.drafted, step.commit.accepted) for step in steps] == [(3, 1)] * 3
+    assert [len(step.commit.logprobs) for step in steps] == [2, 2, 1]
     assert all(step.seconds >= 0 and step.verifier_round_trip > 0 for step in steps)
 
 

@@ -101,7 +101,7 @@ def test_a_row_is_the_same_alone_and_in_company(family: str, make_model: MakeMod
 
 @pytest.mark.parametrize("context", [1, 60, 95, 96, 128])
 def test_a_branch_may_be_as_deep_as_a_draft_is_long(context: int, make_model: MakeModel) -> None:
-    """The longest draft there is, all of it behind a wrong guess, with the same bits as a chain."""
+    """The longest draft there is, all behind a wrong proposal, with the same bits as a chain."""
     forward, rng = by_rows(make_model("llama", 0)), random.Random(context)
     straight, aside = talks(forward, 2)
     for talk in (straight, aside):

@@ -101,7 +101,7 @@ class Service:
 
 def said(opened: Any) -> Tokens:
     """The tokens of a generation."""
-    return tuple(token for fact in opened[2].said for token in fact.tokens)
+    return tuple(token for commit in opened[2].said for token in commit.tokens)
 
 
 def some(rng: random.Random, length: int) -> Tokens:

@@ -13,7 +13,7 @@ from tandem.engine.config import ModelServiceConfig
 from tandem.models import DRAFT
 from tandem.orchestrator.links.relays import drafter_link
 from tandem.protos.service.drain import Drain
-from tandem.protos.streams import Drafting, Fact
+from tandem.protos.streams import Commit, Drafting
 from tandem.protos.transport import rpc
 from tandem.protos.types import Context, DraftShape, SamplingParams
 from tests.services.peer import Peer, Subscriber, linked
@@ -21,15 +21,15 @@ from tests.waiting import LIMIT, until
 
 RATE = 50_000  # bits per second
 PROMPT = (5, 6, 7)
-SESSIONS, FACTS = 4, 60
+SESSIONS, COMMITS = 4, 60
 WAITING = 2.0  # seconds of the line that may wait; without a bound they are four, and grow
 
 
 class Reader(Subscriber):
-    """Counts guesses."""
+    """Counts proposals."""
 
     def receive(self, item: object) -> None:
-        self.reported.append("guess")
+        self.reported.append("proposal")
 
 
 async def test_what_a_drafter_sends_does_not_pile_up_on_a_slow_line() -> None:
@@ -49,12 +49,12 @@ async def test_what_a_drafter_sends_does_not_pile_up_on_a_slow_line() -> None:
         for stream in range(1, SESSIONS + 1):
             context = Context(bytes([stream]) * 16, 1, 0, PROMPT)
             link.open(stream, Drafting(context, SamplingParams(), shape), reader)
-        for number in range(FACTS):
+        for number in range(COMMITS):
             clock = link.clock
             for stream in range(1, SESSIONS + 1):
-                link.send(stream, Fact(len(PROMPT) + number, (5 + number,)))
+                link.send(stream, Commit(len(PROMPT) + number, (5 + number,)))
             await until(lambda clock=clock: link.clock != clock, "the drafter answers")
             most = max(most, proxy.busy[True] - loop.time())
         assert most < WAITING
-        assert reader.reported.count("guess") > SESSIONS
+        assert reader.reported.count("proposal") > SESSIONS
         assert "lost" not in reader.reported

@@ -15,7 +15,7 @@ from tandem.engine.call import Call
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.host import hosting
 from tandem.engine.schedule.job_stream import BACKLOG
-from tandem.protos.streams import Fact, Guess
+from tandem.protos.streams import Commit, Proposal
 from tandem.protos.transport.rpc import MAX_MESSAGE_BYTES
 from tandem.protos.types import (
     MAX_LOGPROBS,
@@ -46,9 +46,9 @@ async def test_a_verifier_decodes_by_itself_to_the_end(
 ) -> None:
     async with calling(services.verifier) as caller:
         stream = await caller.open(decoding())
-        facts = await stream.facts(UNTIL)
-        assert reported(facts) == text[: UNTIL - BEGIN]
-        assert [bool(fact.epoch) for fact in facts] == [True] + [False] * (len(facts) - 1)
+        commits = await stream.commits(UNTIL)
+        assert reported(commits) == text[: UNTIL - BEGIN]
+        assert [bool(commit.epoch) for commit in commits] == [True] + [False] * (len(commits) - 1)
         assert await stream.silent()
 
 
@@ -58,30 +58,30 @@ async def test_a_stop_token_ends_the_decoding(services: Services, text: tuple[in
     async with calling(services.verifier) as caller:
         opening = replace(decoding(LONG), stop_token_ids=frozenset({stop}))
         stream = await caller.open(opening)
-        assert reported(await stream.facts(BEGIN + len(said))) == said
+        assert reported(await stream.commits(BEGIN + len(said))) == said
         assert await stream.silent()
 
 
-async def test_true_guesses_are_accepted_and_no_guess_changes_the_text(
+async def test_true_proposals_are_accepted_and_no_proposal_changes_the_text(
     services: Services, text: tuple[int, ...]
 ) -> None:
-    """The text itself as a guess in parts, amid nonsense and repeated."""
+    """The text itself as a proposal in parts, amid nonsense and repeated."""
     rng, size = random.Random(3), 60
-    guesses = []
+    proposals = []
     for start in range(0, len(text), size):
         part = text[start : start + size]
         true = straight(BEGIN, part, first=start + 1)
         stray = straight(rng.randrange(LONG), [rng.randrange(4096)] * 9, first=LONG + start)
-        guesses += [stray, replace(true, parents=tuple(range(start, start + len(part))))]
-    guesses += [straight(BEGIN, text[:9]), straight(BEGIN, [9, 9], source=8)]
+        proposals += [stray, replace(true, parents=tuple(range(start, start + len(part))))]
+    proposals += [straight(BEGIN, text[:9]), straight(BEGIN, [9, 9], source=8)]
     async with calling(services.verifier) as caller:
-        stream = await caller.open(decoding(LONG), guesses=guesses)
-        facts = await stream.facts(LONG)
-    assert reported(facts) == text
-    assert sum(fact.accepted for fact in facts) > 50
+        stream = await caller.open(decoding(LONG), proposals=proposals)
+        commits = await stream.commits(LONG)
+    assert reported(commits) == text
+    assert sum(commit.accepted for commit in commits) > 50
 
 
-async def test_in_lockstep_a_step_waits_for_the_guess_behind_its_length_and_takes_all_of_it(
+async def test_in_lockstep_a_step_waits_for_the_proposal_behind_its_length_and_takes_all_of_it(
     services: Services, text: tuple[int, ...]
 ) -> None:
     async with calling(services.verifier) as caller:
@@ -89,15 +89,15 @@ async def test_in_lockstep_a_step_waits_for_the_guess_behind_its_length_and_take
         await stream.say(straight(BEGIN + 3, text[3:6]))
         assert await stream.silent(), "that is for later"
         await stream.say(straight(BEGIN, (*text[:3], 9, 10)))
-        (fact,) = await stream.facts(BEGIN + 4)
-        assert (fact.tokens, fact.drafted, fact.accepted) == (text[:4], 5, 3)
+        (commit,) = await stream.commits(BEGIN + 4)
+        assert (commit.tokens, commit.drafted, commit.accepted) == (text[:4], 5, 3)
         await stream.say(straight(BEGIN + 3, text[3:6]))
         assert await stream.silent(), "and that was for earlier"
-        await stream.say(Guess(BEGIN + 4))
+        await stream.say(Proposal(BEGIN + 4))
         assert (await stream.take()).tokens == text[4:5]
 
 
-async def test_a_verifier_that_looks_up_needs_no_guesses(
+async def test_a_verifier_that_looks_up_needs_no_proposals(
     services: Services, target: PreTrainedModel
 ) -> None:
     prompt = PROMPT * 6
@@ -105,9 +105,9 @@ async def test_a_verifier_that_looks_up_needs_no_guesses(
     async with calling(services.verifier) as caller:
         opening = decoding(len(prompt) + 100, GREEDY, prompt)
         stream = await caller.open(replace(opening, suffix_shape=DraftShape.chain(16)))
-        facts = await stream.facts(opening.until)
-    assert reported(facts, len(prompt)) == tuple(expected)
-    assert sum(fact.accepted for fact in facts) > 0
+        commits = await stream.commits(opening.until)
+    assert reported(commits, len(prompt)) == tuple(expected)
+    assert sum(commit.accepted for commit in commits) > 0
 
 
 async def test_an_answer_is_drafted_from_answers_of_its_scope_alone(
@@ -115,26 +115,26 @@ async def test_an_answer_is_drafted_from_answers_of_its_scope_alone(
 ) -> None:
     """As long as no token recurs in the answer itself: first, again, and in another scope."""
     said = next(n for n in range(len(text)) if text[n] in (*PROMPT, *text[:n]))
-    one, other, guessed = secrets.token_bytes(16), secrets.token_bytes(16), list[int]()
+    one, other, proposed = secrets.token_bytes(16), secrets.token_bytes(16), list[int]()
     async with calling(services.verifier) as caller:
         for scope in (one, one, other):
             opening = replace(decoding(BEGIN + said), suffix_shape=DraftShape.chain(16))
             context = replace(opening.context, client=scope)
             stream = await caller.open(replace(opening, context=context))
-            facts = await stream.facts(BEGIN + said)
-            assert reported(facts) == text[:said]
-            assert all(fact.sent == fact.sent_accepted == 0 for fact in facts)
-            guessed.append(sum(fact.drafted + fact.unused for fact in facts))
-    first, again, apart = guessed
+            commits = await stream.commits(BEGIN + said)
+            assert reported(commits) == text[:said]
+            assert all(commit.sent == commit.sent_accepted == 0 for commit in commits)
+            proposed.append(sum(commit.drafted + commit.unused for commit in commits))
+    first, again, apart = proposed
     assert first == apart == 0 < again and said > 2
 
 
-async def test_a_paused_stream_in_lockstep_takes_no_step_although_it_has_a_guess(
+async def test_a_paused_stream_in_lockstep_takes_no_step_although_it_has_a_proposal(
     services: Services, text: tuple[int, ...]
 ) -> None:
     async with calling(services.verifier) as caller:
         stream = await caller.open(replace(decoding(), lockstep=True), paused=True)
-        await stream.say(Guess(BEGIN))
+        await stream.say(Proposal(BEGIN))
         assert await stream.silent()
         await stream.pause(False)
         assert (await stream.take()).tokens == text[:1]
@@ -146,21 +146,23 @@ async def test_a_paused_stream_says_nothing_until_it_goes_on(
     async with calling(services.verifier) as caller:
         stream = await caller.open(decoding(LONG), paused=True)
         await caller.decode_another()
-        facts = [await stream.take() for _ in range(stream.queue.qsize())]  # of the first steps
-        assert len(reported(facts)) < len(text), "the text is not at its end"
+        commits = [await stream.take() for _ in range(stream.queue.qsize())]  # of the first steps
+        assert len(reported(commits)) < len(text), "the text is not at its end"
         assert await stream.silent()
         await stream.pause(False)
-        assert reported(facts + await stream.facts(LONG)) == text
+        assert reported(commits + await stream.commits(LONG)) == text
 
 
 async def texts(verifier: str) -> list[tuple[Any, ...]]:
     """Of all options at once, guessed at in part and at random; and what is said of the chances."""
     async with calling(verifier) as caller:
         openings = [decoding(sampling=params) for params in OPTIONS]
-        streams = await caller.open(*openings, guesses=[straight(BEGIN, (1, 2, 3))])
-        found = [await stream.facts(UNTIL) for stream in streams]
-        tops = [[[t for t, _ in one.top] for f in facts for one in f.logprobs] for facts in found]
-        return [(reported(facts), top) for facts, top in zip(found, tops, strict=True)]
+        streams = await caller.open(*openings, proposals=[straight(BEGIN, (1, 2, 3))])
+        found = [await stream.commits(UNTIL) for stream in streams]
+        tops = [
+            [[t for t, _ in one.top] for f in commits for one in f.logprobs] for commits in found
+        ]
+        return [(reported(commits), top) for commits, top in zip(found, tops, strict=True)]
 
 
 async def test_drafts_that_are_judged_together_leave_every_text_as_it_is(
@@ -177,17 +179,17 @@ async def test_drafts_that_are_judged_together_leave_every_text_as_it_is(
     assert max(steps) > 1, "sessions shared a step"
 
 
-async def test_no_message_is_above_the_limit_however_many_facts_wait(services: Services) -> None:
+async def test_no_message_is_above_the_limit_however_many_commits_wait(services: Services) -> None:
     large = 1 << 20  # of a token's id
     top = tuple((large + place, -0.1) for place in range(MAX_LOGPROBS))
     size = MAX_NODES + 1
-    fact = Fact(
+    commit = Commit(
         1, (large,) * size, MAX_NODES, MAX_NODES, logprobs=(TokenLogprobs(-0.1, top),) * size
     )
     config = ModelServiceConfig(model=services.pair.draft, threads=1)
     async with hosting(config, "verify", False, CollectorRegistry()) as host:
-        service, caller = verifier_service.VerifierService(host), Call[Guess, Fact]()
-        caller.outgoing.extend((stream, fact) for stream in range(BACKLOG))
+        service, caller = verifier_service.VerifierService(host), Call[Proposal, Commit]()
+        caller.outgoing.extend((stream, commit) for stream in range(BACKLOG))
         caller.failures.append(Failure(stream=BACKLOG))
         sent = list[int]()
         while caller.outgoing:
@@ -196,5 +198,5 @@ async def test_no_message_is_above_the_limit_however_many_facts_wait(services: S
             assert response.ByteSize() < MAX_MESSAGE_BYTES
             assert caller.changed.is_set() == bool(caller.outgoing), "the rest follows at once"
             assert bool(response.failures) != bool(caller.outgoing), "what failed says it last"
-            sent += [each.stream for each in response.facts]
+            sent += [each.stream for each in response.commits]
     assert sent == list(range(BACKLOG))

@@ -1,4 +1,4 @@
-"""Drafts made as a whole on the real draft model: behind every newest fact, or once."""
+"""Drafts made as a whole on the real draft model: behind every newest commit, or once."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ WHOLE = [
 
 
 @pytest.mark.parametrize("asked", WHOLE, ids=["lockstep", "reject", "top1", "medusa"])
-def test_a_whole_draft_behind_every_newest_fact_is_the_one_that_begins_there(
+def test_a_whole_draft_behind_every_newest_commit_is_the_one_that_begins_there(
     asked: dict[str, Any], drafters: Any, prompts: list[Tokens]
 ) -> None:
     first = drafters(prompts[3], **asked)
     text, noise = prompts[3], random.Random(1)
     for turn in range(5):
-        (guess,) = first.running.settle()
+        (proposal,) = first.running.settle()
         once = drafters(text, **asked, once=True)
         (alone,) = once.running.settle()
         assert once.running.step_input is None
-        mine, theirs = draft_of(guess), draft_of(alone)
+        mine, theirs = draft_of(proposal), draft_of(alone)
         assert (mine.tokens, mine.parents) == (theirs.tokens, theirs.parents)
         for one, other in zip(mine.distributions, theirs.distributions, strict=True):
             weights = dict(zip(other.tokens, other.weights, strict=True))
             for token, weight in zip(one.tokens, one.weights, strict=True):
                 assert weights.get(token, 0) == pytest.approx(weight, rel=0.05, abs=20)
-        assert guess.behind == alone.behind == len(text) and guess.tokens
+        assert proposal.behind == alone.behind == len(text) and proposal.tokens
         assert not first.running.step(), "it waits"
         once.close()
         path: list[int] = []
         if turn % 2 == 0:  # along the draft
-            node = guess.first
-            path = [guess.tokens[0]]
-            while (node in guess.parents) and noise.random() < 0.7:
-                child = guess.parents.index(node)
-                path.append(guess.tokens[child])
-                node = guess.first + child
+            node = proposal.first
+            path = [proposal.tokens[0]]
+            while (node in proposal.parents) and noise.random() < 0.7:
+                child = proposal.parents.index(node)
+                path.append(proposal.tokens[child])
+                node = proposal.first + child
         new = (*path, noise.randrange(4000))
         first.running.tell(len(text), new)
         text += new
@@ -59,15 +59,15 @@ def test_a_single_draft_says_what_it_leaves_cached(
     engine: Engine, drafters: Any, prompts: list[Tokens]
 ) -> None:
     once = drafters(prompts[0], once=True, shape=DraftShape.chain(5))
-    (guess,) = once.running.settle()
-    assert guess.cached_len == len(prompts[0]) + 4 and guess.epoch
-    text, base = prompts[0] + guess.tokens, guess.cached_len
-    context = Context(once.name, 2, base, (*text[base:], 77), guess.epoch)
+    (proposal,) = once.running.settle()
+    assert proposal.cached_len == len(prompts[0]) + 4 and proposal.epoch
+    text, base = prompts[0] + proposal.tokens, proposal.cached_len
+    context = Context(once.name, 2, base, (*text[base:], 77), proposal.epoch)
     engine.fed.clear()
     more = Drafter(engine, 0, (*text, 77), Conditions(), context=context, once=True)
     (second,) = more.running.settle()
     assert engine.fed[0] == 2 and second.behind == len(text) + 1
-    missing = Context(once.name, 3, 500, (1,), guess.epoch)
+    missing = Context(once.name, 3, 500, (1,), proposal.epoch)
     with pytest.raises(SessionMiss):
         Drafter(engine, 0, text, Conditions(), context=missing).running.settle()
 
@@ -77,9 +77,9 @@ def test_where_nothing_fits_a_lockstep_is_answered_with_nothing(
 ) -> None:
     text = (prompts[0] * 100)[: CONTEXT - 1]
     drafter = drafters(text, lockstep=True)
-    (guess,) = drafter.running.settle()
-    assert len({len(guess.tokens), len(guess.parents)}) == 1 and guess.tokens
+    (proposal,) = drafter.running.settle()
+    assert len({len(proposal.tokens), len(proposal.parents)}) == 1 and proposal.tokens
     for length in range(CONTEXT - 1, CONTEXT + 3):
         drafter.running.tell(length, (4,))
-        (guess,) = drafter.running.settle()
-        assert (guess.behind, guess.tokens) == (length + 1, ())
+        (proposal,) = drafter.running.settle()
+        assert (proposal.behind, proposal.tokens) == (length + 1, ())

@@ -26,7 +26,7 @@ Tokens = tuple[int, ...]
 
 
 class Drafter:
-    """One session: its job, and a receiver of its guesses."""
+    """One session: its job, and a receiver of its proposals."""
 
     def __init__(
         self, engine: Engine, name: int, prompt: Tokens, conditions: Conditions, **asked: Any
@@ -51,8 +51,8 @@ class Drafter:
 
     def hear(self) -> None:
         """What it said arrives."""
-        for guess in self.running.stream.said[self.taken :]:
-            self.receiver.take(guess)
+        for proposal in self.running.stream.said[self.taken :]:
+            self.receiver.take(proposal)
         self.taken = len(self.running.stream.said)
 
     def goes_on(self, tokens: Tokens) -> None:
@@ -63,10 +63,10 @@ class Drafter:
     def wander(self, noise: random.Random) -> None:
         """The text goes on along the tree, off it, or first the one and then the other."""
         ahead = sorted(self.receiver.ahead())
-        guessed = noise.choice(ahead)[: noise.randint(1, 4)] if ahead else ()
+        proposed = noise.choice(ahead)[: noise.randint(1, 4)] if ahead else ()
         surprise = tuple(noise.randrange(4000) for _ in range(noise.choice([0, 0, 1, 2])))
-        if guessed or surprise:
-            self.goes_on((*guessed, *surprise))
+        if proposed or surprise:
+            self.goes_on((*proposed, *surprise))
 
     def texts(self, segment: Segment) -> list[Tokens]:
         """The texts whose logits a segment asks for."""

@@ -47,7 +47,7 @@ def client(up: Served) -> Iterator[Client]:
 
 
 def test_a_drafter_has_the_priority_of_the_verifier(up: Served) -> None:
-    """With a lower one, its guesses come too late beside any busy process."""
+    """With a lower one, its proposals come too late beside any busy process."""
     usual = psutil.Process().nice()
     for service in ("verifier_service", "drafter_service"):
         assert [each.nice() for each in up.processes(service)] == [usual]

@@ -52,8 +52,8 @@ async def foreign(services: Services, registry: CollectorRegistry) -> AsyncItera
 
 
 def in_lockstep(prompt: list[int]) -> api.GenerateRequest:
-    """A greedy request whose steps wait for their guesses, so that no guess is late; at temperature
-    0 this rule gives the target's own text.
+    """A greedy request whose steps wait for their proposals, so that no proposal is late; at
+    temperature 0 this rule gives the target's own text.
     """
     request = ask(prompt, tokens=TOKENS, levels=4, branches=1)
     request.speculation.rule = api.ACCEPTANCE_RULE_TOP1
@@ -61,7 +61,7 @@ def in_lockstep(prompt: list[int]) -> api.GenerateRequest:
 
 
 @pytest.mark.usefixtures("waited_for")
-async def test_the_text_is_the_targets_and_many_of_its_guesses_are_accepted(
+async def test_the_text_is_the_targets_and_many_of_its_proposals_are_accepted(
     foreign: Tandem, target: PreTrainedModel
 ) -> None:
     prompts = tokenised(models.TARGET, 4)

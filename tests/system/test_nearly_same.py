@@ -77,7 +77,7 @@ def alone(nearly: Nearly) -> PreTrainedModel:
 
 
 async def answers(tandem: Tandem, prompts: list[tuple[int, ...]]) -> list[Any]:
-    """Of greedy requests whose steps wait for their guesses, which are trees."""
+    """Of greedy requests whose steps wait for their proposals, which are trees."""
     requests = [in_lockstep(list(prompt)) for prompt in prompts]
     for request in requests:
         request.speculation.branches = TREE.branches

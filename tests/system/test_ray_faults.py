@@ -137,5 +137,7 @@ async def test_a_cell_that_cannot_start_is_one_line_with_the_reason(embedded: Pa
         assert orchestrator.stdout
         printed = (await orchestrator.stdout.read()).splitlines()
         assert await orchestrator.wait() == 1
-    (failed,) = [fact for fact in map(announcement, printed) if fact and fact["event"] == "failed"]
+    (failed,) = [
+        commit for commit in map(announcement, printed) if commit and commit["event"] == "failed"
+    ]
     assert failed["problem"] == "no verifier answers at 127.0.0.1:1"

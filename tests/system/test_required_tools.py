@@ -38,7 +38,7 @@ WRONG = 'Well.\n{"name": "weather", "parameters": {"town": "Paris", "days": 12}}
 async def test_a_strict_tool_that_is_called_without_a_marker_has_its_schema_from_any_drafts(
     scripted: Callable[[str, int], Pair], tmp_path: Path
 ) -> None:
-    """The model calls it wrongly by itself; the drafter guesses what the model would say."""
+    """The model calls it wrongly by itself; the drafter proposes what the model would say."""
     pair = scripted(WRONG, 7)
     folder = with_template(pair.target, tmp_path, BARE)
     asked: dict[str, Any] = {"model": folder.name, "max_tokens": 120, "seed": 3}

@@ -1,7 +1,7 @@
 """Where an answer ends inside what was accepted: at a limit, a stop, the end of text, half a
 character.
 
-The target says a known text, the drafter is wrong at known places, and each guess is waited for:
+The target says a known text, the drafter is wrong at known places, and each proposal is waited for:
 every figure of an answer is known beforehand.
 """
 

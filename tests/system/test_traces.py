@@ -59,7 +59,7 @@ async def test_a_request_is_one_trace_with_spans_of_all_services(embedded: Pair,
     assert made == {
         *(("orchestrator", name) for name in ("generate", "wait", "decode", "relay", "round")),
         *(("verifier", name) for name in ("verify", "step")),
-        *(("drafter", name) for name in ("draft", "guess")),
+        *(("drafter", name) for name in ("draft", "proposal")),
     }
     names = {each.own: each.name for each in spans} | {asking: "ask"}
     below = {each.name: names[each.parent] for each in spans}
@@ -72,7 +72,7 @@ async def test_a_request_is_one_trace_with_spans_of_all_services(embedded: Pair,
         "verify": "relay",
         "draft": "relay",
         "step": "verify",
-        "guess": "draft",
+        "proposal": "draft",
     }
     assert [each.name for each in spans].count("round") == steps
     assert sum(each.attributes["tokens"] for each in spans if each.name == "round") == TOKENS

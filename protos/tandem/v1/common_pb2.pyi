@@ -102,7 +102,7 @@ class _ScheduleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Schedule.Val
     SCHEDULE_HEURISTIC: _Schedule.ValueType  # 3
 
 class Schedule(_Schedule, metaclass=_ScheduleEnumTypeWrapper):
-    """The ways to choose how many levels guesses may run ahead."""
+    """The ways to choose how many levels proposals may run ahead."""
 
 SCHEDULE_UNSPECIFIED: Schedule.ValueType  # 0
 """GOODPUT"""
@@ -314,7 +314,7 @@ Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
 
 @_typing.final
 class DraftShape(_message.Message):
-    """How far guesses may run ahead of the committed tokens. `levels` 0 = not at all, `branches` 1 = a chain."""
+    """How far proposals may run ahead of the committed tokens. `levels` 0 = not at all, `branches` 1 = a chain."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -350,8 +350,8 @@ class DraftShape(_message.Message):
 Global___DraftShape: _TypeAlias = DraftShape  # noqa: Y015
 
 @_typing.final
-class Fact(_message.Message):
-    """A fact from the verifier: "from token `start` on, the text is `tokens`". It reports one step of one session, or a piece of
+class Commit(_message.Message):
+    """A commit from the verifier: "from token `start` on, the text is `tokens`". It reports one step of one session, or a piece of
     the prompt whose log-probabilities were asked for.
     """
 
@@ -374,19 +374,19 @@ class Fact(_message.Message):
     """number of the opening's stream"""
     start: _builtins.int
     drafted: _builtins.int
-    """guessed nodes verified in the step"""
+    """proposed nodes verified in the step"""
     accepted: _builtins.int
     """verified nodes that were emitted"""
     epoch: _builtins.int
-    """epoch of the session; set in the first fact of an opening"""
+    """epoch of the session; set in the first commit of an opening"""
     reused: _builtins.int
     """context tokens of an opening that were cached already"""
     expected: _builtins.float
     """nodes that the verifier expected to accept"""
     late: _builtins.int
-    """guessed nodes that arrived too late since the fact before"""
+    """proposed nodes that arrived too late since the commit before"""
     unused: _builtins.int
-    """guessed nodes that arrived in time and were never verified"""
+    """proposed nodes that arrived in time and were never verified"""
     found: _builtins.int
     """nodes among `drafted` that no drafter sent: the verifier found them by itself"""
     found_accepted: _builtins.int
@@ -422,7 +422,7 @@ class Fact(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Fact: _TypeAlias = Fact  # noqa: Y015
+Global___Commit: _TypeAlias = Commit  # noqa: Y015
 
 @_typing.final
 class Logprobs(_message.Message):
@@ -458,9 +458,9 @@ class Logprobs(_message.Message):
 Global___Logprobs: _TypeAlias = Logprobs  # noqa: Y015
 
 @_typing.final
-class Guess(_message.Message):
-    """A guess from the drafter: "after `behind` tokens I guess this". A tree's nodes may come in several guesses; they are
-    numbered from 1 on since the opening. A guess is never answered, and never trusted.
+class Proposal(_message.Message):
+    """A proposal from the drafter: "after `behind` tokens I propose this". A tree's nodes may come in several proposals; they are
+    numbered from 1 on since the opening. A proposal is never answered, and never trusted.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -478,7 +478,7 @@ class Guess(_message.Message):
     stream: _builtins.int
     """number of the opening's stream"""
     behind: _builtins.int
-    """number of committed tokens before the guess"""
+    """number of committed tokens before the proposal"""
     source: _builtins.int
     """turn of the drafter's opening, with which numbers begin anew"""
     first: _builtins.int
@@ -519,7 +519,7 @@ class Guess(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Guess: _TypeAlias = Guess  # noqa: Y015
+Global___Proposal: _TypeAlias = Proposal  # noqa: Y015
 
 @_typing.final
 class Closing(_message.Message):

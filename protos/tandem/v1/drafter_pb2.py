@@ -25,25 +25,25 @@ _sym_db = _symbol_database.Default()
 from tandem.v1 import common_pb2 as tandem_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tandem/v1/drafter.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\xcb\x01\n\x0cGuessRequest\x12!\n\x04open\x18\x01 \x03(\x0b\x32\x13.tandem.v1.Drafting\x12\x1e\n\x05\x66\x61\x63ts\x18\x02 \x03(\x0b\x32\x0f.tandem.v1.Fact\x12\x0c\n\x04sent\x18\x04 \x01(\x01\x12)\n\nconditions\x18\x05 \x01(\x0b\x32\x15.tandem.v1.Conditions\x12$\n\x08\x63losings\x18\x06 \x03(\x0b\x32\x12.tandem.v1.Closing\x12\x0c\n\x04read\x18\x07 \x01(\x01J\x04\x08\x03\x10\x04R\x05\x63lose\"A\n\nConditions\x12\r\n\x05price\x18\x01 \x01(\x02\x12\x15\n\rtoken_seconds\x18\x02 \x01(\x02\x12\r\n\x05\x64\x65lay\x18\x03 \x01(\x02\"\xdb\x01\n\x08\x44rafting\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12#\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x12.tandem.v1.Context\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12$\n\x05shape\x18\x04 \x01(\x0b\x32\x15.tandem.v1.DraftShape\x12\x10\n\x08lockstep\x18\x05 \x01(\x08\x12\x0c\n\x04once\x18\x06 \x01(\x08\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\"\xe6\x01\n\rGuessResponse\x12!\n\x07guesses\x18\x01 \x03(\x0b\x32\x10.tandem.v1.Guess\x12$\n\x08\x66\x61ilures\x18\x02 \x03(\x0b\x32\x12.tandem.v1.Failure\x12\x0c\n\x04sent\x18\x03 \x01(\x01\x12*\n\x05model\x18\x04 \x01(\x0b\x32\x1b.tandem.v1.ModelDescription\x12$\n\x06passes\x18\x05 \x01(\x0b\x32\x14.tandem.v1.PassTimes\x12\x0c\n\x04last\x18\x06 \x01(\x08\x12\x0f\n\x07streams\x18\x07 \x01(\r\x12\r\n\x05\x63lock\x18\x08 \x01(\x01\"\x18\n\x16\x44\x65scribeDrafterRequest\"E\n\x17\x44\x65scribeDrafterResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.tandem.v1.ModelDescription2\xaa\x01\n\x0e\x44rafterService\x12>\n\x05Guess\x12\x17.tandem.v1.GuessRequest\x1a\x18.tandem.v1.GuessResponse(\x01\x30\x01\x12X\n\x0f\x44\x65scribeDrafter\x12!.tandem.v1.DescribeDrafterRequest\x1a\".tandem.v1.DescribeDrafterResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tandem/v1/drafter.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\xd1\x01\n\x0eProposeRequest\x12!\n\x04open\x18\x01 \x03(\x0b\x32\x13.tandem.v1.Drafting\x12\"\n\x07\x63ommits\x18\x02 \x03(\x0b\x32\x11.tandem.v1.Commit\x12\x0c\n\x04sent\x18\x04 \x01(\x01\x12)\n\nconditions\x18\x05 \x01(\x0b\x32\x15.tandem.v1.Conditions\x12$\n\x08\x63losings\x18\x06 \x03(\x0b\x32\x12.tandem.v1.Closing\x12\x0c\n\x04read\x18\x07 \x01(\x01J\x04\x08\x03\x10\x04R\x05\x63lose\"A\n\nConditions\x12\r\n\x05price\x18\x01 \x01(\x02\x12\x15\n\rtoken_seconds\x18\x02 \x01(\x02\x12\r\n\x05\x64\x65lay\x18\x03 \x01(\x02\"\xdb\x01\n\x08\x44rafting\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12#\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x12.tandem.v1.Context\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12$\n\x05shape\x18\x04 \x01(\x0b\x32\x15.tandem.v1.DraftShape\x12\x10\n\x08lockstep\x18\x05 \x01(\x08\x12\x0c\n\x04once\x18\x06 \x01(\x08\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\"\xed\x01\n\x0fProposeResponse\x12&\n\tproposals\x18\x01 \x03(\x0b\x32\x13.tandem.v1.Proposal\x12$\n\x08\x66\x61ilures\x18\x02 \x03(\x0b\x32\x12.tandem.v1.Failure\x12\x0c\n\x04sent\x18\x03 \x01(\x01\x12*\n\x05model\x18\x04 \x01(\x0b\x32\x1b.tandem.v1.ModelDescription\x12$\n\x06passes\x18\x05 \x01(\x0b\x32\x14.tandem.v1.PassTimes\x12\x0c\n\x04last\x18\x06 \x01(\x08\x12\x0f\n\x07streams\x18\x07 \x01(\r\x12\r\n\x05\x63lock\x18\x08 \x01(\x01\"\x18\n\x16\x44\x65scribeDrafterRequest\"E\n\x17\x44\x65scribeDrafterResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.tandem.v1.ModelDescription2\xb0\x01\n\x0e\x44rafterService\x12\x44\n\x07Propose\x12\x19.tandem.v1.ProposeRequest\x1a\x1a.tandem.v1.ProposeResponse(\x01\x30\x01\x12X\n\x0f\x44\x65scribeDrafter\x12!.tandem.v1.DescribeDrafterRequest\x1a\".tandem.v1.DescribeDrafterResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.v1.drafter_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GUESSREQUEST']._serialized_start=63
-  _globals['_GUESSREQUEST']._serialized_end=266
-  _globals['_CONDITIONS']._serialized_start=268
-  _globals['_CONDITIONS']._serialized_end=333
-  _globals['_DRAFTING']._serialized_start=336
-  _globals['_DRAFTING']._serialized_end=555
-  _globals['_GUESSRESPONSE']._serialized_start=558
-  _globals['_GUESSRESPONSE']._serialized_end=788
-  _globals['_DESCRIBEDRAFTERREQUEST']._serialized_start=790
-  _globals['_DESCRIBEDRAFTERREQUEST']._serialized_end=814
-  _globals['_DESCRIBEDRAFTERRESPONSE']._serialized_start=816
-  _globals['_DESCRIBEDRAFTERRESPONSE']._serialized_end=885
-  _globals['_DRAFTERSERVICE']._serialized_start=888
-  _globals['_DRAFTERSERVICE']._serialized_end=1058
+  _globals['_PROPOSEREQUEST']._serialized_start=63
+  _globals['_PROPOSEREQUEST']._serialized_end=272
+  _globals['_CONDITIONS']._serialized_start=274
+  _globals['_CONDITIONS']._serialized_end=339
+  _globals['_DRAFTING']._serialized_start=342
+  _globals['_DRAFTING']._serialized_end=561
+  _globals['_PROPOSERESPONSE']._serialized_start=564
+  _globals['_PROPOSERESPONSE']._serialized_end=801
+  _globals['_DESCRIBEDRAFTERREQUEST']._serialized_start=803
+  _globals['_DESCRIBEDRAFTERREQUEST']._serialized_end=827
+  _globals['_DESCRIBEDRAFTERRESPONSE']._serialized_start=829
+  _globals['_DESCRIBEDRAFTERRESPONSE']._serialized_end=898
+  _globals['_DRAFTERSERVICE']._serialized_start=901
+  _globals['_DRAFTERSERVICE']._serialized_end=1077
 # @@protoc_insertion_point(module_scope)

@@ -34,10 +34,10 @@ class DrafterServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Guess = channel.stream_stream(
-                '/tandem.v1.DrafterService/Guess',
-                request_serializer=tandem_dot_v1_dot_drafter__pb2.GuessRequest.SerializeToString,
-                response_deserializer=tandem_dot_v1_dot_drafter__pb2.GuessResponse.FromString,
+        self.Propose = channel.stream_stream(
+                '/tandem.v1.DrafterService/Propose',
+                request_serializer=tandem_dot_v1_dot_drafter__pb2.ProposeRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_drafter__pb2.ProposeResponse.FromString,
                 _registered_method=True)
         self.DescribeDrafter = channel.unary_unary(
                 '/tandem.v1.DrafterService/DescribeDrafter',
@@ -49,7 +49,7 @@ class DrafterServiceStub:
 class DrafterServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def Guess(self, request_iterator, context):
+    def Propose(self, request_iterator, context):
         """Carries all sessions of one cell. Their drafting ends when the call ends. A side with nothing to report sends a message every quarter of a second.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -65,10 +65,10 @@ class DrafterServiceServicer:
 
 def add_DrafterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Guess': grpc.stream_stream_rpc_method_handler(
-                    servicer.Guess,
-                    request_deserializer=tandem_dot_v1_dot_drafter__pb2.GuessRequest.FromString,
-                    response_serializer=tandem_dot_v1_dot_drafter__pb2.GuessResponse.SerializeToString,
+            'Propose': grpc.stream_stream_rpc_method_handler(
+                    servicer.Propose,
+                    request_deserializer=tandem_dot_v1_dot_drafter__pb2.ProposeRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_drafter__pb2.ProposeResponse.SerializeToString,
             ),
             'DescribeDrafter': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeDrafter,
@@ -87,7 +87,7 @@ class DrafterService:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Guess(request_iterator,
+    def Propose(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -100,9 +100,9 @@ class DrafterService:
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/tandem.v1.DrafterService/Guess',
-            tandem_dot_v1_dot_drafter__pb2.GuessRequest.SerializeToString,
-            tandem_dot_v1_dot_drafter__pb2.GuessResponse.FromString,
+            '/tandem.v1.DrafterService/Propose',
+            tandem_dot_v1_dot_drafter__pb2.ProposeRequest.SerializeToString,
+            tandem_dot_v1_dot_drafter__pb2.ProposeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -68,22 +68,22 @@ class _DraftScheduleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DraftSc
     DESCRIPTOR: _descriptor.EnumDescriptor
     DRAFT_SCHEDULE_UNSPECIFIED: _DraftSchedule.ValueType  # 0
     DRAFT_SCHEDULE_GOODPUT: _DraftSchedule.ValueType  # 1
-    """as far as guesses may help"""
+    """as far as proposals may help"""
     DRAFT_SCHEDULE_CONSTANT: _DraftSchedule.ValueType  # 2
     """at most num_speculative_tokens levels"""
     DRAFT_SCHEDULE_HEURISTIC: _DraftSchedule.ValueType  # 3
-    """num_speculative_tokens levels at first, then two more after a guess that was accepted as a whole, else one less"""
+    """num_speculative_tokens levels at first, then two more after a proposal that was accepted as a whole, else one less"""
 
 class DraftSchedule(_DraftSchedule, metaclass=_DraftScheduleEnumTypeWrapper):
-    """The ways to choose how many levels guesses may run ahead."""
+    """The ways to choose how many levels proposals may run ahead."""
 
 DRAFT_SCHEDULE_UNSPECIFIED: DraftSchedule.ValueType  # 0
 DRAFT_SCHEDULE_GOODPUT: DraftSchedule.ValueType  # 1
-"""as far as guesses may help"""
+"""as far as proposals may help"""
 DRAFT_SCHEDULE_CONSTANT: DraftSchedule.ValueType  # 2
 """at most num_speculative_tokens levels"""
 DRAFT_SCHEDULE_HEURISTIC: DraftSchedule.ValueType  # 3
-"""num_speculative_tokens levels at first, then two more after a guess that was accepted as a whole, else one less"""
+"""num_speculative_tokens levels at first, then two more after a proposal that was accepted as a whole, else one less"""
 Global___DraftSchedule: _TypeAlias = DraftSchedule  # noqa: Y015
 
 class _AcceptanceRule:
@@ -795,24 +795,24 @@ class SpeculationSummary(_message.Message):
     NUM_UNUSED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     VERIFIER_GROUP_CHANGES_FIELD_NUMBER: _builtins.int
     num_spec_steps: _builtins.int
-    """steps of the verifier, with and without guesses"""
+    """steps of the verifier, with and without proposals"""
     num_draft_tokens: _builtins.int
-    """guessed tokens verified"""
+    """proposed tokens verified"""
     num_accepted_draft_tokens: _builtins.int
     mean_acceptance_length: _builtins.float
     """emitted tokens per step, the next token included"""
     draft_acceptance_rate: _builtins.float
     fallback_rounds: _builtins.int
-    """steps without guesses although some were wanted"""
+    """steps without proposals although some were wanted"""
     drafter_switches: _builtins.int
     """times that the session was opened again after a drafter had served it"""
     verifier_switches: _builtins.int
     rule: Global___AcceptanceRule.ValueType
     num_steps_with_guesses: _builtins.int
     num_late_draft_tokens: _builtins.int
-    """guessed tokens that came when the text was further already"""
+    """proposed tokens that came when the text was further already"""
     num_unused_draft_tokens: _builtins.int
-    """guessed tokens that came in time and were never worth a row"""
+    """proposed tokens that came in time and were never worth a row"""
     verifier_group_changes: _builtins.int
     """times that no verifier with the same arithmetic was there to continue"""
     @_builtins.property

@@ -26,7 +26,7 @@ from tandem.v1 import common_pb2 as tandem_dot_v1_dot_common__pb2
 from tandem.v1 import drafter_pb2 as tandem_dot_v1_dot_drafter__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctandem/v1/registration.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\x1a\x17tandem/v1/drafter.proto\"\x88\x01\n\x0fRegisterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12*\n\x05model\x18\x02 \x01(\x0b\x32\x1b.tandem.v1.ModelDescription\x12*\n\x08response\x18\x03 \x01(\x0b\x32\x18.tandem.v1.GuessResponse\x12\x0f\n\x07leaving\x18\x04 \x01(\x08\"<\n\x10RegisterResponse\x12(\n\x07request\x18\x01 \x01(\x0b\x32\x17.tandem.v1.GuessRequest2^\n\x13RegistrationService\x12G\n\x08Register\x12\x1a.tandem.v1.RegisterRequest\x1a\x1b.tandem.v1.RegisterResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctandem/v1/registration.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\x1a\x17tandem/v1/drafter.proto\"\x8a\x01\n\x0fRegisterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12*\n\x05model\x18\x02 \x01(\x0b\x32\x1b.tandem.v1.ModelDescription\x12,\n\x08response\x18\x03 \x01(\x0b\x32\x1a.tandem.v1.ProposeResponse\x12\x0f\n\x07leaving\x18\x04 \x01(\x08\">\n\x10RegisterResponse\x12*\n\x07request\x18\x01 \x01(\x0b\x32\x19.tandem.v1.ProposeRequest2^\n\x13RegistrationService\x12G\n\x08Register\x12\x1a.tandem.v1.RegisterRequest\x1a\x1b.tandem.v1.RegisterResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,9 +34,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.v1.registration_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_REGISTERREQUEST']._serialized_start=93
-  _globals['_REGISTERREQUEST']._serialized_end=229
-  _globals['_REGISTERRESPONSE']._serialized_start=231
-  _globals['_REGISTERRESPONSE']._serialized_end=291
-  _globals['_REGISTRATIONSERVICE']._serialized_start=293
-  _globals['_REGISTRATIONSERVICE']._serialized_end=387
+  _globals['_REGISTERREQUEST']._serialized_end=231
+  _globals['_REGISTERRESPONSE']._serialized_start=233
+  _globals['_REGISTERRESPONSE']._serialized_end=295
+  _globals['_REGISTRATIONSERVICE']._serialized_start=297
+  _globals['_REGISTRATIONSERVICE']._serialized_end=391
 # @@protoc_insertion_point(module_scope)

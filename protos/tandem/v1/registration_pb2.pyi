@@ -37,13 +37,13 @@ class RegisterRequest(_message.Message):
         """as DrafterService.DescribeDrafter reports it now; set in the first message, and now and then"""
 
     @_builtins.property
-    def response(self) -> _drafter_pb2.GuessResponse: ...
+    def response(self) -> _drafter_pb2.ProposeResponse: ...
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         model: _common_pb2.ModelDescription | None = ...,
-        response: _drafter_pb2.GuessResponse | None = ...,
+        response: _drafter_pb2.ProposeResponse | None = ...,
         leaving: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "response", b"response"]  # noqa: Y015
@@ -60,11 +60,11 @@ class RegisterResponse(_message.Message):
 
     REQUEST_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def request(self) -> _drafter_pb2.GuessRequest: ...
+    def request(self) -> _drafter_pb2.ProposeRequest: ...
     def __init__(
         self,
         *,
-        request: _drafter_pb2.GuessRequest | None = ...,
+        request: _drafter_pb2.ProposeRequest | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

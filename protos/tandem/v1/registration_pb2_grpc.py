@@ -45,7 +45,7 @@ class RegistrationServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Register(self, request_iterator, context):
-        """Registers a drafter while the call lasts, and is DrafterService.Guess in the other direction: the cell's requests
+        """Registers a drafter while the call lasts, and is DrafterService.Propose in the other direction: the cell's requests
         are the responses. Either side sends a message every quarter of a second; one that misses five has lost the other.
         The call's metadata has the cell's token as `x-tandem-registration-token`.
         """

@@ -34,7 +34,7 @@ class RegistrationServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RegistrationServiceAsyncStub: ...
     Register: _grpc.StreamStreamMultiCallable[_registration_pb2.RegisterRequest, _registration_pb2.RegisterResponse]
-    """Registers a drafter while the call lasts, and is DrafterService.Guess in the other direction: the cell's requests
+    """Registers a drafter while the call lasts, and is DrafterService.Propose in the other direction: the cell's requests
     are the responses. Either side sends a message every quarter of a second; one that misses five has lost the other.
     The call's metadata has the cell's token as `x-tandem-registration-token`.
     """
@@ -43,7 +43,7 @@ class RegistrationServiceStub:
 class RegistrationServiceAsyncStub(RegistrationServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Register: _aio.StreamStreamMultiCallable[_registration_pb2.RegisterRequest, _registration_pb2.RegisterResponse]  # type: ignore[assignment]
-    """Registers a drafter while the call lasts, and is DrafterService.Guess in the other direction: the cell's requests
+    """Registers a drafter while the call lasts, and is DrafterService.Propose in the other direction: the cell's requests
     are the responses. Either side sends a message every quarter of a second; one that misses five has lost the other.
     The call's metadata has the cell's token as `x-tandem-registration-token`.
     """
@@ -55,7 +55,7 @@ class RegistrationServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_registration_pb2.RegisterRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_registration_pb2.RegisterResponse], _abc.AsyncIterator[_registration_pb2.RegisterResponse]]:
-        """Registers a drafter while the call lasts, and is DrafterService.Guess in the other direction: the cell's requests
+        """Registers a drafter while the call lasts, and is DrafterService.Propose in the other direction: the cell's requests
         are the responses. Either side sends a message every quarter of a second; one that misses five has lost the other.
         The call's metadata has the cell's token as `x-tandem-registration-token`.
         """

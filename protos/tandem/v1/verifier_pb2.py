@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tandem.v1 import common_pb2 as tandem_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tandem/v1/verifier.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\xb6\x01\n\rDecodeRequest\x12!\n\x04open\x18\x01 \x03(\x0b\x32\x13.tandem.v1.Decoding\x12!\n\x07guesses\x18\x02 \x03(\x0b\x32\x10.tandem.v1.Guess\x12\x1e\n\x05\x66lows\x18\x03 \x03(\x0b\x32\x0f.tandem.v1.Flow\x12\x0c\n\x04sent\x18\x05 \x01(\x01\x12$\n\x08\x63losings\x18\x06 \x03(\x0b\x32\x12.tandem.v1.ClosingJ\x04\x08\x04\x10\x05R\x05\x63lose\"\xdc\x02\n\x08\x44\x65\x63oding\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12#\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x12.tandem.v1.Context\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\r\n\x05until\x18\x04 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12\x10\n\x08lockstep\x18\x06 \x01(\x08\x12\x0c\n\x04once\x18\x07 \x01(\x08\x12+\n\x0csuffix_shape\x18\x08 \x01(\x0b\x32\x15.tandem.v1.DraftShape\x12\x12\n\nrequest_id\x18\t \x01(\t\x12\x13\n\x0btraceparent\x18\n \x01(\t\x12\x0e\n\x06\x66orced\x18\x0b \x01(\r\x12\r\n\x05known\x18\x0c \x03(\r\x12\x32\n\x0fprompt_logprobs\x18\r \x01(\x0b\x32\x19.tandem.v1.PromptLogprobs\";\n\x0ePromptLogprobs\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05until\x18\x02 \x01(\r\x12\x0b\n\x03top\x18\x03 \x01(\r\"&\n\x04\x46low\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x0e\n\x06paused\x18\x02 \x01(\x08\"\xfb\x01\n\x0e\x44\x65\x63odeResponse\x12\x1e\n\x05\x66\x61\x63ts\x18\x01 \x03(\x0b\x32\x0f.tandem.v1.Fact\x12$\n\x08\x66\x61ilures\x18\x02 \x03(\x0b\x32\x12.tandem.v1.Failure\x12\x0c\n\x04sent\x18\x03 \x01(\x01\x12\r\n\x05price\x18\x04 \x01(\x02\x12\x15\n\rtoken_seconds\x18\x05 \x01(\x02\x12*\n\x05model\x18\x06 \x01(\x0b\x32\x1b.tandem.v1.ModelDescription\x12$\n\x06passes\x18\x07 \x01(\x0b\x32\x14.tandem.v1.PassTimes\x12\x0c\n\x04last\x18\x08 \x01(\x08\x12\x0f\n\x07streams\x18\t \x01(\r\"\x19\n\x17\x44\x65scribeVerifierRequest\"F\n\x18\x44\x65scribeVerifierResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.tandem.v1.ModelDescription2\xb1\x01\n\x0fVerifierService\x12\x41\n\x06\x44\x65\x63ode\x12\x18.tandem.v1.DecodeRequest\x1a\x19.tandem.v1.DecodeResponse(\x01\x30\x01\x12[\n\x10\x44\x65scribeVerifier\x12\".tandem.v1.DescribeVerifierRequest\x1a#.tandem.v1.DescribeVerifierResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tandem/v1/verifier.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\xbb\x01\n\rDecodeRequest\x12!\n\x04open\x18\x01 \x03(\x0b\x32\x13.tandem.v1.Decoding\x12&\n\tproposals\x18\x02 \x03(\x0b\x32\x13.tandem.v1.Proposal\x12\x1e\n\x05\x66lows\x18\x03 \x03(\x0b\x32\x0f.tandem.v1.Flow\x12\x0c\n\x04sent\x18\x05 \x01(\x01\x12$\n\x08\x63losings\x18\x06 \x03(\x0b\x32\x12.tandem.v1.ClosingJ\x04\x08\x04\x10\x05R\x05\x63lose\"\xdc\x02\n\x08\x44\x65\x63oding\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12#\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x12.tandem.v1.Context\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\r\n\x05until\x18\x04 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12\x10\n\x08lockstep\x18\x06 \x01(\x08\x12\x0c\n\x04once\x18\x07 \x01(\x08\x12+\n\x0csuffix_shape\x18\x08 \x01(\x0b\x32\x15.tandem.v1.DraftShape\x12\x12\n\nrequest_id\x18\t \x01(\t\x12\x13\n\x0btraceparent\x18\n \x01(\t\x12\x0e\n\x06\x66orced\x18\x0b \x01(\r\x12\r\n\x05known\x18\x0c \x03(\r\x12\x32\n\x0fprompt_logprobs\x18\r \x01(\x0b\x32\x19.tandem.v1.PromptLogprobs\";\n\x0ePromptLogprobs\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05until\x18\x02 \x01(\r\x12\x0b\n\x03top\x18\x03 \x01(\r\"&\n\x04\x46low\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x0e\n\x06paused\x18\x02 \x01(\x08\"\xff\x01\n\x0e\x44\x65\x63odeResponse\x12\"\n\x07\x63ommits\x18\x01 \x03(\x0b\x32\x11.tandem.v1.Commit\x12$\n\x08\x66\x61ilures\x18\x02 \x03(\x0b\x32\x12.tandem.v1.Failure\x12\x0c\n\x04sent\x18\x03 \x01(\x01\x12\r\n\x05price\x18\x04 \x01(\x02\x12\x15\n\rtoken_seconds\x18\x05 \x01(\x02\x12*\n\x05model\x18\x06 \x01(\x0b\x32\x1b.tandem.v1.ModelDescription\x12$\n\x06passes\x18\x07 \x01(\x0b\x32\x14.tandem.v1.PassTimes\x12\x0c\n\x04last\x18\x08 \x01(\x08\x12\x0f\n\x07streams\x18\t \x01(\r\"\x19\n\x17\x44\x65scribeVerifierRequest\"F\n\x18\x44\x65scribeVerifierResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.tandem.v1.ModelDescription2\xb1\x01\n\x0fVerifierService\x12\x41\n\x06\x44\x65\x63ode\x12\x18.tandem.v1.DecodeRequest\x1a\x19.tandem.v1.DecodeResponse(\x01\x30\x01\x12[\n\x10\x44\x65scribeVerifier\x12\".tandem.v1.DescribeVerifierRequest\x1a#.tandem.v1.DescribeVerifierResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,19 +33,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.v1.verifier_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DECODEREQUEST']._serialized_start=64
-  _globals['_DECODEREQUEST']._serialized_end=246
-  _globals['_DECODING']._serialized_start=249
-  _globals['_DECODING']._serialized_end=597
-  _globals['_PROMPTLOGPROBS']._serialized_start=599
-  _globals['_PROMPTLOGPROBS']._serialized_end=658
-  _globals['_FLOW']._serialized_start=660
-  _globals['_FLOW']._serialized_end=698
-  _globals['_DECODERESPONSE']._serialized_start=701
-  _globals['_DECODERESPONSE']._serialized_end=952
-  _globals['_DESCRIBEVERIFIERREQUEST']._serialized_start=954
-  _globals['_DESCRIBEVERIFIERREQUEST']._serialized_end=979
-  _globals['_DESCRIBEVERIFIERRESPONSE']._serialized_start=981
-  _globals['_DESCRIBEVERIFIERRESPONSE']._serialized_end=1051
-  _globals['_VERIFIERSERVICE']._serialized_start=1054
-  _globals['_VERIFIERSERVICE']._serialized_end=1231
+  _globals['_DECODEREQUEST']._serialized_end=251
+  _globals['_DECODING']._serialized_start=254
+  _globals['_DECODING']._serialized_end=602
+  _globals['_PROMPTLOGPROBS']._serialized_start=604
+  _globals['_PROMPTLOGPROBS']._serialized_end=663
+  _globals['_FLOW']._serialized_start=665
+  _globals['_FLOW']._serialized_end=703
+  _globals['_DECODERESPONSE']._serialized_start=706
+  _globals['_DECODERESPONSE']._serialized_end=961
+  _globals['_DESCRIBEVERIFIERREQUEST']._serialized_start=963
+  _globals['_DESCRIBEVERIFIERREQUEST']._serialized_end=988
+  _globals['_DESCRIBEVERIFIERRESPONSE']._serialized_start=990
+  _globals['_DESCRIBEVERIFIERRESPONSE']._serialized_end=1060
+  _globals['_VERIFIERSERVICE']._serialized_start=1063
+  _globals['_VERIFIERSERVICE']._serialized_end=1240
 # @@protoc_insertion_point(module_scope)

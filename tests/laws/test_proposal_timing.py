@@ -1,46 +1,46 @@
-"""When a step that is alone waits for guesses: while they are punctual and worth their time."""
+"""When a step that is alone waits for proposals: while they are punctual and worth their time."""
 
 from __future__ import annotations
 
 import pytest
 
-from tandem.verifier_service.guess_timing import MOST, REMEMBERED, TOLERANCE, GuessTiming
+from tandem.verifier_service.proposal_timing import MOST, REMEMBERED, TOLERANCE, ProposalTiming
 
 STEP = 0.04
 
 
-def learned(lag: float, gap: float = 0.003) -> GuessTiming:
-    """What is known after a fact that no guess foresaw and two guesses behind it."""
-    times = GuessTiming()
-    times.fact_sent(10, 1.0, predicted=False)
-    times.guess_arrived(10, 1.0 + lag)
-    times.guess_arrived(10, 1.0 + lag + gap)
+def learned(lag: float, gap: float = 0.003) -> ProposalTiming:
+    """What is known after a commit that no proposal foresaw and two proposals behind it."""
+    times = ProposalTiming()
+    times.commit_sent(10, 1.0, predicted=False)
+    times.proposal_arrived(10, 1.0 + lag)
+    times.proposal_arrived(10, 1.0 + lag + gap)
     return times
 
 
 def test_nobody_waits_for_a_drafter_that_was_never_heard() -> None:
-    times = GuessTiming()
-    times.fact_sent(10, 1.0, predicted=False)
+    times = ProposalTiming()
+    times.commit_sent(10, 1.0, predicted=False)
     assert times.wait_seconds(1.0, STEP, 0.0, 1.0) == 0.0
 
 
-def test_the_first_guess_is_waited_for_a_little_longer_than_it_usually_takes() -> None:
+def test_the_first_proposal_is_waited_for_a_little_longer_than_it_usually_takes() -> None:
     times = learned(0.005)
-    times.fact_sent(11, 2.0, predicted=False)
+    times.commit_sent(11, 2.0, predicted=False)
     assert times.wait_seconds(2.0, STEP, 0.0, 1.0) == pytest.approx(TOLERANCE * 0.005)
     assert times.wait_seconds(2.0 + TOLERANCE * 0.005, STEP, 0.0, 1.0) <= 1e-9
 
 
 def test_a_drafter_as_far_away_as_half_a_step_is_not_waited_for() -> None:
     times = learned(MOST * STEP * 1.01)
-    times.fact_sent(11, 2.0, predicted=False)
+    times.commit_sent(11, 2.0, predicted=False)
     assert times.wait_seconds(2.0, STEP, 0.0, 1.0) == 0.0
 
 
 def test_another_level_is_waited_for_while_it_adds_more_than_its_time_costs() -> None:
     times = learned(0.005, gap=0.003)
-    times.fact_sent(11, 2.0, predicted=False)
-    times.guess_arrived(11, 2.005)
+    times.commit_sent(11, 2.0, predicted=False)
+    times.proposal_arrived(11, 2.005)
     assert times.wait_seconds(2.005, STEP, 0.9, 0.6) > 0.0
     assert times.wait_seconds(2.005, STEP, 3.0, 0.2) <= 0.0
     assert times.wait_seconds(2.005, 0.003, 0.9, 0.6) <= 0.0, (
@@ -48,53 +48,53 @@ def test_another_level_is_waited_for_while_it_adds_more_than_its_time_costs() ->
     )
 
 
-def test_after_a_guess_that_added_nothing_no_other_is_waited_for() -> None:
+def test_after_a_proposal_that_added_nothing_no_other_is_waited_for() -> None:
     times = learned(0.005, gap=0.003)
-    times.fact_sent(11, 2.0, predicted=False)
-    times.guess_arrived(11, 2.005)
+    times.commit_sent(11, 2.0, predicted=False)
+    times.proposal_arrived(11, 2.005)
     assert times.answered
     for at in (2.005, 2.006):
         assert times.wait_seconds(at, STEP, 0.2, 0.2) > 0.0, "it has not come yet"
-    times.guess_arrived(11, 2.008)
+    times.proposal_arrived(11, 2.008)
     assert times.wait_seconds(2.008, STEP, 0.3, 0.2) > 0.0, "it added something"
-    times.guess_arrived(11, 2.011)
+    times.proposal_arrived(11, 2.011)
     assert times.wait_seconds(2.011, STEP, 0.3, 0.2) == 0.0
-    times.fact_sent(12, 2.1, predicted=False)
+    times.commit_sent(12, 2.1, predicted=False)
     assert not times.answered
-    times.guess_arrived(12, 2.105)
+    times.proposal_arrived(12, 2.105)
     assert times.wait_seconds(2.105, STEP, 0.2, 0.2) > 0.0, "that was another text"
 
 
 def test_a_drafter_that_did_not_come_in_time_is_not_waited_for_until_it_does() -> None:
     times = learned(0.005)
-    times.fact_sent(11, 2.0, predicted=False)
-    times.guess_arrived(11, 2.1)
+    times.commit_sent(11, 2.0, predicted=False)
+    times.proposal_arrived(11, 2.1)
     assert not times.in_time
     for length in range(12, 40):
-        times.fact_sent(length, float(length), predicted=False)
-        times.guess_arrived(length, length + 0.005)
+        times.commit_sent(length, float(length), predicted=False)
+        times.proposal_arrived(length, length + 0.005)
     assert times.in_time
-    times.fact_sent(40, 40.0, predicted=False)
+    times.commit_sent(40, 40.0, predicted=False)
     assert times.wait_seconds(40.0, STEP, 0.0, 1.0) > 0.0
 
 
-def test_facts_that_a_guess_foresaw_tell_nothing_of_how_far_the_drafter_is() -> None:
+def test_commits_that_a_proposal_foresaw_tell_nothing_of_how_far_the_drafter_is() -> None:
     times = learned(0.005)
-    times.fact_sent(11, 2.0, predicted=True)
-    times.guess_arrived(11, 2.5)
+    times.commit_sent(11, 2.0, predicted=True)
+    times.proposal_arrived(11, 2.5)
     assert times.lag == pytest.approx(0.005)
 
 
-def test_facts_without_guesses_are_forgotten() -> None:
-    times = GuessTiming()
+def test_commits_without_proposals_are_forgotten() -> None:
+    times = ProposalTiming()
     for length in range(10 * REMEMBERED):
-        times.fact_sent(length, 1.0, predicted=False)
-    assert len(times._facts) <= REMEMBERED
+        times.commit_sent(length, 1.0, predicted=False)
+    assert len(times._commits) <= REMEMBERED
 
 
 def test_a_drafter_that_says_nothing_is_waited_for_once() -> None:
     times = learned(0.005)
-    times.fact_sent(11, 2.0, predicted=False)
+    times.commit_sent(11, 2.0, predicted=False)
     assert times.wait_seconds(2.0, STEP, 0.0, 1.0) > 0.0
-    times.fact_sent(12, 2.0 + STEP, predicted=False)
+    times.commit_sent(12, 2.0 + STEP, predicted=False)
     assert times.wait_seconds(2.0 + STEP, STEP, 0.0, 1.0) == 0.0

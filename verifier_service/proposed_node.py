@@ -1,4 +1,4 @@
-"""A guessed node, and the chances that the sources of guesses claim for it. Pure."""
+"""A proposed node, and the chances that the sources of proposals claim for it. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Source(IntEnum):
-    """The sources of guesses."""
+    """The sources of proposals."""
 
     DRAFTER = 0
     TEXT = 1  # tokens that followed before in the text itself
@@ -30,8 +30,8 @@ class Claim(NamedTuple):
 CERTAIN = Claim(0.0, 0.0)  # no source is judged by it, and its corrected chance is 1
 
 
-class GuessNode:
-    """A guessed token, with which the text has `position` tokens. `claims` are the sources' claims
+class ProposedNode:
+    """A proposed token, with which the text has `position` tokens. `claims` are the sources' claims
     about it. `claimed` is the sum of the chances that each source claims for the children, which
     are scaled down if the sum is above 1. The node is `checked` once the grammar is known to allow
     it.
@@ -41,12 +41,12 @@ class GuessNode:
 
     def __init__(self, token: int, position: int) -> None:
         self.token, self.position = token, position
-        self.children: dict[int, GuessNode] | None = None
+        self.children: dict[int, ProposedNode] | None = None
         self.claims: dict[Source, Claim] = {}
         self.claimed: dict[Source, float] = {}
         self.checked = False
 
-    def shares(self) -> Iterable[tuple[GuessNode, float]]:
+    def shares(self) -> Iterable[tuple[ProposedNode, float]]:
         """Return the children, and for each the logarithm of its chance if this node is accepted,
         by the source that is surest of the child.
         """
@@ -62,7 +62,7 @@ class GuessNode:
         excess = math.log(max(1.0, sum(map(math.exp, gains))))
         return ((child, gain - excess) for child, gain in zip(children, gains, strict=True))
 
-    def claims_of(self, child: GuessNode) -> dict[Source, float]:
+    def claims_of(self, child: ProposedNode) -> dict[Source, float]:
         """Return the chance that each source claims for a child."""
         return {
             source: claim.chance / max(1.0, self.claimed[source])

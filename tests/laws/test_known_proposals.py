@@ -1,4 +1,4 @@
-"""What a verifier knows of guesses: exactly the nodes that may still come true, likeliest first."""
+"""What a verifier knows of proposals: the nodes that may still come true, likeliest first."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.protos import tree
-from tandem.protos.streams import Guess
-from tandem.verifier_service.guesses import Guesses
+from tandem.protos.streams import Proposal
+from tandem.verifier_service.proposals import Proposals
 from tandem.verifier_service.trust import MOST_TRUST, Trust
 
 Tokens = tuple[int, ...]
@@ -23,11 +23,11 @@ tokens_ = st.integers(0, 2)
 
 
 @st.composite
-def guessed(draw: st.DrawFn) -> tuple[list[Guess], Paths]:
+def proposed(draw: st.DrawFn) -> tuple[list[Proposal], Paths]:
     """A tree behind token 0 of a text, told in parts, and its paths."""
     paths: list[Tokens] = [()]
     told: Paths = {}
-    guesses: list[Guess] = []
+    proposals: list[Proposal] = []
     number = 1
     for _ in range(draw(st.integers(1, 4))):
         tokens, parents, gains, first = [], [], [], number
@@ -41,8 +41,8 @@ def guessed(draw: st.DrawFn) -> tuple[list[Guess], Paths]:
             parents.append(parent)
             gains.append(gain)
             number += 1
-        guesses.append(Guess(0, tuple(tokens), tuple(parents), tuple(gains), first))
-    return guesses, told
+        proposals.append(Proposal(0, tuple(tokens), tuple(parents), tuple(gains), first))
+    return proposals, told
 
 
 def chances_of(told: Paths) -> list[float]:
@@ -58,11 +58,11 @@ def chances_of(told: Paths) -> list[float]:
     return sorted(map(chance, told), reverse=True)
 
 
-def known(guesses: Guesses) -> set[Tokens]:
+def known(proposals: Proposals) -> set[Tokens]:
     """The paths behind the root."""
-    chances = list(guesses.chances())
+    chances = list(proposals.chances())
     assert chances == sorted(chances, reverse=True)
-    draft, expected = guesses.draft(len(chances))
+    draft, expected = proposals.draft(len(chances))
     assert expected == pytest.approx(sum(chances))
     return {
         tuple(draft.tokens[each] for each in tree.path(draft.parents, node))
@@ -70,71 +70,71 @@ def known(guesses: Guesses) -> set[Tokens]:
     }
 
 
-@given(guessed(), st.lists(tokens_, max_size=6), st.data())
-def test_the_nodes_known_are_those_of_the_guesses_that_begin_with_the_text(
-    told: tuple[list[Guess], Paths], text: list[int], data: st.DataObject
+@given(proposed(), st.lists(tokens_, max_size=6), st.data())
+def test_the_nodes_known_are_those_of_the_proposals_that_begin_with_the_text(
+    told: tuple[list[Proposal], Paths], text: list[int], data: st.DataObject
 ) -> None:
     """Whenever the parts arrive: before, while or after the text grows."""
     parts, paths = told
     arrivals = sorted(data.draw(st.integers(0, len(text))) for _ in parts)
-    guesses = Guesses(0, UNTIL)
+    proposals = Proposals(0, UNTIL)
     for step in range(len(text) + 1):
         if step:
-            guesses.advance(text[step - 1 : step])
+            proposals.advance(text[step - 1 : step])
         for part, arrival in zip(parts, arrivals, strict=True):
             if arrival == step:
-                guesses.add(part)
+                proposals.add(part)
     alive = {p[len(text) :] for p in paths if p[: len(text)] == tuple(text) and len(p) > len(text)}
-    assert known(guesses) == alive
+    assert known(proposals) == alive
 
 
-@given(guessed())
+@given(proposed())
 def test_chances_are_those_told_and_rows_are_a_tree_of_the_likeliest(
-    told: tuple[list[Guess], Paths],
+    told: tuple[list[Proposal], Paths],
 ) -> None:
     parts, paths = told
-    guesses = Guesses(0, UNTIL)
+    proposals = Proposals(0, UNTIL)
     for part in parts:
-        guesses.add(part)
+        proposals.add(part)
     expected = chances_of(paths)
-    assert list(guesses.chances()) == pytest.approx(expected)
+    assert list(proposals.chances()) == pytest.approx(expected)
     for rows in range(len(expected) + 1):
-        list(islice(guesses.chances(), min(rows + 1, len(expected))))
-        draft, sum_ = guesses.draft(rows)
+        list(islice(proposals.chances(), min(rows + 1, len(expected))))
+        draft, sum_ = proposals.draft(rows)
         assert len(draft) == rows and tree.problem(draft.parents) is None
         assert sum_ == pytest.approx(sum(expected[:rows]))
 
 
 def test_the_likeliest_path_leads() -> None:
     """So that it lies where a text would lie."""
-    guesses = Guesses(5, UNTIL)
-    guesses.add(Guess(5, (1, 2, 3, 4), (0, 0, 2, 1), (-1.0, -0.1, -0.1, -0.1)))
-    assert len(list(guesses.chances())) == 4
-    assert guesses.draft(4)[0].tokens == (2, 3, 1, 4)
+    proposals = Proposals(5, UNTIL)
+    proposals.add(Proposal(5, (1, 2, 3, 4), (0, 0, 2, 1), (-1.0, -0.1, -0.1, -0.1)))
+    assert len(list(proposals.chances())) == 4
+    assert proposals.draft(4)[0].tokens == (2, 3, 1, 4)
 
 
 def test_a_text_that_leaves_the_tree_leaves_nothing() -> None:
-    guesses = Guesses(5, UNTIL)
-    guesses.add(Guess(5, (1, 2), (0, 1), (0.0, 0.0)))
-    guesses.advance((7,))
-    assert not known(guesses)
-    guesses.add(Guess(5, (1, 7), (0, 0), (0.0, 0.0), first=3))
-    guesses.add(Guess(5, (4,), (4,), (0.0,), first=5))
-    assert known(guesses) == {(4,)}, "behind a late node that came true"
-    assert guesses.late == 2
+    proposals = Proposals(5, UNTIL)
+    proposals.add(Proposal(5, (1, 2), (0, 1), (0.0, 0.0)))
+    proposals.advance((7,))
+    assert not known(proposals)
+    proposals.add(Proposal(5, (1, 7), (0, 0), (0.0, 0.0), first=3))
+    proposals.add(Proposal(5, (4,), (4,), (0.0,), first=5))
+    assert known(proposals) == {(4,)}, "behind a late node that came true"
+    assert proposals.late == 2
 
 
 def test_numbers_of_another_source_are_others() -> None:
-    guesses = Guesses(5, UNTIL)
-    guesses.add(Guess(5, (1,), (0,), (0.0,), source=1))
-    guesses.add(Guess(5, (2, 3), (0, 1), (0.0, 0.0), source=2))
-    assert known(guesses) == {(1,), (2,), (2, 3)}
+    proposals = Proposals(5, UNTIL)
+    proposals.add(Proposal(5, (1,), (0,), (0.0,), source=1))
+    proposals.add(Proposal(5, (2, 3), (0, 1), (0.0, 0.0), source=2))
+    assert known(proposals) == {(1,), (2,), (2, 3)}
 
 
 def test_nothing_is_known_at_or_behind_the_last_place() -> None:
-    guesses = Guesses(5, 7)
-    guesses.add(Guess(5, (1, 2, 3), (0, 1, 2), (0.0,) * 3))
-    assert known(guesses) == {(1,)}
+    proposals = Proposals(5, 7)
+    proposals.add(Proposal(5, (1, 2, 3), (0, 1, 2), (0.0,) * 3))
+    assert known(proposals) == {(1,)}
 
 
 @pytest.mark.parametrize(("truth", "lie"), [(0.3, 0.9), (0.9, 0.5), (0.5, 0.5)])
@@ -168,17 +168,17 @@ def test_a_drafter_that_is_certain_and_wrong_soon_gets_no_rows(
     for step in range(known):
         trust.observe(0.7, int(step % 10 < 7))
     for step in range(500):
-        guesses = Guesses(step, UNTIL)
-        guesses.add(Guess(step, tuple(range(8)), parents, (0.0,) * 8), trust.log)
-        rows.append(sum(chance > 0.05 for chance in guesses.chances()))
-        draft, _ = guesses.draft(rows[-1])
-        trust.observe(guesses.claimed(draft, ()), 0)
+        proposals = Proposals(step, UNTIL)
+        proposals.add(Proposal(step, tuple(range(8)), parents, (0.0,) * 8), trust.log)
+        rows.append(sum(chance > 0.05 for chance in proposals.chances()))
+        draft, _ = proposals.draft(rows[-1])
+        trust.observe(proposals.claimed(draft, ()), 0)
     assert sum(rows[32:64]) <= 32 and sum(rows[100:]) <= 80
 
 
 @pytest.mark.parametrize("garbage", [1, 7, 31])
 def test_beside_garbage_streams_a_good_stream_keeps_its_chances(garbage: int) -> None:
-    """And a new one is not distrusted for them before its own guesses were tried."""
+    """And a new one is not distrusted for them before its own proposals were tried."""
     shared = Trust.of_all()
     good, *bad = (shared.begun() for _ in range(1 + garbage))
     for _ in range(200):
@@ -203,38 +203,38 @@ def test_a_new_stream_begins_with_what_most_others_have_shown() -> None:
 
 
 def test_what_is_claimed_is_at_most_one_token_after_each_node_that_was_reached() -> None:
-    guesses = Guesses(5, UNTIL)
+    proposals = Proposals(5, UNTIL)
     gains = (math.log(0.5), math.log(0.25), 0.0, 0.0)
-    guesses.add(Guess(5, (1, 2, 3, 4), (0, 0, 1, 1), gains))
-    assert list(guesses.chances()) == pytest.approx([0.5, 0.25, 0.25, 0.25])
-    draft, _ = guesses.draft(4)
+    proposals.add(Proposal(5, (1, 2, 3, 4), (0, 0, 1, 1), gains))
+    assert list(proposals.chances()) == pytest.approx([0.5, 0.25, 0.25, 0.25])
+    draft, _ = proposals.draft(4)
     (first,) = (node for node in range(4) if draft.tokens[node] == 1)
-    assert guesses.claimed(draft, ()) == pytest.approx(0.75)
-    assert guesses.claimed(draft, (first,)) == pytest.approx(1.75)
+    assert proposals.claimed(draft, ()) == pytest.approx(0.75)
+    assert proposals.claimed(draft, (first,)) == pytest.approx(1.75)
 
 
 def test_no_child_is_likelier_than_its_parent_however_much_is_trusted() -> None:
-    guesses = Guesses(5, UNTIL)
-    guesses.add(Guess(5, (1, 2, 3), (0, 1, 2), (-0.1, -0.1, -2.0)), MOST_TRUST)
-    assert list(guesses.chances()) == pytest.approx([1.0, 1.0, math.exp(-1.3)])
+    proposals = Proposals(5, UNTIL)
+    proposals.add(Proposal(5, (1, 2, 3), (0, 1, 2), (-0.1, -0.1, -2.0)), MOST_TRUST)
+    assert list(proposals.chances()) == pytest.approx([1.0, 1.0, math.exp(-1.3)])
 
 
 def test_an_empty_tree_promises_what_drafters_are_trusted_with() -> None:
-    guesses = Guesses(5, UNTIL)
-    assert guesses.expected_gain(1.0) == (0.0, 1.0)
-    assert guesses.expected_gain(0.25) == (0.0, 0.25)
-    guesses.add(Guess(5, (1, 2, 3), (0, 1, 0), (-0.1, -0.5, -3.0)))
-    expected, promise = guesses.expected_gain(0.25)
+    proposals = Proposals(5, UNTIL)
+    assert proposals.expected_gain(1.0) == (0.0, 1.0)
+    assert proposals.expected_gain(0.25) == (0.0, 0.25)
+    proposals.add(Proposal(5, (1, 2, 3), (0, 1, 0), (-0.1, -0.5, -3.0)))
+    expected, promise = proposals.expected_gain(0.25)
     assert expected == pytest.approx(math.exp(-0.1) + math.exp(-0.6) + math.exp(-3))
     assert promise == pytest.approx(math.exp(-0.6))
 
 
 def test_what_a_first_level_promises_is_how_often_it_is_right() -> None:
     """And comes back when nothing tells."""
-    trust, guesses = Trust(), Guesses(5, UNTIL)
-    assert guesses.likeliest() is None
-    guesses.add(Guess(5, (1, 2, 3), (0, 0, 1), (-1.0, -0.1, -0.1)))
-    assert guesses.likeliest() == 2
+    trust, proposals = Trust(), Proposals(5, UNTIL)
+    assert proposals.likeliest() is None
+    proposals.add(Proposal(5, (1, 2, 3), (0, 0, 1), (-1.0, -0.1, -0.1)))
+    assert proposals.likeliest() == 2
     for _ in range(200):
         trust.observe_likeliest(False)
     assert trust.promise < 0.01

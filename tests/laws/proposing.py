@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from tandem.protos.errors import InvalidRequest
-from tandem.protos.streams import EncodedGuess, Fact, Guess
+from tandem.protos.streams import Commit, EncodedProposal, Proposal
 from tests.laws.peers import VOCABULARY, Job, Service, follows
 from tests.laws.wires import OnStream
 
 
 class Drafter(Service):
-    """Guesses rightly, wrongly and absurdly."""
+    """Proposes rightly, wrongly and absurdly."""
 
     def begin(self, job: Job) -> None:
         if self.rng.random() < self.evil / 10:
             job.live = False
             self.fail(job.call, job.stream, InvalidRequest.of("shape", "is not for me"))
         else:
-            self._guess(job)
+            self._proposal(job)
 
-    def take(self, job: Job, item: Fact) -> None:
+    def take(self, job: Job, item: Commit) -> None:
         held = self.held[job.opening.context.session_id]
         held.tokens[item.start :] = item.tokens
-        self._guess(job)
+        self._proposal(job)
 
-    def _guess(self, job: Job) -> None:
+    def _proposal(self, job: Job) -> None:
         """A trunk with a sibling at every node, in one message or, its second half, in two."""
         text, rng = self.held[job.opening.context.session_id].tokens, self.rng
         path, first, behind = list(text), job.drafted + 1, len(text)
@@ -42,7 +42,7 @@ class Drafter(Service):
             places = enumerate(parents[half], start)
             hung = tuple(number - back if back else 0 for number, back in places)
             turn = job.opening.context.turn
-            guess = Guess(behind, tuple(tokens[half]), hung, first=start, source=turn)
+            proposal = Proposal(behind, tuple(tokens[half]), hung, first=start, source=turn)
             for _ in range(1 if whole else rng.choice((0, 1, 1, 1, 2))):  # lost, or said twice
-                if guess.tokens:
-                    job.call.answer(OnStream(job.stream, EncodedGuess(behind, 99, guess)))
+                if proposal.tokens:
+                    job.call.answer(OnStream(job.stream, EncodedProposal(behind, 99, proposal)))

@@ -1,6 +1,6 @@
-"""The guessed nodes of one session that are still possible, and how likely each is.
+"""The proposed nodes of one session that are still possible, and how likely each is.
 
-Pure. A guess is never trusted: late, repeated or impossible nodes are dropped on arrival, and a
+Pure. A proposal is never trusted: late, repeated or impossible nodes are dropped on arrival, and a
 node's chance is the one its source claims, corrected by how right that source has been (`Trust`).
 The chances that several sources claim after one node are scaled to add up to 1 at most.
 """
@@ -13,11 +13,11 @@ from heapq import heappop, heappush
 from itertools import islice
 from typing import NamedTuple
 
-from tandem.protos.streams import Guess
+from tandem.protos.streams import Proposal
 from tandem.protos.types import MAX_NODES, Draft
-from tandem.verifier_service.guess_node import CERTAIN, Claim, GuessNode, Source
+from tandem.verifier_service.proposed_node import CERTAIN, Claim, ProposedNode, Source
 
-REMEMBERED = 256  # committed tokens after which a late guess may still arrive
+REMEMBERED = 256  # committed tokens after which a late proposal may still arrive
 MOST = 16 * MAX_NODES  # nodes remembered by number, and nodes after the root, at most
 
 
@@ -26,55 +26,57 @@ class PickedNode(NamedTuple):
     for the root), and the chance that the node is accepted.
     """
 
-    node: GuessNode
-    above: GuessNode
+    node: ProposedNode
+    above: ProposedNode
     parent: int
     chance: float
 
 
-class Guesses:
+class Proposals:
     """The possible nodes after a text of `length` tokens that ends with `until` tokens at most. A
     node at the last place would be of no use, and is dropped.
     """
 
     def __init__(self, length: int, until: int) -> None:
-        self.root = GuessNode(-1, length)
+        self.root = ProposedNode(-1, length)
         self.late = 0  # nodes that arrived after the text
         self.arrived = 0  # nodes that arrived in time
         self._until = until
         self._live = 0  # nodes after the root, at the most
         self._text = {length: self.root}  # the newest committed tokens, by position
-        self._numbered: dict[int, GuessNode] = {}
-        self._source = 0  # the guesses' source to which the numbers belong
+        self._numbered: dict[int, ProposedNode] = {}
+        self._source = 0  # the proposals' source to which the numbers belong
         self._picked: list[PickedNode] = []
         self._claims: Sequence[Mapping[Source, float]] = ()  # for the nodes of the newest draft
 
     @property
     def sources(self) -> set[Source]:
-        """The sources that have guessed the next token."""
+        """The sources that have proposed the next token."""
         return {source for child in (self.root.children or {}).values() for source in child.claims}
 
-    def add(self, guess: Guess, trust: float = 0.0, source: Source = Source.DRAFTER) -> None:
-        """Take in the nodes of a guess that may still come true. Parents of a drafter's nodes may
-        be nodes that it sent before.
+    def add(self, proposal: Proposal, trust: float = 0.0, source: Source = Source.DRAFTER) -> None:
+        """Take in the nodes of a proposal that may still come true. Parents of a drafter's nodes
+        may be nodes that it sent before.
         """
         if source is not Source.DRAFTER:
-            self._hang(guess, trust, source, {})
+            self._hang(proposal, trust, source, {})
             return
-        if guess.source != self._source:
-            self._numbered, self._source = {}, guess.source
+        if proposal.source != self._source:
+            self._numbered, self._source = {}, proposal.source
         if len(self._numbered) > MOST:
             self._forget()
-        self._hang(guess, trust, source, self._numbered)
+        self._hang(proposal, trust, source, self._numbered)
 
     def _hang(
-        self, guess: Guess, trust: float, source: Source, numbered: dict[int, GuessNode]
+        self, proposal: Proposal, trust: float, source: Source, numbered: dict[int, ProposedNode]
     ) -> None:
         if self._live > MOST:
             return
         here, until = self.root.position, self._until
-        anchor, number = self._text.get(guess.behind), guess.first - 1
-        for token, parent, gain in zip(guess.tokens, guess.parents, guess.scores, strict=True):
+        anchor, number = self._text.get(proposal.behind), proposal.first - 1
+        for token, parent, gain in zip(
+            proposal.tokens, proposal.parents, proposal.scores, strict=True
+        ):
             number += 1
             above = numbered.get(parent) if parent else anchor
             if above is None or above.position + 1 >= until:
@@ -86,7 +88,7 @@ class Guesses:
             if (children := above.children) is None:
                 children = above.children = {}
             if (node := children.get(token)) is None:
-                node = children[token] = GuessNode(token, above.position + 1)
+                node = children[token] = ProposedNode(token, above.position + 1)
                 self.arrived += 1
                 self._live += 1
             if source not in node.claims:
@@ -98,7 +100,7 @@ class Guesses:
         """Drop the nodes that a grammar makes impossible. `following(path, tokens)` returns those
         of the tokens that may follow a path from the root.
         """
-        stack: list[tuple[GuessNode, list[int]]] = [(self.root, [])]
+        stack: list[tuple[ProposedNode, list[int]]] = [(self.root, [])]
         while stack:
             node, path = stack.pop()
             children = node.children or {}
@@ -120,14 +122,14 @@ class Guesses:
                 return
             known = (node.children or {}).get(token)
             if known is None:
-                known = GuessNode(token, node.position + 1)
+                known = ProposedNode(token, node.position + 1)
                 self.arrived, self._live = self.arrived + 1, self._live + 1
             known.claims, known.checked = {Source.GRAMMAR: CERTAIN}, True
             node.children, node.claimed, node = {token: known}, {Source.GRAMMAR: 0.0}, known
 
     def likeliest(self) -> int | None:
         """Return the token that the drafter finds most likely to be next, or None if it has not
-        guessed one.
+        proposed one.
         """
         children = (self.root.children or {}).values()
         claims = {each.token: each.claims.get(Source.DRAFTER) for each in children}
@@ -140,7 +142,7 @@ class Guesses:
         """
         for token in tokens:
             children, self.root.children = self.root.children or {}, None
-            node = children.get(token) or GuessNode(token, self.root.position + 1)
+            node = children.get(token) or ProposedNode(token, self.root.position + 1)
             self.root = self._text[node.position] = node
             self._text.pop(node.position - REMEMBERED, None)
         if self._live > MOST // 2:
@@ -152,7 +154,7 @@ class Guesses:
         """
         picked: list[PickedNode] = []
         self._picked = picked
-        heap: list[tuple[float, int, GuessNode, GuessNode, int]] = []
+        heap: list[tuple[float, int, ProposedNode, ProposedNode, int]] = []
         node, place, cost, count = self.root, -1, 0.0, 0
         while True:
             for child, gain in node.shares() if node.children else ():
@@ -217,7 +219,7 @@ class Guesses:
         found = [Source.DRAFTER not in claims for claims in self._claims]
         return sum(found), sum(found[node] for node in accepted)
 
-    def _late(self, above: GuessNode, token: int) -> GuessNode | None:
+    def _late(self, above: ProposedNode, token: int) -> ProposedNode | None:
         """Return the node of a token at a place where the text is known already; None if the text
         has another token there.
         """

@@ -1,4 +1,4 @@
-"""What is guessed behind a node: drawn ones, branches of Medusa-lite, and how sure each is."""
+"""What is proposed behind a node: drawn ones, branches of Medusa-lite, and how sure each is."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ ROOT = 5
 @pytest.mark.parametrize("rule", list(Rule))
 @pytest.mark.parametrize("method", [Method.TREE, Method.MEDUSA_LITE])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_every_guess_says_how_likely_the_draft_model_finds_it(
+def test_every_proposal_says_how_likely_the_draft_model_finds_it(
     rule: Rule, method: Method, temperature: float
 ) -> None:
     """Or `confidence` would never end a draft."""
     params = SamplingParams(temperature=temperature, rule=rule, seed=3)
-    guess_ = expander(DraftShape(4, 2, 8, method, confidence=0.1), params, ROOT, VISIBLE)
+    proposal_ = expander(DraftShape(4, 2, 8, method, confidence=0.1), params, ROOT, VISIBLE)
     for position in (ROOT, ROOT + 1):
-        (guess,) = guess_(LOGITS, [position])
-        for child in guess.children:
+        (proposal,) = proposal_(LOGITS, [position])
+        for child in proposal.children:
             assert 0 < child.probability < 0.9
 
 
-def test_where_the_likeliest_token_stands_the_likeliest_is_guessed() -> None:
+def test_where_the_likeliest_token_stands_the_likeliest_is_proposed() -> None:
     """Not what the target would draw, but with all that is asked for otherwise."""
     asked = SamplingParams(temperature=1.0, repetition_penalty=1.5, rule=Rule.TOP1)
     for seed in range(20):
         shape, params = DraftShape(4, 3, 8), replace(asked, seed=seed)
-        (guess,) = expander(shape, params, ROOT, VISIBLE)(LOGITS, [ROOT])
-        assert [child.token for child in guess.children] == [1, 3, 0]
+        (proposal,) = expander(shape, params, ROOT, VISIBLE)(LOGITS, [ROOT])
+        assert [child.token for child in proposal.children] == [1, 3, 0]
 
 
 def test_drawn_tokens_come_from_what_is_sent_and_none_comes_twice() -> None:
     logits = torch.randn(1, 200, generator=torch.Generator().manual_seed(1)) * 3
     for seed in range(50):
         params = SamplingParams(temperature=1.0, rule=Rule.REJECT, seed=seed)
-        (guess,) = sampled_children(params, 4, ROOT)(logits, [ROOT])
-        assert guess.drawn is not None and len(guess.drawn.tokens) <= SENT
-        tokens = [child.token for child in guess.children]
-        assert len(set(tokens)) == 4 and set(tokens) <= set(guess.drawn.tokens)
-        assert min(guess.drawn.weights) > 0
+        (proposal,) = sampled_children(params, 4, ROOT)(logits, [ROOT])
+        assert proposal.drawn is not None and len(proposal.drawn.tokens) <= SENT
+        tokens = [child.token for child in proposal.children]
+        assert len(set(tokens)) == 4 and set(tokens) <= set(proposal.drawn.tokens)
+        assert min(proposal.drawn.weights) > 0
         (deeper,) = sampled_children(params, 4, ROOT)(logits, [ROOT + 1])
         assert len(deeper.children) == 1
 
@@ -67,8 +67,8 @@ def test_a_token_is_drawn_as_often_as_its_weight_says() -> None:
     count, seen = 1000, torch.zeros(6)
     for seed in range(count):
         params = SamplingParams(temperature=1.0, rule=Rule.REJECT, seed=seed)
-        (guess,) = sampled_children(params, 2, ROOT)(LOGITS, [ROOT])
-        seen[guess.children[0].token] += 1
+        (proposal,) = sampled_children(params, 2, ROOT)(LOGITS, [ROOT])
+        seen[proposal.children[0].token] += 1
     expected = LOGITS[0].softmax(-1) * count
     assert ((seen - expected) ** 2 / expected).sum() < 20.5  # 5 degrees of freedom, p = .001
 
@@ -78,7 +78,7 @@ def test_first_tokens_are_visible_ones_of_the_nucleus_in_the_order_of_the_noise(
     temperature: float,
 ) -> None:
     params = SamplingParams(temperature=temperature, seed=8)
-    (guess,) = medusa_lite_children(params, 3, ROOT, VISIBLE)(LOGITS, [ROOT])
+    (proposal,) = medusa_lite_children(params, 3, ROOT, VISIBLE)(LOGITS, [ROOT])
     scores = (LOGITS[0] / (temperature or 0.9)).log_softmax(-1)
     total, pool = 0.0, []
     for token in scores.argsort(descending=True).tolist():
@@ -86,7 +86,7 @@ def test_first_tokens_are_visible_ones_of_the_nucleus_in_the_order_of_the_noise(
         if total <= FIRST_TOP_P and VISIBLE[token]:
             pool.append(token)
     noisy = scores + gumbel(8, ROOT, torch.arange(6))
-    assert [c.token for c in guess.children] == sorted(pool, key=lambda t: -noisy[t])[:3]
+    assert [c.token for c in proposal.children] == sorted(pool, key=lambda t: -noisy[t])[:3]
 
 
 def test_first_tokens_are_those_that_the_target_may_draw() -> None:
@@ -94,21 +94,21 @@ def test_first_tokens_are_those_that_the_target_may_draw() -> None:
     params = SamplingParams(1.0, top_k=1, seed=8)
     for temperature, count in ((1.0, 1), (0.0, 2)):
         given = replace(params, temperature=temperature)
-        (guess,) = medusa_lite_children(given, 3, ROOT, VISIBLE)(LOGITS, [ROOT])
-        assert len(guess.children) == count
+        (proposal,) = medusa_lite_children(given, 3, ROOT, VISIBLE)(LOGITS, [ROOT])
+        assert len(proposal.children) == count
 
 
 def test_without_a_visible_token_the_likeliest_is_proposed() -> None:
     nothing = torch.zeros(6, dtype=torch.bool)
-    (guess,) = medusa_lite_children(SamplingParams(), 3, ROOT, nothing)(LOGITS, [ROOT])
-    assert [child.token for child in guess.children] == [1]
+    (proposal,) = medusa_lite_children(SamplingParams(), 3, ROOT, nothing)(LOGITS, [ROOT])
+    assert [child.token for child in proposal.children] == [1]
 
 
 def test_branches_go_on_with_the_likeliest_token_and_say_how_likely_it_is() -> None:
     rows = torch.cat([LOGITS, -LOGITS])
-    guesses = medusa_lite_children(SamplingParams(1.0), 3, ROOT, VISIBLE)(rows, [ROOT + 2] * 2)
-    assert [[child.token for child in guess.children] for guess in guesses] == [[1], [5]]
-    gains = [guess.children[0].gain for guess in guesses]
+    proposals = medusa_lite_children(SamplingParams(1.0), 3, ROOT, VISIBLE)(rows, [ROOT + 2] * 2)
+    assert [[child.token for child in proposal.children] for proposal in proposals] == [[1], [5]]
+    gains = [proposal.children[0].gain for proposal in proposals]
     assert gains == pytest.approx(rows.log_softmax(-1).amax(-1).tolist())
 
 
@@ -122,12 +122,12 @@ def test_as_many_whole_branches_as_the_nodes_allow(shape: DraftShape, branches: 
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_a_row_is_guessed_for_its_own_position_in_any_company(temperature: float) -> None:
+def test_a_row_is_proposed_for_its_own_position_in_any_company(temperature: float) -> None:
     logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(2)) * 3
-    guess = likeliest_children(SamplingParams(temperature, seed=4), 3)
-    together = guess(logits, [7, 9, 7])
+    proposal = likeliest_children(SamplingParams(temperature, seed=4), 3)
+    together = proposal(logits, [7, 9, 7])
     for row, position, expansion in zip(logits, [7, 9, 7], together, strict=True):
-        (alone,) = guess(row[None], [position])
+        (alone,) = proposal(row[None], [position])
         assert [c.token for c in alone.children] == [c.token for c in expansion.children]
         gains = [child.gain for child in expansion.children]
         assert [child.gain for child in alone.children] == pytest.approx(gains)
@@ -138,18 +138,18 @@ def test_a_row_is_guessed_for_its_own_position_in_any_company(temperature: float
 def test_children_in_a_large_vocabulary_are_those_of_the_whole_row(
     peak: float, options: tuple[float, int, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever way they are guessed, where a few tokens have almost all of the probability."""
+    """Whichever way they are proposed, where a few tokens have almost all of the probability."""
     row = torch.randn(1, LARGE, generator=torch.Generator().manual_seed(5)) * peak
     params, visible = SamplingParams(*options, seed=9), torch.arange(LARGE) % 3 > 0
-    guesses = [
+    proposals = [
         likeliest_children(params, 4, sure=True),
         sampled_children(params, 4, ROOT),
         medusa_lite_children(params, 4, ROOT, visible),
     ]
-    found = [guess(row, [ROOT])[0].children for guess in guesses]
+    found = [proposal(row, [ROOT])[0].children for proposal in proposals]
     monkeypatch.setattr("tandem.drafter_service.tree.expansion.LARGE", LARGE + 1)
-    for children, guess in zip(found, guesses, strict=True):
-        (whole,) = guess(row, [ROOT])
+    for children, proposal in zip(found, proposals, strict=True):
+        (whole,) = proposal(row, [ROOT])
         assert [child.token for child in children] == [child.token for child in whole.children]
         for child, other in zip(children, whole.children, strict=True):
             assert child.probability == pytest.approx(other.probability, rel=1e-3)

@@ -1,0 +1,82 @@
+"""Decides whether a step with a single session waits a moment for proposals that are on their way.
+
+Pure. A wait costs the tokens that would be emitted meanwhile; it pays if the proposals add more.
+After a drafter was late, steps do not wait for it until it is in time again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+SMOOTHING = 0.2
+TOLERANCE = 2.5  # times the usual time that a proposal may take
+REMEMBERED = 64  # commits whose proposals may still come
+MOST = 0.5  # share of a plain step's time that the first proposal after a commit may usually take
+
+
+@dataclass(slots=True)
+class ProposalTiming:
+    """The times at which the proposals of one session come, in seconds. 0 means never seen."""
+
+    lag: float = (
+        0.0  # from a commit that no proposal foresaw to the first proposal after it, smoothed
+    )
+    gap: float = 0.0  # from a proposal to the next one after the same commit, smoothed
+    in_time: bool = True  # whether the newest of those proposals came, and about when it should
+    _commits: dict[int, float] = field(
+        default_factory=dict
+    )  # when unforeseen commits left, by length
+    _newest: int = -1  # the length of the text with the newest commit
+    _behind: int = -1  # the newest length after which a proposal came
+    _arrived: float = 0.0  # when the newest proposal came
+    _hoped: tuple[float, float] = (0.0, -1.0)  # newest proposal and expected nodes at the last wait
+
+    @property
+    def answered(self) -> bool:
+        """Whether a proposal came after the newest commit."""
+        return self._behind == self._newest
+
+    def commit_sent(self, length: int, now: float, predicted: bool) -> None:
+        """Note that a commit leaves, with which the text has this length. `predicted` tells whether
+        a proposal foresaw the commit.
+        """
+        if self.lag and now - self._commits.get(self._newest, now) > TOLERANCE * self.lag:
+            self.in_time = False
+        self._newest, self._hoped = length, (now, -1.0)
+        if not predicted:
+            self._commits[length] = now
+        if len(self._commits) > REMEMBERED:
+            del self._commits[next(iter(self._commits))]
+
+    def proposal_arrived(self, behind: int, at: float) -> None:
+        """Note that a proposal for the text of `behind` tokens arrived."""
+        if behind == self._behind:
+            self.gap = averaged(self.gap, at - self._arrived)
+        elif sent := self._commits.pop(behind, 0.0):
+            took = at - sent
+            self.in_time = not self.lag or took <= TOLERANCE * self.lag
+            self.lag = averaged(self.lag, took)
+        self._behind, self._arrived = behind, at
+
+    def wait_seconds(self, now: float, step: float, expected: float, promise: float) -> float:
+        """Return the seconds to wait for the next proposal after the newest commit. A step takes
+        `step` seconds; `expected` proposed nodes should be accepted, and `promise` more with
+        another level.
+        """
+        sent = self._commits.get(self._newest, 0.0)
+        usual, since = (self.lag, sent) if sent else (self.gap, self._arrived)
+        known = sent or self.answered
+        if not (known and usual and promise * step > (1 + expected) * usual):
+            return 0.0
+        if sent and not (self.in_time and usual <= MOST * step):
+            return 0.0
+        arrived, hoped = self._hoped
+        if self._arrived > arrived and expected <= hoped:
+            return 0.0  # the proposal that the last wait was for added nothing
+        self._hoped = self._arrived, expected
+        return since + TOLERANCE * usual - now
+
+
+def averaged(mean: float, value: float) -> float:
+    """Return a smoothed mean after another value."""
+    return mean + (value - mean) * (SMOOTHING if mean else 1.0)
