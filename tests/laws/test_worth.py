@@ -49,14 +49,14 @@ def test_all_is_worth_it_until_something_is_known() -> None:
     assert worth(FAR, Rates()).threshold().pays(-100.0, 50)
 
 
-def test_a_drafter_whose_time_costs_nothing_always_proposals() -> None:
+def test_a_drafter_whose_time_costs_nothing_always_proposes() -> None:
     known = DrafterHistory(taught(0.9, 0.01))
     for _ in range(2):
         free = Worth(FAR, RATES, known, cost=0.0)
         assert free.should_read and free.threshold() == FeedThreshold()
 
 
-def test_a_drafter_that_is_near_fast_and_good_proposals() -> None:
+def test_a_drafter_that_is_near_fast_and_good_proposes() -> None:
     assert worth().should_read
     assert worth().threshold().pays(math.log(0.3), 3)
     assert not worth().threshold().pays(math.log(0.001), 3)
