@@ -7,6 +7,7 @@ verifies all of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -67,7 +68,6 @@ class DecodeJob:
     expected: float = 0.0  # number of the draft's nodes that should be accepted
     verified: int = 0  # number of nodes in all steps
     timing: ProposalTiming = field(default_factory=ProposalTiming)
-    waited: bool = False  # whether the step waited for a proposal
     forced_at: int = 0  # the length of the text after which forced tokens were proposed last
 
     def run(self) -> Job:
@@ -104,7 +104,8 @@ class DecodeJob:
             tokens, finished = self.opening.cut(start, (*path, token))
             logprobs = sampler.logprobs(accepted, token)[: len(tokens)]
             self.adjustment.extend(tokens)
-            self._learn(tokens[0], accepted)
+            if not self.opening.lockstep:
+                self.sources.observe(self.proposals, self.draft, accepted)
             self._report(start, tokens, accepted, opened, logprobs, finished)
             self.pending, start = (token,), start + len(tokens)
             opened = (0, 0)
@@ -147,11 +148,8 @@ class DecodeJob:
         if self.opening.lockstep or self.stream.paused:
             return 0.0
         self._take()
-        promise = 0.0 if self.timing.answered else self.sources.drafter.promise
-        gain = self.proposals.expected_gain(promise)
-        seconds = self.timing.wait_seconds(now, step, *gain)
-        self.waited |= seconds > 0
-        return seconds
+        promise = 0.0 if self.timing.answered else min(1.0, math.exp(self.sources.drafter.log))
+        return self.timing.wait_seconds(now, step, *self.proposals.expected_gain(promise))
 
     def _segment(self) -> Segment:
         return Segment(
@@ -202,14 +200,6 @@ class DecodeJob:
             if self.opening.once:
                 raise
         return True
-
-    def _learn(self, token: int, accepted: Sequence[int]) -> None:
-        """Let the sources learn from the step's first token and the nodes that it accepted."""
-        if self.opening.lockstep:
-            return
-        vain = self.waited and self.timing.answered
-        self.sources.observe(self.proposals, self.draft, token, accepted, vain)
-        self.waited = False
 
     def _report(
         self,

@@ -1,7 +1,8 @@
 """Decides whether a step with a single session waits a moment for proposals that are on their way.
 
-Pure. A wait costs the tokens that would be emitted meanwhile; it pays if the proposals add more.
-After a drafter was late, steps do not wait for it until it is in time again.
+Pure. A wait costs the tokens that would be emitted meanwhile; it pays if the proposals add more,
+even if they take as long as they may. After a drafter was late, steps do not wait for it until it
+is in time again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from dataclasses import dataclass, field
 SMOOTHING = 0.2
 TOLERANCE = 2.5  # times the usual time that a proposal may take
 REMEMBERED = 64  # commits whose proposals may still come
-MOST = 0.5  # share of a plain step's time that the first proposal after a commit may usually take
 
 
 @dataclass(slots=True)
@@ -29,7 +29,6 @@ class ProposalTiming:
     _newest: int = -1  # the length of the text with the newest commit
     _behind: int = -1  # the newest length after which a proposal came
     _arrived: float = 0.0  # when the newest proposal came
-    _hoped: tuple[float, float] = (0.0, -1.0)  # newest proposal and expected nodes at the last wait
 
     @property
     def answered(self) -> bool:
@@ -42,7 +41,7 @@ class ProposalTiming:
         """
         if self.lag and now - self._commits.get(self._newest, now) > TOLERANCE * self.lag:
             self.in_time = False
-        self._newest, self._hoped = length, (now, -1.0)
+        self._newest = length
         if not predicted:
             self._commits[length] = now
         if len(self._commits) > REMEMBERED:
@@ -65,16 +64,10 @@ class ProposalTiming:
         """
         sent = self._commits.get(self._newest, 0.0)
         usual, since = (self.lag, sent) if sent else (self.gap, self._arrived)
-        known = sent or self.answered
-        if not (known and usual and promise * step > (1 + expected) * usual):
-            return 0.0
-        if sent and not (self.in_time and usual <= MOST * step):
-            return 0.0
-        arrived, hoped = self._hoped
-        if self._arrived > arrived and expected <= hoped:
-            return 0.0  # the proposal that the last wait was for added nothing
-        self._hoped = self._arrived, expected
-        return since + TOLERANCE * usual - now
+        longest = TOLERANCE * usual
+        known = usual and (self.in_time if sent else self.answered)
+        pays = promise * step > (1 + expected) * longest
+        return since + longest - now if known and pays else 0.0
 
 
 def averaged(mean: float, value: float) -> float:

@@ -127,15 +127,6 @@ class Proposals:
             known.claims, known.checked = {Source.GRAMMAR: CERTAIN}, True
             node.children, node.claimed, node = {token: known}, {Source.GRAMMAR: 0.0}, known
 
-    def likeliest(self) -> int | None:
-        """Return the token that the drafter finds most likely to be next, or None if it has not
-        proposed one.
-        """
-        children = (self.root.children or {}).values()
-        claims = {each.token: each.claims.get(Source.DRAFTER) for each in children}
-        gains = {token: claim.gain for token, claim in claims.items() if claim}
-        return max(gains, key=gains.__getitem__) if gains else None
-
     def advance(self, tokens: Sequence[int]) -> None:
         """Move the root along the tokens that the text goes on with. Nodes beside them are
         impossible now.

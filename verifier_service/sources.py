@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tandem.engine.schedule.trust import Trust
 from tandem.protos.streams import LONGEST_MATCH, Decoding, Proposal
 from tandem.protos.types import Draft, DraftShape, Rule
 from tandem.verifier_service.answers import RecentAnswers
@@ -18,7 +19,6 @@ from tandem.verifier_service.suffix_drafts import (
     Tokens,
     suffix_proposal,
 )
-from tandem.verifier_service.trust import Trust
 
 SEVERAL = 2  # tokens that have to match, at least, in other texts
 LEARNED = tuple(source for source in Source if source is not Source.GRAMMAR)
@@ -48,19 +48,11 @@ class Sources:
         """The trust in the drafter's proposals."""
         return self.trusts[Source.DRAFTER]
 
-    def observe(
-        self, proposals: Proposals, draft: Draft, token: int, accepted: Sequence[int], waited: bool
-    ) -> None:
-        """Learn from a step that accepted these nodes of the newest draft and whose first token is
-        `token`. `waited` tells whether the step had waited for the drafter.
-        """
+    def observe(self, proposals: Proposals, draft: Draft, accepted: Sequence[int]) -> None:
+        """Learn from a step that accepted these nodes of the newest draft."""
         for source, trust in self.trusts.items():
             claimed = proposals.claimed(draft, accepted, source) if len(draft) else 0.0
             trust.observe(claimed, proposals.right(accepted, source))
-        if (likeliest := proposals.likeliest()) is not None:
-            self.drafter.observe_likeliest(likeliest == token)
-        elif waited:
-            self.drafter.waited_in_vain()
 
 
 class SuffixSources:

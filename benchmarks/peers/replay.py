@@ -99,7 +99,7 @@ class Suffix:
 
     def accepted(self, nodes: Sequence[int], token: int) -> None:
         """Adjust the trust in the sources by what was accepted."""
-        self._sources.observe(self._proposals, self._draft, token, nodes, waited=False)
+        self._sources.observe(self._proposals, self._draft, nodes)
 
     def end(self) -> None:
         """Remember the answer, if answers are remembered."""

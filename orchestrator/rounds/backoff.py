@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 
 from tandem.protos.streams import Commit
 
-FIRST, TRIAL = 32, 16  # steps in vain before the first pause, and before each one after it
-WORTH = 16  # steps in vain that an accepted token makes up for
+PATIENCE = 32  # steps in vain before a pause; half as many in the trial after it
 ROUND_TRIPS = 4  # round trips that the steps in vain must last, at least
 PAUSES = 1.0, 3.0  # seconds: the first, and the longest; they double in between
 
@@ -53,14 +52,15 @@ class DraftBackoff:
         return held
 
     def _count(self, accepted: int, now: float, round_trip: float) -> None:
-        limit = TRIAL if self._pause else FIRST
-        counted = self._in_vain + self.arrived - WORTH * accepted
-        self._in_vain = min(limit, max(-FIRST, counted))
-        if self._in_vain == -FIRST:
+        """Count a step. An accepted token makes up for as many steps in vain as a trial has."""
+        counted = self._in_vain + self.arrived - PATIENCE // 2 * accepted
+        self._in_vain = min(PATIENCE, max(-PATIENCE, counted))
+        if self._in_vain == -PATIENCE:
             self._pause = 0.0
         if self._in_vain <= 1:
             self._since = now
-        if self._in_vain == limit and now - self._since >= ROUND_TRIPS * round_trip:
+        if self._in_vain == PATIENCE and now - self._since >= ROUND_TRIPS * round_trip:
             first, longest = PAUSES
             self._pause = min(longest, 2 * self._pause or first)
-            self._until, self._in_vain = now + self._pause, 0
+            self._since = self._until = now + self._pause
+            self._in_vain = PATIENCE // 2

@@ -29,8 +29,7 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ke
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafters are left alone often, so that it happens in texts as short as these."""
-    monkeypatch.setattr(backoff, "FIRST", 4)
-    monkeypatch.setattr(backoff, "TRIAL", 2)
+    monkeypatch.setattr(backoff, "PATIENCE", 4)
     monkeypatch.setattr(backoff, "PAUSES", (0.4, 0.8))
 
 

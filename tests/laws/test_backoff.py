@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from tandem.orchestrator.rounds.backoff import PAUSES, WORTH, DraftBackoff
+from tandem.orchestrator.rounds.backoff import PATIENCE, PAUSES, DraftBackoff
 from tandem.protos.streams import Commit
 
 STEP = 0.02  # seconds
@@ -50,7 +50,7 @@ class Course:
 
 def test_a_drafter_that_brings_anything_worth_having_is_sent_every_step() -> None:
     rng = random.Random(0)
-    course = Course(lambda now: rng.random() < 3 / WORTH).run(60)
+    course = Course(lambda now: rng.random() < 6 / PATIENCE).run(60)
     assert max(course.silences()) < 2 * STEP
 
 

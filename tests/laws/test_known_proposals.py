@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.engine.schedule.trust import Trust
 from tandem.protos import tree
 from tandem.protos.streams import Proposal
 from tandem.verifier_service.proposals import Proposals
-from tandem.verifier_service.trust import MOST_TRUST, Trust
 
 Tokens = tuple[int, ...]
 Paths = dict[Tokens, float]  # tokens behind the first text, to log-probability behind the parent
@@ -155,7 +155,7 @@ def test_trust_is_bounded_and_comes_back() -> None:
     assert math.exp(trust.log) > 0.9
     for _ in range(10_000):
         trust.observe(0.1, 4)
-    assert trust.log == MOST_TRUST
+    assert trust.log > 0.7, "one that is better than it says is believed more than it says"
 
 
 @pytest.mark.parametrize("known", [0, 1000], ids=["at first", "that was good"])
@@ -215,7 +215,7 @@ def test_what_is_claimed_is_at_most_one_token_after_each_node_that_was_reached()
 
 def test_no_child_is_likelier_than_its_parent_however_much_is_trusted() -> None:
     proposals = Proposals(5, UNTIL)
-    proposals.add(Proposal(5, (1, 2, 3), (0, 1, 2), (-0.1, -0.1, -2.0)), MOST_TRUST)
+    proposals.add(Proposal(5, (1, 2, 3), (0, 1, 2), (-0.1, -0.1, -2.0)), 0.7)
     assert list(proposals.chances()) == pytest.approx([1.0, 1.0, math.exp(-1.3)])
 
 
@@ -227,22 +227,3 @@ def test_an_empty_tree_promises_what_drafters_are_trusted_with() -> None:
     expected, promise = proposals.expected_gain(0.25)
     assert expected == pytest.approx(math.exp(-0.1) + math.exp(-0.6) + math.exp(-3))
     assert promise == pytest.approx(math.exp(-0.6))
-
-
-def test_what_a_first_level_promises_is_how_often_it_is_right() -> None:
-    """And comes back when nothing tells."""
-    trust, proposals = Trust(), Proposals(5, UNTIL)
-    assert proposals.likeliest() is None
-    proposals.add(Proposal(5, (1, 2, 3), (0, 0, 1), (-1.0, -0.1, -0.1)))
-    assert proposals.likeliest() == 2
-    for _ in range(200):
-        trust.observe_likeliest(False)
-    assert trust.promise < 0.01
-    trust.promise = 1.0
-    for _ in range(10):
-        trust.waited_in_vain()
-    assert trust.promise < 0.2, "at once, as each wait costs time"
-    trust.promise = 0.0
-    for _ in range(1000):
-        trust.observe(0.0, 0)
-    assert trust.promise > 0.8

@@ -120,6 +120,6 @@ def test_each_source_learns_from_what_it_claimed_itself() -> None:
         draft, _ = proposals.draft(rows)
         accepted = [draft.tokens.index(1)]
         assert proposals.found(accepted) == (1, 0), "one node that no drafter sent"
-        sources.observe(proposals, draft, 1, accepted, waited=False)
+        sources.observe(proposals, draft, accepted)
     trusts = {source: math.exp(trust.log) for source, trust in sources.trusts.items()}
     assert trusts[Source.DRAFTER] == trusts[Source.ANSWERS] > 1 > 0.1 > trusts[Source.TEXT]

@@ -1,0 +1,93 @@
+"""Learns how right the chances are that a source of proposals claims. Pure.
+
+A source claims a chance for each next token. In some trials it has *claimed* so many tokens in all,
+and so many were *right*. A chance that it claims next is then multiplied by its trust:
+
+    trust = (right + PRIOR) / (claimed + PRIOR).
+
+The prior is what is believed before anything is known: that the source has claimed half a token,
+and was right. How often the source is right, whatever it claims, is
+
+    frequency = (right + PRIOR) / (trials + 2 PRIOR),
+
+which is half the time before anything is known. How much it is worth to verify its proposals where
+a row has a price is the mean of what its corrected chances exceed the price by: its *margin*.
+
+New trials count more than old ones: each multiplies what was learned before it by 1 - pace. A trial
+in which little is claimed teaches little, so it makes little be forgotten; but at the pace SLOW
+everything fades. So a source that was wrong, and therefore gets no more trials, is believed again
+in the end.
+
+What a session shows is shown to the trust of all sessions too, which learns at the pace SLOW. A new
+session begins with what those have shown, but as if it were BORROWED tokens at most: its own trials
+soon count more, and wrong proposals elsewhere cannot keep its own from being tried.
+
+The verifier has one trust for each source of each session, and a trial is a step. A drafter has one
+for each text, and a trial is a token of the text, whether the drafter's proposal of that token was
+sent or not. So a drafter learns while drafting does not pay, and a verifier learns even if a
+drafter lies.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+PACE, SLOW = 0.05, 0.01  # weight of a trial in what a session and all sessions learn
+BORROWED, PRIOR = 2.0, 0.5  # tokens
+
+
+@dataclass(slots=True)
+class Trust:
+    """The trust in the proposals of one session, or of all sessions, the `shared` one."""
+
+    claimed: float = 0.0
+    right: float = 0.0
+    trials: float = 0.0
+    gained: float = 0.0
+    pace: float = PACE
+    shared: Trust | None = None
+
+    @classmethod
+    def of_all(cls) -> Trust:
+        """Return a trust that sessions begin with. It learns slowly, from all sessions."""
+        return cls(pace=SLOW)
+
+    def begun(self, pace: float = PACE) -> Trust:
+        """Return the trust of a new session."""
+        share = min(1.0, BORROWED / self.claimed) if self.claimed else 1.0
+        return Trust(
+            share * self.claimed,
+            share * self.right,
+            share * self.trials,
+            share * self.gained,
+            pace,
+            self,
+        )
+
+    @property
+    def log(self) -> float:
+        """The logarithm of the factor that corrects a claimed chance."""
+        return math.log((self.right + PRIOR) / (self.claimed + PRIOR))
+
+    @property
+    def frequency(self) -> float:
+        """How often the source is right, if a trial is one token."""
+        return (self.right + PRIOR) / (self.trials + 2 * PRIOR)
+
+    @property
+    def margin(self) -> float:
+        """How much the corrected chances exceed the price, on average."""
+        return (self.gained + PRIOR) / (self.trials + 2 * PRIOR)
+
+    def observe(self, claimed: float, right: int, price: float = 0.0) -> None:
+        """Learn from a trial in which so many tokens were claimed and so many were right, while a
+        row had this price.
+        """
+        keep = 1 - max(SLOW, self.pace * min(1.0, claimed))
+        self.gained = keep * self.gained + max(0.0, min(1.0, claimed * math.exp(self.log)) - price)
+        self.claimed = keep * self.claimed + claimed
+        self.right = keep * self.right + right
+        self.trials = keep * self.trials + (claimed > 0)
+        if self.shared:
+            self.shared.observe(claimed, right, price)
