@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from tandem.engine.schedule.cost import Rates
+from tandem.engine.schedule.cost import AverageStepTimes
 
 LEAST = 0.01  # the chance below which a node is neither fed nor sent: only one in a hundred rows
 # for such nodes would save the verifier a step
@@ -123,7 +123,7 @@ class Worth:
     """
 
     def __init__(
-        self, conditions: Conditions, rates: Rates, history: DrafterHistory, cost: float
+        self, conditions: Conditions, rates: AverageStepTimes, history: DrafterHistory, cost: float
     ) -> None:
         self._conditions, self._rates, self._history, self._cost = conditions, rates, history, cost
         self._skill = history.skill  # until the text has taught something of its own

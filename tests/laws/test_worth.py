@@ -18,13 +18,13 @@ from tandem.drafter_service.tree.worth import (
     FeedThreshold,
     Worth,
 )
-from tandem.engine.schedule.cost import Rates
+from tandem.engine.schedule.cost import AverageStepTimes
 
 TOKEN = 0.02
 COST = 0.25
 NEAR = Conditions(price=0.05, token_seconds=TOKEN, delay=0.001, pace=TOKEN)
 FAR = replace(NEAR, delay=0.5)
-RATES = Rates(step=0.002, row=0.001)
+RATES = AverageStepTimes(step=0.002, row=0.001)
 
 
 def taught(chance: float, often: float) -> DraftSkill:
@@ -37,7 +37,7 @@ def taught(chance: float, often: float) -> DraftSkill:
 
 
 def worth(
-    conditions: Conditions = NEAR, rates: Rates = RATES, skill: DraftSkill | None = None
+    conditions: Conditions = NEAR, rates: AverageStepTimes = RATES, skill: DraftSkill | None = None
 ) -> Worth:
     """That of a new session's nodes."""
     return Worth(conditions, rates, DrafterHistory(skill or DraftSkill()), COST)
@@ -46,7 +46,7 @@ def worth(
 def test_all_is_worth_it_until_something_is_known() -> None:
     for unknown in (Conditions(), replace(FAR, pace=0.0), replace(FAR, token_seconds=0.0)):
         assert worth(unknown).threshold() == FeedThreshold()
-    assert worth(FAR, Rates()).threshold().pays(-100.0, 50)
+    assert worth(FAR, AverageStepTimes()).threshold().pays(-100.0, 50)
 
 
 def test_a_drafter_whose_time_costs_nothing_always_proposals() -> None:
@@ -66,8 +66,8 @@ def test_a_drafter_that_is_near_fast_and_good_proposals() -> None:
     "held_back",
     [
         worth(FAR),
-        worth(rates=Rates(step=1.01 * TOKEN, row=0.001)),
-        worth(rates=Rates(step=0.002, row=0.2)),
+        worth(rates=AverageStepTimes(step=1.01 * TOKEN, row=0.001)),
+        worth(rates=AverageStepTimes(step=0.002, row=0.2)),
         worth(skill=taught(0.9, 0.01)),
         worth(replace(NEAR, token_seconds=0.0001)),
         worth(replace(NEAR, price=0.9)),
@@ -92,7 +92,7 @@ def test_the_edge_of_what_pays_is_where_it_costs_what_it_saves() -> None:
 def test_a_level_is_in_time_when_the_text_has_not_got_there() -> None:
     """Level d is sent a round trip, half a step and d steps after the commit."""
     far, step = replace(NEAR, delay=0.1), 0.008
-    lead = worth(far, Rates(step, 0.001)).threshold().lead
+    lead = worth(far, AverageStepTimes(step, 0.001)).threshold().lead
     gained = BOUNDARY + (far.delay + QUEUE * step + lead * step) / TOKEN
     assert lead == pytest.approx(gained) and lead > 5
 
@@ -130,7 +130,11 @@ def test_a_text_is_begun_when_none_was_read_for_as_long_as_some_steps_take(
     step: float, pause: float
 ) -> None:
     """A drafter that was slow at first, or of no use, may be good by now; trying costs little."""
-    known, rates, part = DrafterHistory(taught(0.9, 0.01)), Rates(step, step), 0.3 * pause
+    known, rates, part = (
+        DrafterHistory(taught(0.9, 0.01)),
+        AverageStepTimes(step, step),
+        0.3 * pause,
+    )
     first, second = (Worth(NEAR, rates, known, COST) for _ in range(2))
     first.text_grew(1, 100.0)
     assert first.should_read
