@@ -40,7 +40,7 @@ from tandem.benchmarks.figures.steps import (
 )
 from tandem.benchmarks.figures.steptimes import FLOOR, LIBRARY, ONE, TYPICAL, Figures, chosen
 from tandem.engine.cache.pool import position_bytes
-from tandem.engine.forward.cuda import cublas
+from tandem.engine.forward.cuda.batch_invariance import disable_split_k
 from tandem.engine.model.dtypes import DTYPES
 from tandem.engine.model.load import HFModel, load
 from tandem.engine.runner import BY_ROWS, AttentionBackend, HFRunner
@@ -231,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise SystemExit("error: there is no CUDA device; --device cpu emulates one")
-        cublas.disable_split_k()
+        disable_split_k()
     else:
         torch.set_num_threads(1)
     try:

@@ -24,7 +24,7 @@ from tandem.benchmarks.figures.machine import described
 from tandem.engine.cache.pool import KVPool, LayerGeometry
 from tandem.engine.forward.cpu.builds import FOLDER, runnable, sources_of
 from tandem.engine.forward.cpu.kernels import Kernels, plain_weights
-from tandem.engine.forward.cpu.panels import in_panels
+from tandem.engine.forward.cpu.panels import packed_panels
 from tandem.engine.forward.cpu.paths import Paths
 from tandem.engine.forward.dense import AttentionOptions
 from tandem.engine.model.dtypes import DTYPES
@@ -80,8 +80,8 @@ def linear(build: Mapping[str, Kernels], dtype: torch.dtype) -> Iterator[Case]:
         weight, rows = torch.randn(outputs, inputs).to(dtype), torch.randn(PROMPT, inputs).to(dtype)
         actions: dict[str, Callable[[], object]] = {LIBRARY: _bound(torch.mm, rows, weight.t())}
         for key, each in build.items():
-            paired = each.pairs and dtype == torch.bfloat16
-            panels = in_panels(weight[None], each.width, 2 if paired else 1)
+            paired = each.bf16_pairs and dtype == torch.bfloat16
+            panels = packed_panels(weight[None], each.width, 2 if paired else 1)
             weights = plain_weights(panels, outputs)
             actions[key] = _bound(each.linear, rows, weights, None, None, dtype)
         yield Case(f"linear, {PROMPT} rows, {name}", 2 * PROMPT * outputs * inputs, actions)

@@ -114,7 +114,7 @@ class TreeDrafter:
         whole = special or opening.lockstep or opening.once
         shape = branching(opening.shape) if special else opening.shape
         proposal = partial(self._vocabulary.expander, shape, params, visible=self._visible)
-        rates, cost = self._host.thread.costs.rates, self._host.config.draft_cost
+        rates, cost = self._host.thread.costs.averages, self._host.config.draft_cost
         worth = None if whole else Worth(conditions, rates, self._history, cost)
         clock, inbox = time.perf_counter, stream.inbox
         read = self._vocabulary.read

@@ -1,10 +1,15 @@
-"""A caller's gRPC call to a model service, and the streams of its sessions."""
+"""A caller's gRPC call to a model service, the streams of its sessions, and the names of these.
+
+The names of sessions and clients are tied to the peer that sent them before anything is looked up
+by a name: a session belongs to the peer that opened it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Generic, TypeVar
 
@@ -12,6 +17,7 @@ from tandem.engine.schedule.job_stream import BACKLOG, JobStream
 from tandem.protos.service.tracing import Span
 from tandem.protos.transport import heartbeat
 from tandem.protos.transport.round_trip import RoundTrip
+from tandem.protos.types import Context
 from tandem.v1 import common_pb2
 
 In = TypeVar("In")
@@ -60,3 +66,18 @@ class CallStream(JobStream[In, Out]):
         """Send an item to the caller; it leaves when the step is over."""
         self.outgoing.append((self.stream_id, item))
         self.span.part(self.part)
+
+
+def own(peer: str, name: bytes) -> bytes:
+    """Return the name of a session or a client (which may be empty) as this peer's own: no other
+    peer can make the same name. Without TLS there are no peers, and names stay as they were sent.
+    """
+    if not peer:
+        return name
+    return hashlib.sha256(peer.encode() + b"\0" + name).digest()
+
+
+def owned(peer: str, context: Context) -> Context:
+    """Return the context of an opening with its names made this peer's own."""
+    session_id, client = own(peer, context.session_id), own(peer, context.client)
+    return replace(context, session_id=session_id, client=client)

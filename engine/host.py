@@ -24,7 +24,7 @@ from tandem.engine.cache.sessions import Sessions
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.exact.exactness import Exactness, positions_tried, self_test
 from tandem.engine.exact.fingerprint import model_fingerprint, weights_fingerprint
-from tandem.engine.forward.cuda import cublas
+from tandem.engine.forward.cuda.batch_invariance import disable_split_k
 from tandem.engine.loading import load_model, ranks_of, runner_of
 from tandem.engine.memory import available
 from tandem.engine.metrics import ModelMetrics, SessionCollector
@@ -32,10 +32,9 @@ from tandem.engine.model.generation import generation_defaults
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.sampling import drawing
 from tandem.engine.schedule.batch import StepLimits
-from tandem.engine.schedule.profile import light_seconds
 from tandem.engine.schedule.progress import StepReport
-from tandem.engine.schedule.rehearsal import rehearse
 from tandem.engine.schedule.scheduler import ModelThread
+from tandem.engine.schedule.warm_up import single_token_seconds, warm_up
 from tandem.engine.weights import weights_bytes
 from tandem.protos.errors import InvalidRequest, Unusable
 from tandem.protos.fingerprint import fingerprint
@@ -125,7 +124,7 @@ async def hosting(
     generation, unused = generation_defaults(config.model, runner.model.vocab_size)
     if unused and verb == "verify":
         log.warning("generation_config.json is used in part", settings=", ".join(unused))
-    light = await asyncio.to_thread(light_seconds, runner)
+    single_token = await asyncio.to_thread(single_token_seconds, runner)
     pool, longest = runner.pool, config.context_length or runner.model.context_length
     sessions = Sessions(
         pool,
@@ -146,12 +145,14 @@ async def hosting(
         metrics.observe(report)
         activity.observe(report)
 
-    with ModelThread(runner, runner.wait, limits, observe, sessions.expire, light=light) as thread:
+    with ModelThread(
+        *(runner, runner.wait, limits, observe, sessions.expire), single_token=single_token
+    ) as thread:
         health = Health()
         async with background(_report(thread, health, runner), activity.run()):
             known = tokenizer, model, weights, weights_bytes(runner.model), generation
             host = Host(runner, sessions, thread, config, exactness, *known, health)
-            await rehearse(thread, sessions, config.max_batch_tokens)
+            await warm_up(thread, sessions, config.max_batch_tokens)
             report_model(registry, host.describe())
             yield host
 
@@ -174,7 +175,7 @@ def _new_epoch() -> int:
 def load_and_test(config: ModelServiceConfig, exact: bool) -> tuple[ModelRunner, Exactness]:
     """Load a model, find memory for its sessions, and self-test it; raises Unusable."""
     if exact and config.device.startswith("cuda"):
-        cublas.disable_split_k()
+        disable_split_k()
     ranks = ranks_of(config)
     model = load_model(config, ranks.shard if ranks else None)
     if config.context_length and config.context_length > model.context_length:

@@ -9,7 +9,7 @@ import torch
 from tandem.engine.cache.footprint import Footprint
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.forward.cpu.kernels import use_threads
-from tandem.engine.forward.cuda import cublas
+from tandem.engine.forward.cuda.batch_invariance import disable_split_k
 from tandem.engine.model import load as model
 from tandem.engine.model.configuration import configuration, judging
 from tandem.engine.model.linears import FULL
@@ -67,5 +67,5 @@ def follower(config: ModelServiceConfig, shard: Shard) -> Follower:
     configure_logging(config.log_level, config.log_format)
     torch.set_num_threads(config.rank_threads)
     if config.exact is not False and config.device.startswith("cuda"):
-        cublas.disable_split_k()
+        disable_split_k()
     return Follower(load_model(config, shard))

@@ -67,7 +67,10 @@ class IdleTime(Collector):
 
     def __init__(self, owner: str, clock: Callable[[], float]) -> None:
         self.busy = 0.0
-        self._name, self._clock, self._began, self._idle = owner, clock, clock(), 0.0
+        self._name = owner
+        self._clock = clock
+        self._began = clock()
+        self._idle = 0.0
 
     def collect(self) -> list[Metric]:
         """Return the idle seconds; the exporter calls this at every scrape."""

@@ -1,5 +1,5 @@
 """The interface to an object that runs a model, as scheduler, self-test and services need it:
-passes over segments, and a cache with KV ranges. `engine.runner` implements it.
+passes over segments, and a KV cache with page tables. `engine.runner` implements it.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class ModelRunner(Protocol):
         """Capture the passes that would otherwise take time while serving; return how many."""
 
     def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """Feed all segments in one step. Returns float32 logits per segment, [wanted, vocab], NaN
-        where the model overflowed.
+        """Feed all segments in one step. Returns float32 logits per segment, [num_logits, vocab],
+        which are NaN where the model overflowed.
         """
 
     def wait(self) -> None:

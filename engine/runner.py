@@ -19,9 +19,9 @@ from tandem.engine.cache.pool import KVPool
 from tandem.engine.forward import attention, tiles
 from tandem.engine.forward.cpu import panels, paths
 from tandem.engine.forward.cuda import attention as attention_by_rows
+from tandem.engine.forward.cuda.batch_invariance import invariant_sizes
 from tandem.engine.forward.cuda.graphs import CudaGraphs, Run
-from tandem.engine.forward.cuda.rows import KVLayout, RowPlan, rows_together
-from tandem.engine.forward.cuda.sizes import invariant_sizes
+from tandem.engine.forward.cuda.rows import KVLayout, RowPlan, block_rows
 from tandem.engine.forward.cuda.table import (
     SIZES,
     RowTable,
@@ -81,8 +81,8 @@ class HFRunner:
         except RuntimeError as error:  # how torch reports that there is no memory
             raise MemoryError(str(error)) from error
         width = -(-min(self.pool.positions, model.context_length) // PAGE)
-        together = rows_together(max(layer.repeat for layer in model.layers), model.dtype)
-        self._layout = KVLayout(self.pool.positions, width, together)
+        rows_at_once = block_rows(max(layer.repeat for layer in model.layers), model.dtype)
+        self._layout = KVLayout(self.pool.positions, width, rows_at_once)
         self.backend = AttentionBackend.TILES
         self._problem: str | None = None
         # no reference back to this object, so that its memory is freed with it
@@ -158,7 +158,7 @@ class HFRunner:
 
     @torch.inference_mode()
     def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """Feed all segments in one step. Returns float32 logits per segment, [wanted, vocab].
+        """Feed all segments in one step. Returns float32 logits per segment, [num_logits, vocab].
 
         Where a model overflows, its logits are NaN, and so are the keys and values that it wrote:
         those pages must not be given to another text as cached.
@@ -168,7 +168,7 @@ class HFRunner:
             self.pool.prepare(segment.table, segment.context, end)
         by_rows = self.backend in BY_ROWS
         logits = self._by_rows(segments) if by_rows else self._at_once(segments)
-        return list(logits.split([segment.wanted for segment in segments]))
+        return list(logits.split([segment.num_logits for segment in segments]))
 
     def wait(self) -> None:
         """Wait until the device has done all passes: on CUDA they are launched and not awaited."""
@@ -176,15 +176,16 @@ class HFRunner:
             torch.cuda.current_stream(self.model.device).synchronize()
 
     def _at_once(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """Feed all segments in one pass along paths or by tiles; return the wanted logits."""
+        """Feed all segments in one pass along paths or by tiles; return the logits."""
         by_paths, device = self.backend is AttentionBackend.PATHS, self.model.device
         step = paths.path_plan(segments) if by_paths else tiles.tile_plan(segments, device)
-        return self._run(step)[: sum(segment.wanted for segment in segments)].float()
+        return self._run(step)[: sum(segment.num_logits for segment in segments)].float()
 
     def _by_rows(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """Feed all segments by rows, in as many passes as it takes; return the wanted logits."""
+        """Feed all segments by rows, in as many passes as it takes; return the logits."""
         passes = row_plans(segments, self._layout, self.exact, self.sizes)
-        logits = [self._runner(rows)[: rows.wanted].to(torch.float32, copy=True) for rows in passes]
+        found = (self._runner(rows)[: rows.num_logits] for rows in passes)
+        logits = [each.to(torch.float32, copy=True) for each in found]
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     @torch.inference_mode()
@@ -224,7 +225,7 @@ class HFRunner:
 def _whole_plan(layout: KVLayout, device: torch.device, segments: Sequence[Segment]) -> RowPlan:
     """Plan a pass by rows over exactly the fed rows, without padding."""
     table = RowTable.of(segments, layout)
-    return rows_plan(table, layout, int(table.rows[4].sum())).to(device)
+    return rows_plan(table, layout, table.num_logits).to(device)
 
 
 def _launch(

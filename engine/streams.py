@@ -17,8 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
-from tandem.engine.call import Call, CallStream
-from tandem.engine.peers import own, owned
+from tandem.engine.call import Call, CallStream, own, owned
 from tandem.engine.schedule.job_stream import JobStream
 from tandem.engine.schedule.scheduler import ModelThread
 from tandem.engine.schedule.task import Job
@@ -46,7 +45,9 @@ class StreamServer(Generic[In, Out]):
         self, thread: ModelThread, drain: Drain | None = None, spans: tuple[str, str] = ("", "")
     ) -> None:
         """`spans` are the names of a job's span and of its parts, the items that it sends."""
-        self._thread, self._drain, self._spans = thread, drain or Drain(), spans
+        self._thread = thread
+        self._drain = drain or Drain()
+        self._spans = spans
         self._finished = False
         self._loop = asyncio.get_running_loop()
         self._calls: set[Call[In, Out]] = set()

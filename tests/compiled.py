@@ -24,7 +24,7 @@ from triton.runtime.jit import JITFunction
 from tandem.engine.cache.pages import PageTable
 from tandem.engine.forward.cpu.kernels import Activation
 from tandem.engine.forward.cuda.kernels import attend, drawing, gated, norm, rotary
-from tandem.engine.forward.cuda.rows import KVLayout, rows_together
+from tandem.engine.forward.cuda.rows import KVLayout, block_rows
 from tandem.engine.forward.cuda.table import row_plans
 from tandem.engine.forward.dense import AttentionOptions
 from tandem.engine.forward.segment import Segment
@@ -70,7 +70,7 @@ def call_all(dtype: torch.dtype) -> None:
         cached = torch.zeros(1024, shared, size, dtype=dtype)
         angles, slots = torch.zeros(5, size, dtype=dtype), torch.arange(5)
         rotary.rotate_store(query, key, key, angles, angles, slots, cached, cached)
-        layout = KVLayout(1024, 16, rows_together(heads // shared, dtype))
+        layout = KVLayout(1024, 16, block_rows(heads // shared, dtype))
         segment = Segment(PageTable([*range(16)]), 300, (1, 2, 3, 4, 5), (-1, 0, 1, 2, 3), 5)
         (plan,) = row_plans([segment], layout, exact=True)
         for options in (

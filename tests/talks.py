@@ -61,13 +61,13 @@ class Talk:
         return Segment(self.table, len(self.text), (*head, *draft), hung, len(hung))
 
     def among_proposals(
-        self, piece: Sequence[int], rng: random.Random
+        self, chunk: Sequence[int], rng: random.Random
     ) -> tuple[Segment, list[int]]:
         """More text in a tree with wrong proposals anywhere, and the path of the text."""
         tokens: list[int] = []
         parents: list[int] = []
         path: list[int] = []
-        for token in piece:
+        for token in chunk:
             for _ in range(rng.choice([0, 0, 0, 1, 3])):
                 parents.append(rng.randrange(-1, len(tokens)))
                 tokens += some_tokens(rng, 1)

@@ -157,7 +157,7 @@ class DecodeJob:
             context=self.session.length,
             tokens=self.pending + self.draft.tokens,
             parents=tree.hang(len(self.pending), self.draft.parents),
-            wanted=1 + len(self.draft),
+            num_logits=1 + len(self.draft),
         )
 
     def _take(self) -> None:

@@ -129,7 +129,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         response = verifier_pb2.DecodeResponse(
             sent=caller.sent,
             price=thread.price,
-            token_seconds=thread.costs.rates.token,
+            token_seconds=thread.costs.averages.token,
             passes=codec.encode_passes(self.streams.passes),
             last=caller.last,
             streams=len(self.streams.live),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from tandem.engine.forward.cpu.kernels import kernels
-from tandem.engine.forward.cuda.cublas import WORKSPACES
+from tandem.engine.forward.cuda.batch_invariance import WORKSPACES
 
 CPU_FACTS = Path("/proc/cpuinfo")
 PACKAGES = ("torch", "transformers")

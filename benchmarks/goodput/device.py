@@ -18,7 +18,7 @@ from tandem.engine.cache.sessions import Sessions
 from tandem.engine.forward.segment import Segment
 from tandem.engine.schedule.batch import Batch, StepCosts, StepLimits, compose, load_of
 from tandem.engine.schedule.cost import StepLoad
-from tandem.engine.schedule.scheduler import LIGHT
+from tandem.engine.schedule.scheduler import SINGLE_TOKEN
 from tandem.engine.schedule.task import Job, Task
 
 INSTANT = 1e-9  # seconds, below which nobody waits
@@ -136,7 +136,7 @@ class Device:
         if self._busy:
             return
         ready = self._ready()
-        if len(ready) == 1 and not ready[0][0].rest and (wait := self._wait(ready[0][0])):
+        if len(ready) == 1 and not ready[0][0].remainder and (wait := self._wait(ready[0][0])):
             self._events.after(wait, self.wake)
         else:
             self._until = 0.0
@@ -155,7 +155,7 @@ class Device:
 
     def _wait(self, task: Task) -> float:
         """Return the seconds that a step of this task alone waits for more rows."""
-        now, step = self._events.now, self.costs.model.predict(LIGHT)
+        now, step = self._events.now, self.costs.model.predict(SINGLE_TOKEN)
         self._until = self._until or now + step
         assert task.step_input
         left = min(task.step_input.wait_seconds(now, step), self._until - now)
@@ -163,7 +163,7 @@ class Device:
 
     def _chances(self, tasks: Sequence[Task], index: int) -> Iterator[float]:
         step_input = tasks[index].step_input
-        if tasks[index].rest or step_input is None:
+        if tasks[index].remainder or step_input is None:
             return iter(())
         if self._fixed is None:
             return step_input.chances()
@@ -171,23 +171,24 @@ class Device:
 
     def _step(self, ready: Sequence[tuple[Task, Segment]]) -> None:
         tasks = [task for task, _ in ready]
-        segments, pace = [segment for _, segment in ready], self.costs.pace.at(self._events.now)
+        segments = [segment for _, segment in ready]
+        decode_seconds = self.costs.decode_seconds.at(self._events.now)
         chances = partial(self._chances, tasks)
-        batch = compose(segments, chances, self.costs.model, self._limits, pace)
+        batch = compose(segments, chances, self.costs.model, self._limits, decode_seconds)
         self.price = 0.0 if self._fixed is not None else batch.price
-        stepping = [tasks[share.index] for share in batch.shares]
-        wholes = [segments[share.index] is share.piece for share in batch.shares]
-        for task, share in zip(stepping, batch.shares, strict=True):
-            if share.rows and task.step_input:
-                share.piece = task.step_input.segment(share.rows)
-        load = sum((load_of(share.piece) for share in batch.shares), StepLoad())
+        stepping = [tasks[allocation.index] for allocation in batch.allocations]
+        completed = [segments[each.index] is each.chunk for each in batch.allocations]
+        for task, allocation in zip(stepping, batch.allocations, strict=True):
+            if allocation.rows and task.step_input:
+                allocation.chunk = task.step_input.segment(allocation.rows)
+        load = sum((load_of(allocation.chunk) for allocation in batch.allocations), StepLoad())
         seconds, self._busy = self._seconds(load), True
-        self._events.after(seconds, partial(self._done, stepping, wholes, batch, load, seconds))
+        self._events.after(seconds, partial(self._done, stepping, completed, batch, load, seconds))
 
     def _done(
         self,
         stepping: Sequence[Task],
-        wholes: Sequence[bool],
+        completed: Sequence[bool],
         batch: Batch,
         load: StepLoad,
         seconds: float,
@@ -196,10 +197,10 @@ class Device:
         self.costs.learn(batch, load, seconds, self._events.now)
         self.before_jobs(stepping)
         logits: Any = NoLogits()
-        for task, share, whole in zip(stepping, batch.shares, wholes, strict=True):
+        for task, allocation, complete in zip(stepping, batch.allocations, completed, strict=True):
             task.last_step = self._steps
             if task.step_input:
-                task.advance(share.piece, logits, bool(share.rows) or whole)
+                task.advance(allocation.chunk, logits, bool(allocation.rows) or complete)
         self._running = [task for task in self._running if task.step_input]
         self._flush()
         self.wake()

@@ -19,10 +19,10 @@ from tandem.benchmarks.goodput.world import DRAFTS, TARGETS, World, at
 from tandem.drafter_service.tree.session_text import CommitTokens
 from tandem.drafter_service.tree.worth import Conditions, DrafterHistory, Worth
 from tandem.engine.config import draft_cost
-from tandem.engine.schedule.cost import Rates, StepLoad
+from tandem.engine.schedule.cost import AverageStepTimes, StepLoad
 from tandem.engine.schedule.job_stream import JobStream
-from tandem.engine.schedule.rehearsal import NAME, ROWS, rehearsal
 from tandem.engine.schedule.task import Task
+from tandem.engine.schedule.warm_up import NAME, ROWS, warm_up_job
 from tandem.orchestrator.rounds.backoff import DraftBackoff
 from tandem.protos.streams import Commit, Decoding, Drafting, Proposal
 from tandem.protos.types import Context, SamplingParams
@@ -85,19 +85,20 @@ class Simulation:
 
     def run(self) -> float:
         """Run the simulation; return the tokens per second after the start."""
-        self._rehearse()
+        self._warm_up()
         for share, _ in self._world.sessions:
             self._events.after(share * self._world.seconds, self._ask)
         self._events.run(self._world.seconds)
         return self._tokens / (self._world.seconds - self._world.start)
 
-    def _rehearse(self) -> None:
-        """Rehearse both devices as services do before they serve."""
+    def _warm_up(self) -> None:
+        """Warm both devices up as services do before they serve."""
         for device in (self._verifier, self._drafter):
-            device.start(NAME, rehearsal(device.sessions, max(ROWS)))
+            device.start(NAME, warm_up_job(device.sessions, max(ROWS)))
         self._events.run(math.inf)
         self._events.now = 0.0
-        self._verifier.costs.rates, self._drafter.costs.rates = Rates(), Rates()
+        for device in (self._verifier, self._drafter):
+            device.costs.averages = AverageStepTimes()
 
     @property
     def _share(self) -> float:
@@ -139,7 +140,7 @@ class Simulation:
         policy, drafter = self._policy, self._drafter
         opening = Drafting(Context(request.name, 1, 0, tokens), SamplingParams(), policy.shape)
         cost = 0.0 if policy.fixed else draft_cost(shared=self._world.contention > 0)
-        worth = Worth(self._conditions, drafter.costs.rates, self._history, cost)
+        worth = Worth(self._conditions, drafter.costs.averages, self._history, cost)
         job = draft_job(
             drafter, opening, request.commits, None if policy.lockstep else worth, request.text,
             lambda: self._events.now,
@@ -159,7 +160,7 @@ class Simulation:
             if not (ended or self._policy.fixed):
                 sent = request.backoff.stepped(commit, self._events.now, self._delay)
             if sent and self._policy.shape.nodes:
-                known = self._verifier.price, self._verifier.costs.rates.token
+                known = self._verifier.price, self._verifier.costs.averages.token
                 self._to_drafter.send(partial(self._receive, request, sent, known))
             if ended:
                 del self._requests[number], self._texts[request.name]

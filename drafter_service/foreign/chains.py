@@ -186,7 +186,7 @@ class ChainJob:
         fed = 0
         while chain.add(logits[0, : self._engine.tokens]) and not self._reaches(chain):
             newest, parents = chain.tokens[-1:], tree.chain(len(chain.tokens))
-            segment = Segment(session.table, session.length, tuple(newest), parents, wanted=1)
+            segment = Segment(session.table, session.length, tuple(newest), parents, num_logits=1)
             logits = yield from self._pending.feed(segment)
             fed += 1
         sessions.advance(session, chain.tokens[:fed], range(fed), proposed=fed)

@@ -17,7 +17,7 @@ from tandem.drafter_service.tree.node import DraftNode
 from tandem.drafter_service.tree.session_text import CommitTokens, SessionText
 from tandem.drafter_service.tree.worth import Worth
 from tandem.engine.forward.segment import Segment
-from tandem.engine.schedule.batch import SHORT
+from tandem.engine.schedule.batch import SHORT_PREFIX
 from tandem.engine.schedule.job_stream import JobStream
 from tandem.protos.streams import Proposal
 from tandem.protos.types import MAX_LEVELS
@@ -52,7 +52,7 @@ class GrowingTree:
         if self._stream.paused or self._text.tree.full:
             return None
         if pending := self._text.pending:
-            if len(pending) < SHORT and not self._worth.threshold().pays(0.0, 0):
+            if len(pending) < SHORT_PREFIX and not self._worth.threshold().pays(0.0, 0):
                 return None
             self._asked = ()
             return self._text.next()

@@ -11,7 +11,7 @@ from tandem.engine.cache.session import Session
 from tandem.engine.cache.sessions import Sessions
 from tandem.engine.forward.segment import Segment
 from tandem.engine.forward.step_input import StepInput
-from tandem.engine.schedule.batch import SHORT
+from tandem.engine.schedule.batch import SHORT_PREFIX
 from tandem.protos import tree
 from tandem.protos.types import Context
 
@@ -31,15 +31,15 @@ class PendingTokens:
 
     def next(self) -> Segment:
         """Return the pending tokens, or as many as are fed at once; raises Busy."""
-        tokens = self.pending[:SHORT]
+        tokens = self.pending[:SHORT_PREFIX]
         self._sessions.reserve(self.session, self.session.length + len(tokens))
         return chain_segment(self.session, self._as_fed(tokens))
 
     def read(self) -> bool:
         """Note that the tokens of `next` were fed. Returns whether none are pending any more."""
-        tokens = self.pending[:SHORT]
+        tokens = self.pending[:SHORT_PREFIX]
         self._sessions.advance(self.session, tokens, range(len(tokens)))
-        del self.pending[:SHORT]
+        del self.pending[:SHORT_PREFIX]
         return not self.pending
 
     def feed(self, step_input: StepInput) -> Generator[StepInput, torch.Tensor, torch.Tensor]:

@@ -103,7 +103,7 @@ class SessionText(PendingTokens):
             context=self.session.length,
             tokens=tuple(node.token for node in nodes),
             parents=self.tree.parents(nodes),
-            wanted=len(nodes),
+            num_logits=len(nodes),
         )
 
     def expand(self, nodes: Sequence[DraftNode], logits: torch.Tensor, proposal: Expander) -> None:

@@ -83,7 +83,7 @@ class Worth:
     """
 
     def __init__(
-        self, conditions: Conditions, rates: Rates, history: DrafterHistory, cost: float
+        self, conditions: Conditions, rates: AverageStepTimes, history: DrafterHistory, cost: float
     ) -> None:
         self._conditions, self._rates, self._history, self._cost = conditions, rates, history, cost
         self._trust = history.trust  # until the text has taught something of its own

@@ -9,14 +9,14 @@ from tandem.engine.cache.pages import PageTable
 from tandem.engine.cache.session import Session
 
 
-def evictable(sessions: Iterable[Session], wanting: Session, idle_since: float) -> list[Session]:
-    """Return the sessions whose memory `wanting` may get, least recently used first: those that
+def evictable(sessions: Iterable[Session], growing: Session, idle_since: float) -> list[Session]:
+    """Return the sessions whose memory `growing` may get, least recently used first: those that
     are not at work and were last used at `idle_since` or before.
     """
     idle = [
         session
         for session in sessions
-        if session is not wanting and not session.active and session.used <= idle_since
+        if session is not growing and not session.active and session.used <= idle_since
     ]
     return sorted(idle, key=lambda session: session.used)
 

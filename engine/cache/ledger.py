@@ -26,9 +26,11 @@ class PageLedger(ABC):
     """
 
     def __init__(self, positions: int, footprint: Footprint = EVERYWHERE) -> None:
-        self.footprint, self.page = footprint, footprint.page
+        self.footprint = footprint
+        self.page = footprint.page
         self.positions = positions // self.page * self.page
-        self.allocated = self.idle = 0
+        self.allocated = 0
+        self.idle = 0
         self.numbered = footprint.numbers(self.positions // self.page)
         self._free = deque(reversed(range(self.numbered)))  # the last `_warm` have memory
         self._warm = 0  # the number of free pages that have memory

@@ -33,11 +33,11 @@ class PageTable:
         return len(self.pages) * self.page
 
     def slots(self, start: int, stop: int) -> list[int]:
-        """Return the pool's row numbers of the positions from `start` to `stop`."""
-        page, found = self.page, list[int]()
+        """Return the slot mapping of the positions from `start` to `stop`: rows of the pool."""
+        page, slots = self.page, list[int]()
         for number in range(start // page, -(-stop // page)):
             shift = (self.pages[number] - number) * page
-            found += range(
+            slots += range(
                 max(start, number * page) + shift, min(stop, number * page + page) + shift
             )
-        return found
+        return slots

@@ -25,7 +25,7 @@ from tandem.engine.cache.stack import Stack, can_give_back
 
 SlotIndex: TypeAlias = (
     slice | torch.Tensor
-)  # numbers of rows; those side by side cost less as a slice
+)  # a slot mapping: the rows of the pool for some positions; neighbouring rows are a slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +109,10 @@ class KVPool(PageAllocator):
 
     def compact(self, table: PageTable, start: int, path: Sequence[int]) -> None:
         """Move the keys and values of positions `start + path[i]` to `start + i` in every layer."""
-        moves = [(node, place) for place, node in enumerate(path) if node != place]
+        moves = [(node, offset) for offset, node in enumerate(path) if node != offset]
         if moves:
             slots = table.slots(start, start + max(path) + 1)
-            self._copy([slots[node] for node, _ in moves], [slots[place] for _, place in moves])
+            self._copy([slots[node] for node, _ in moves], [slots[offset] for _, offset in moves])
 
     def finite(self, table: PageTable, start: int, stop: int) -> bool:
         """Return whether the model did not overflow on a table's positions from `start` to `stop`,
@@ -146,11 +146,11 @@ class KVPool(PageAllocator):
                 stack.give_back(page * self.page, self.page)
 
 
-def slot_index(numbers: Sequence[int], device: torch.device) -> SlotIndex:
-    """Return row numbers as a slice if they follow each other, else as a tensor."""
-    if numbers and all(later == number + 1 for number, later in pairwise(numbers)):
-        return slice(numbers[0], numbers[-1] + 1)
-    return torch.tensor(numbers, dtype=torch.long, device=device)
+def slot_index(slots: Sequence[int], device: torch.device) -> SlotIndex:
+    """Return slots as a slice if they follow each other, else as a tensor."""
+    if slots and all(later == slot + 1 for slot, later in pairwise(slots)):
+        return slice(slots[0], slots[-1] + 1)
+    return torch.tensor(slots, dtype=torch.long, device=device)
 
 
 def store_rows(layer: torch.Tensor, slots: SlotIndex, new: torch.Tensor) -> None:

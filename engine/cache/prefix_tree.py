@@ -26,10 +26,12 @@ class PrefixTree(Prefixes):
     """
 
     def __init__(self, pool: PageAllocator) -> None:
-        self._pool, self._page = pool, pool.page
+        self._pool = pool
+        self._page = pool.page
         self._roots: dict[bytes, PrefixNode] = {}
         self._paths: dict[Session, list[PrefixNode]] = {}  # a session's nodes, one for each page
-        self._uses, self._order = count(1), count()
+        self._uses = count(1)  # numbers of uses, in their order
+        self._order = count()  # numbers of entries of `_leaves`
         self._leaves: list[tuple[int, int, PrefixNode]] = []  # nodes that may go, by last use
 
     @property
@@ -45,9 +47,9 @@ class PrefixTree(Prefixes):
         """Let a new session hold the pages that are cached of a text. `reserve` finds the memory
         that the session needs besides; an error that it raises is raised.
         """
-        wanted, page = array("I", tokens), self._page
+        text, page = array("I", tokens), self._page
         node, path = self._roots.get(session.scope, PrefixNode()), list[PrefixNode]()
-        while child := node.children.get(wanted[len(path) * page :][:page].tobytes()):
+        while child := node.children.get(text[len(path) * page :][:page].tobytes()):
             if len(child.tokens) < page:
                 break
             node = child
@@ -58,21 +60,21 @@ class PrefixTree(Prefixes):
         if whole < len(path) * page:
             del path[whole // page :], pages[whole // page :]
         else:
-            last = node.nearest(wanted[whole : whole + page])
+            last = node.nearest(text[whole : whole + page])
         self._paths[session] = path
         self._pool.share(session.table, pages, self._pool.footprint.first(whole))
         length = whole
         if last:
-            length += common_prefix_length(last.tokens, wanted[whole : whole + page])
+            length += common_prefix_length(last.tokens, text[whole : whole + page])
             self._leave([last])  # marks it as used, so that others are evicted before it
-        session.tokens.extend(wanted[:whole])
+        session.tokens.extend(text[:whole])
         reserve()
         if last and last.parent and length > whole and not self._pool.bare(last.page):
             source = PageTable([*pages, last.page], page)
             self._pool.copy(source, session.table, whole, length)
         else:
             length = whole
-        session.tokens.extend(wanted[whole:length])
+        session.tokens.extend(text[whole:length])
         session.settled = length
 
     def publish(self, session: Session) -> None:
@@ -131,10 +133,10 @@ class PrefixTree(Prefixes):
         """End a session: empty its table, and keep its committed text cached."""
         self.publish(session)
         path = self._paths[session]
-        rest = session.tokens[len(path) * self._page : session.settled]
+        remainder = session.tokens[len(path) * self._page : session.settled]
         last = path[-1] if path else None
-        if rest:
-            last = self._insert(session, rest, session.table.pages[len(path)])
+        if remainder:
+            last = self._insert(session, remainder, session.table.pages[len(path)])
         begun = session.table.first
         self._pool.release(session.table)
         del self._paths[session]

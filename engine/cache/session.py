@@ -25,8 +25,8 @@ class JobEnded(Exception):
 @dataclass(slots=True, eq=False)
 class Session:
     """One session: the pages of its `table` hold its `tokens`, as of `turn`. The first `settled`
-    tokens are committed text, with which other sessions of the same `scope` may begin; the rest was
-    only proposed.
+    tokens are committed text, with which other sessions of the same `scope` may begin; the others
+    were only proposed.
 
     `epoch` is drawn when the session is opened. A call that builds on cached tokens names the epoch
     that it was answered with, so a session that a late call has opened again never passes for the

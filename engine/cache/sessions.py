@@ -1,6 +1,6 @@
 """The session rule: keep `base` cached tokens, drop the rest, append the new ones.
 
-`Sessions` decides whether a call may touch a session and what its KV range holds. Only the model
+`Sessions` decides whether a call may touch a session and what its pages hold. Only the model
 thread uses it, so it needs no lock. A cache is a copy that may be lost at any time: a caller that
 gets SessionMiss sends all tokens again.
 """
@@ -44,10 +44,14 @@ class Sessions:
         evict_after: float = IDLE_SECONDS,
     ) -> None:
         self.counts = SessionCounts()
-        self.max_sessions, self.context_length = max_sessions, context_length
-        self._pool, self._prefixes = pool, pool.prefixes
+        self.max_sessions = max_sessions
+        self.context_length = context_length
+        self._pool = pool
+        self._prefixes = pool.prefixes
         self._new_epoch = new_epoch
-        self._ttl, self._clock, self._evict_after = ttl, clock, evict_after
+        self._ttl = ttl
+        self._clock = clock
+        self._evict_after = evict_after
         self._open: dict[bytes, Session] = {}
         self._refused = 0  # calls, since a session was opened
 
@@ -61,17 +65,16 @@ class Sessions:
 
     @property
     def prefix_usage(self) -> float:
-        """The share of the pool that is cached besides, and free as soon as it is wanted."""
+        """The share of the pool that is cached besides, and free as soon as it is needed."""
         return self._prefixes.idle / self._pool.size
 
     @contextmanager
     def acquire(self, context: Context, nodes: int) -> Iterator[Session]:
         """Apply the session rule. Within the scope the session is at work and cannot be evicted. It
         holds the tokens to build on, `context.base` or more, and has memory for the context and
-        `nodes` tree nodes.
-
-        Raises StaleTurn, SessionMiss, Busy, InvalidRequest. A session that finds no memory is
-        closed, since growing sessions could wait for each other's memory; its text stays cached.
+        `nodes` tree nodes. Raises StaleTurn, SessionMiss, Busy, InvalidRequest. A session that
+        finds no memory is closed, since growing sessions could wait for each other's memory; its
+        text stays cached.
         """
         self.check_length("context.tokens", context.length)
         session = self._extend(context, context.length + nodes)
@@ -83,7 +86,7 @@ class Sessions:
             if fed > session.length and self._pool.finite(session.table, session.length, fed):
                 session.tokens = session.committed(context)[:fed]
                 session.settled = fed
-            if isinstance(error, Busy) or not session.length:  # an empty one only takes a place
+            if isinstance(error, Busy) or not session.length:  # an empty one only uses up a session
                 self._drop(context.session_id)
             raise
         finally:
@@ -96,9 +99,7 @@ class Sessions:
             raise InvalidRequest.of(field, limit)
 
     def feed(self, context: Context, step_input: Fed) -> Generator[Fed, torch.Tensor, torch.Tensor]:
-        """Have a step input fed for a call, and return its logits. Raises Internal where the model
-        overflowed.
-        """
+        """Have an input fed, and return its logits. Raises Internal where the model overflowed."""
         logits = yield step_input
         if logits.numel() and logits.amax().isnan():  # a maximum is NaN if anything is
             raise self.overflowed(context)
@@ -127,9 +128,9 @@ class Sessions:
     def advance(
         self, session: Session, tokens: Sequence[int], order: Sequence[int], proposed: int = 0
     ) -> None:
-        """Append tokens whose keys and values lie after the held ones, token i at place `order[i]`.
-        Further places in `order` are moved up after those of the tokens. The last `proposed` tokens
-        are not committed text, so no other session may begin with them.
+        """Append tokens whose keys and values lie after the held ones, token i at offset `order[i]`
+        after them. Further offsets in `order` are moved up after those of the tokens. The last
+        `proposed` tokens are not committed text, so no other session may begin with them.
         """
         self._pool.compact(session.table, session.length, order)
         session.tokens.extend(tokens)
@@ -149,25 +150,23 @@ class Sessions:
             raise self._busy(why)
 
     def try_reserve(self, session: Session, length: int) -> bool:
-        """Find memory for `length` tokens of a session that goes on without it too; return whether
-        there is memory.
-        """
+        """Find memory for `length` tokens of a session; return whether there is enough."""
         return not self._find_memory(length, session)
 
     def close(self, session_id: bytes, turn: int = LAST_TURN) -> None:
         """Forget a session, unless it is at a newer turn than `turn`. Closing a session that is not
-        open does nothing. Its text stays cached until the memory is wanted.
+        open does nothing. Its text stays cached until the memory is needed.
         """
         session = self._open.get(session_id)
         if not session or session.turn <= turn:
             self._drop(session_id)
 
-    def expire(self, wanted: Iterable[bytes] = ()) -> None:
-        """Reclaim sessions that were idle for longer than their time to live. The `wanted` ones,
+    def expire(self, waiting: Iterable[bytes] = ()) -> None:
+        """Reclaim sessions that were idle for longer than their time to live. The `waiting` ones,
         for which calls wait, do not count as idle, nor may they be evicted.
         """
         now = self._clock()
-        for session_id in wanted:
+        for session_id in waiting:
             if session := self._open.get(session_id):
                 session.used = now
         for session_id, session in list(self._open.items()):
@@ -218,9 +217,9 @@ class Sessions:
         return Busy(why, wait)
 
     def _find_memory(self, length: int, session: Session) -> str:
-        """Give a session memory for `length` tokens, and a place if it is new; drop no more other
-        sessions than that takes. Returns why there is no memory, "" if there is. Rather than drop
-        others, give it less where layers have a window: as much as a session needs there at once.
+        """Give a session, which may be new, memory for `length` tokens; drop no more other sessions
+        than that takes. Returns why there is no memory, "" if there is. Rather than drop others,
+        give it less where layers have a window: as much as a session needs there at once.
         """
         pool, table = self._pool, session.table
         pool.trim(table, session.length)

@@ -23,7 +23,7 @@ from tandem.engine.model_runner import ModelRunner
 from tandem.protos.errors import Unusable
 from tandem.protos.types import EXACT
 
-TRIAL_RANGES = 3  # KV ranges that a self-test takes
+TRIAL_TABLES = 3  # page tables that a self-test takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +82,21 @@ def _wrong(kind: str, groups: dict[str, list[Difference]], smooth: bool) -> str 
 
 def positions_tried(model: HFModel) -> int:
     """Return how many cached tokens a self-test of this model needs space for."""
-    return TRIAL_RANGES * page_aligned(_longest(model))
+    return TRIAL_TABLES * page_aligned(_longest(model))
 
 
 def _longest(model: HFModel) -> int:
-    """Return how many positions the longest KV range of a self-test has."""
+    """Return how many positions the longest page table of a self-test has."""
     return text_length(model.context_length) + MARGIN
 
 
 @contextmanager
 def _tables(forward: ModelRunner) -> Iterator[list[PageTable]]:
-    """Allocate KV ranges for three sessions within the scope. Raises Unusable without space."""
-    allocated = [forward.pool.allocate(_longest(forward.model)) for _ in range(TRIAL_RANGES)]
+    """Allocate TRIAL_TABLES page tables within the scope. Raises Unusable without space."""
+    allocated = [forward.pool.allocate(_longest(forward.model)) for _ in range(TRIAL_TABLES)]
     tables = [table for table in allocated if table]
     try:
-        if len(tables) < TRIAL_RANGES:
+        if len(tables) < TRIAL_TABLES:
             needed = positions_tried(forward.model)
             raise Unusable(f"the self-test needs space for {needed} cached tokens")
         yield tables

@@ -32,7 +32,7 @@ def model_fingerprint(runner: ModelRunner, tokenizer_fingerprint: str) -> str:
     """
     model = runner.model
     count = min(PROBE_TOKENS, model.context_length)
-    tokens = tuple(STRIDE * (place + 1) % model.token_count for place in range(count))
+    tokens = tuple(STRIDE * (position + 1) % model.token_count for position in range(count))
     table = runner.pool.allocate(count)
     assert table, "there is no session yet"
     try:
@@ -58,7 +58,7 @@ def weights_fingerprint(folder: Path, tokenizer_fingerprint: str) -> str:
         size = file.stat().st_size
         digest.update(f" {size} ".encode())
         with file.open("rb") as content:
-            for place in range(0, size, max(SAMPLE_BYTES, size // SAMPLES)):
-                content.seek(place)
+            for offset in range(0, size, max(SAMPLE_BYTES, size // SAMPLES)):
+                content.seek(offset)
                 digest.update(content.read(SAMPLE_BYTES))
     return digest.hexdigest()[:16]

@@ -1,5 +1,5 @@
 """Feed a model's reference texts through the engine's pass in every way that serving has: alone in
-pieces and a token at a time, in trees beside another session, in a tree that grows in two steps.
+chunks and a token at a time, in trees beside another session, in a tree that grows in two steps.
 
 A trial measures how far the logits are from the reference; `exactness` judges them.
 """
@@ -21,9 +21,9 @@ from tandem.engine.model_runner import ModelRunner
 from tandem.protos import tree
 
 SIBLINGS = 3  # the most wrong proposals beside a right one
-PIECE = 23  # tokens of the prompt that are fed at once
-PIECES = (1, 2, 5, 11)  # tokens of the stream that are fed at once, in trees
-MARGIN = SIBLINGS * max(PIECES)  # positions for wrong proposals
+PROMPT_CHUNK = 23  # tokens of the prompt that are fed at once
+STREAM_CHUNKS = (1, 2, 5, 11)  # tokens of the stream that are fed at once, in trees
+MARGIN = SIBLINGS * max(STREAM_CHUNKS)  # positions for wrong proposals
 NEIGHBOUR = 110  # tokens of the other session's prompt
 assert MARGIN >= 2 * BRANCH
 
@@ -37,8 +37,12 @@ class Trial:
         self, forward: ModelRunner, reference: ReferenceLogits, tables: Sequence[PageTable]
     ) -> None:
         self.groups: dict[str, list[Difference]] = defaultdict(list)
-        self._forward, self._reference = forward, reference
-        self._alone, self._table, self._neighbour = tables
+        self._forward = forward
+        self._reference = reference
+        alone, table, neighbour = tables
+        self._alone = alone
+        self._table = table
+        self._neighbour = neighbour
         self._other_fed = 0  # tokens of the other session that were fed
 
     def run(self) -> torch.Tensor:
@@ -52,12 +56,13 @@ class Trial:
     def alone(self) -> torch.Tensor:
         """Feed the main text alone, and return the logits of its stream, [stream, vocab]."""
         text, lead = self._reference.main, self._reference.lead
-        for start in range(0, lead, PIECE):  # `in_batch` feeds the prompt whole
-            piece = _chain(self._alone, start, text.tokens[start : min(start + PIECE, lead)])
-            self._note("in pieces", text, start, self._forward([piece])[0])
+        for start in range(0, lead, PROMPT_CHUNK):  # `in_batch` feeds the prompt whole
+            tokens = text.tokens[start : min(start + PROMPT_CHUNK, lead)]
+            (logits,) = self._forward([_chain(self._alone, start, tokens)])
+            self._note("in chunks", text, start, logits)
         rows = [
-            self._forward([_chain(self._alone, lead + place, (token,))])[0]
-            for place, token in enumerate(text.tokens[lead:])
+            self._forward([_chain(self._alone, position, (token,))])[0]
+            for position, token in enumerate(text.tokens[lead:], lead)
         ]
         self._note("a token at a time", text, lead, torch.cat(rows))
         return torch.cat(rows)
@@ -70,13 +75,13 @@ class Trial:
         if lead:
             self._beside(_chain(self._table, 0, text.tokens[:lead], 0), NEIGHBOUR)
         rows: list[torch.Tensor] = []
-        while (place := lead + len(rows)) < len(text.tokens):
-            piece = text.tokens[place:][: rng.choice(PIECES)]
-            tokens, parents, path = self._with_siblings(rng, piece)
-            segment = Segment(self._table, place, tokens, parents, len(tokens))
+        while (start := lead + len(rows)) < len(text.tokens):
+            chunk = text.tokens[start:][: rng.choice(STREAM_CHUNKS)]
+            tokens, parents, path = self._with_siblings(rng, chunk)
+            segment = Segment(self._table, start, tokens, parents, len(tokens))
             logits = self._beside(segment, rng.choice([1, 6]))[path]
-            self._forward.pool.compact(self._table, place, path)
-            self._note("in trees in a batch", text, place, logits)
+            self._forward.pool.compact(self._table, start, path)
+            self._note("in trees in a batch", text, start, logits)
             rows += logits
         return torch.stack(rows)
 
@@ -88,13 +93,14 @@ class Trial:
         fork = self._reference.fork
         tokens: list[int] = []
         parents: list[int] = []
-        for place in range(fork, len(side.tokens)):
-            tokens += [main.tokens[place], side.tokens[place]]
+        for position in range(fork, len(side.tokens)):
+            tokens += [main.tokens[position], side.tokens[position]]
             parents += [max(len(parents) - 2, -1), len(parents) - 1]
         half = len(tokens) // 2
         first = Segment(self._table, fork, tuple(tokens[:half]), tuple(parents[:half]), half)
-        rest = Segment(self._table, fork, tuple(tokens[half:]), tuple(parents), len(tokens) - half)
-        rows = torch.cat([self._beside(first, 1), self._beside(rest, 6)])
+        second = tuple(tokens[half:])
+        grown = Segment(self._table, fork, second, tuple(parents), len(second))
+        rows = torch.cat([self._beside(first, 1), self._beside(grown, 6)])
         self._note("in a growing tree", main, fork, rows[::2])
         self._note("in a growing tree", side, fork, rows[1::2])
 
@@ -110,22 +116,23 @@ class Trial:
 
     def _note(self, how: str, text: ReferenceText, start: int, rows: torch.Tensor) -> None:
         """Add to `groups` how far `rows`, a text's logits from `start` on, are off."""
-        for side, places in (("before", range(TAIL)), ("after", range(TAIL, len(text.tokens)))):
-            if off := text.differences(start, rows, places):
+        sides = ("before", range(TAIL)), ("after", range(TAIL, len(text.tokens)))
+        for side, positions in sides:
+            if off := text.differences(start, rows, positions):
                 name = f"from those of the network itself, fed {how}, {side} position {TAIL}"
                 self.groups[name] += off
 
     def _with_siblings(
-        self, rng: random.Random, piece: tuple[int, ...]
+        self, rng: random.Random, chunk: tuple[int, ...]
     ) -> tuple[tuple[int, ...], tuple[int, ...], list[int]]:
-        """Return a tree of a piece of text with wrong siblings before its tokens: the tokens, their
-        parents, and the places of the piece among them.
+        """Return a tree of a chunk of text with wrong siblings before its tokens: the tokens, their
+        parents, and the indices of the chunk's tokens among them.
         """
         vocabulary = range(self._forward.model.vocab_size)
         tokens: list[int] = []
         parents: list[int] = []
         path: list[int] = []
-        for token in piece:
+        for token in chunk:
             parent = path[-1] if path else -1
             wrong = rng.randint(0, SIBLINGS) if path else 0
             tokens += rng.choices(vocabulary, k=wrong)
@@ -137,8 +144,9 @@ class Trial:
 
 
 def _chain(
-    table: PageTable, start: int, tokens: tuple[int, ...], wanted: int | None = None
+    table: PageTable, start: int, tokens: tuple[int, ...], num_logits: int | None = None
 ) -> Segment:
-    """Return a segment of tokens in a chain that wants the last `wanted` logits, or all of them."""
+    """Return a segment of tokens in a chain. The last `num_logits` tokens, or all, give logits."""
     count = len(tokens)
-    return Segment(table, start, tokens, tree.chain(count), count if wanted is None else wanted)
+    asked = count if num_logits is None else num_logits
+    return Segment(table, start, tokens, tree.chain(count), asked)

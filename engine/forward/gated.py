@@ -22,7 +22,7 @@ ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 PROBES = torch.linspace(-8, 8, 64)  # inputs that distinguish activations
 INNER, OUTER = ("gate_proj", "up_proj", "gate_up_proj"), "down_proj"  # names in the models
-SAME = 1e-5  # two kinds of GELU differ by 5e-4
+TOLERANCE = 1e-5  # two kinds of GELU differ by 5e-4
 
 
 class GatedMLP(nn.Module):
@@ -32,7 +32,8 @@ class GatedMLP(nn.Module):
 
     def __init__(self, inner: nn.Module, outer: nn.Module, activation: Activation) -> None:
         super().__init__()
-        self.inner, self.outer = inner, outer
+        self.inner = inner
+        self.outer = outer
         self.activation = activation
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
@@ -77,6 +78,6 @@ def activation_of(layer: object) -> Activation | None:
         layer(PROBES) if isinstance(layer, nn.Module) and not list(layer.parameters()) else None
     )
     for activation, function in ACTIVATIONS.items():
-        if output is not None and torch.allclose(output, function(PROBES), SAME, SAME):
+        if output is not None and torch.allclose(output, function(PROBES), TOLERANCE, TOLERANCE):
             return activation
     return None

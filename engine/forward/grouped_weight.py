@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from tandem.engine.forward.groups import Groups
 
-AT_ONCE = 1 << 22  # numbers that are made at a time; they take 16 MiB
+NUMBERS_AT_ONCE = 1 << 22  # numbers that are made at a time; they take 16 MiB
 
 
 class Part(Protocol):
@@ -140,7 +140,7 @@ def _linear(
     assert isinstance(weight, GroupedWeight), "nothing else is"
     given, found = rows.float(), []
     for part in weight.parts:
-        step = max(1, AT_ONCE // part.shape[1])
+        step = max(1, NUMBERS_AT_ONCE // part.shape[1])
         for start in range(0, part.shape[0], step):
             numbers = part.numbers(slice(start, min(start + step, part.shape[0])))
             found.append(functional.linear(given, numbers))

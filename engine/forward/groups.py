@@ -65,8 +65,8 @@ def kernel_group(inputs: int, groups: int) -> int | None:
     """Return the largest number of inputs for a group that the kernels take and that divides the
     size of each of `groups` groups. None if there is none.
     """
-    size, rest = divmod(inputs, groups)
-    return None if rest else next((each for each in GROUPS if size % each == 0), None)
+    size, remainder = divmod(inputs, groups)
+    return None if remainder else next((each for each in GROUPS if size % each == 0), None)
 
 
 def grouped(code: Code, codes: torch.Tensor, scales: torch.Tensor, zero: int = 0) -> Groups | None:

@@ -23,7 +23,8 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.layer = layer
         self.weight: torch.Tensor = layer.weight  # type: ignore[assignment]
-        self.epsilon, self._dtype = epsilon, self.weight.dtype
+        self.epsilon = epsilon
+        self._dtype = self.weight.dtype
         self.scale = (self.weight.float() + shift).contiguous()
 
     def fits(self, rows: torch.Tensor) -> bool:

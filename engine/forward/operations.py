@@ -40,7 +40,7 @@ def gated(inner: nn.Module, rows: torch.Tensor, activation: Activation) -> torch
 
         weight: torch.Tensor = inner.weight  # type: ignore[assignment]
         bias: torch.Tensor | None = inner.bias  # type: ignore[assignment]
-        if bias is None and len(flat) <= kernels.MOST:
+        if bias is None and len(flat) <= kernels.FUSED_ROWS:
             found = kernels.gated_linear(flat, weight, activation)
         else:
             found = kernels.gate(functional.linear(flat, weight, bias), activation)

@@ -1,4 +1,4 @@
-"""Segments, which are the sessions' shares of a step, and their rows, one after the other. Pure."""
+"""Segments, which are what sessions feed in a step, and their rows, one after the other. Pure."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from tandem.protos import tree
 
 @dataclass(frozen=True, slots=True)
 class Segment(FixedInput):
-    """One session's share of a step.
+    """The tokens that one session feeds in a step.
 
     Every row sees the `context` cached tokens. After them lies a tree, `parents`, of which the
-    first nodes may be cached already. `tokens` are the tree's last nodes, which are fed now. Logits
-    are wanted for the last `wanted` tokens. A `divisible` segment is a straight line whose logits
-    are all wanted; its job takes the logits of a first piece and goes on from there.
+    first nodes may be cached already. `tokens` are the tree's last nodes, which are fed now. The
+    last `num_logits` tokens give logits. A `divisible` segment is a straight line of tokens that
+    all give logits; its job takes the logits of a first chunk and goes on from there.
     """
 
     table: PageTable
     context: int
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
-    wanted: int
+    num_logits: int
     divisible: bool = False
-    head: int = field(init=False, compare=False)
+    prefillable: int = field(init=False, compare=False)
     """The number of leading tokens that may be fed in an earlier step."""
 
     def __post_init__(self) -> None:
         if self.divisible:
-            object.__setattr__(self, "head", len(self.tokens))
+            object.__setattr__(self, "prefillable", len(self.tokens))
             return
-        unwanted = 0 if self.cached else len(self.tokens) - self.wanted
-        head = unwanted and min(unwanted, tree.trunk(self.parents))
-        object.__setattr__(self, "head", head)
+        without_logits = 0 if self.cached else len(self.tokens) - self.num_logits
+        prefillable = without_logits and min(without_logits, tree.trunk(self.parents))
+        object.__setattr__(self, "prefillable", prefillable)
 
     @property
     def cached(self) -> int:
@@ -47,27 +47,28 @@ class Segment(FixedInput):
         return self
 
     def first(self, count: int) -> Segment:
-        """Return the segment of the first `count` tokens of the head."""
-        wanted, tokens = count if self.divisible else 0, self.tokens[:count]
-        return Segment(self.table, self.context, tokens, tree.chain(count), wanted, self.divisible)
+        """Return the segment of the first `count` tokens, which must be prefillable."""
+        num_logits, tokens = count if self.divisible else 0, self.tokens[:count]
+        parents = tree.chain(count)
+        return Segment(self.table, self.context, tokens, parents, num_logits, self.divisible)
 
-    def rest(self, count: int) -> Segment:
-        """Return the segment without the first `count` tokens of the head."""
-        parents = tuple(parent - count for parent in self.parents[count:])
-        return Segment(self.table, self.context + count, self.tokens[count:], parents, self.wanted)
+    def remainder(self, count: int) -> Segment:
+        """Return the segment without the first `count` tokens, which must be prefillable."""
+        parents, tokens = tuple(each - count for each in self.parents[count:]), self.tokens[count:]
+        return Segment(self.table, self.context + count, tokens, parents, self.num_logits)
 
 
 @dataclass(slots=True)
 class PackedRows:
     """The rows of a step, in the form that does not depend on the way of attention. Each row has a
-    token, a position, and a slot where its keys are stored. `wanted` are the numbers of the rows
-    that give logits.
+    token, a position, and a slot where its keys are stored. `logits_rows` are the numbers of
+    the rows that give logits.
     """
 
     token_ids: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
-    wanted: list[int] = field(default_factory=list)
+    logits_rows: list[int] = field(default_factory=list)
 
     @classmethod
     def of(cls, segments: Sequence[Segment]) -> PackedRows:
@@ -78,5 +79,6 @@ class PackedRows:
             packed.token_ids += segment.tokens
             packed.positions += [context + depth for depth in tree.depths(segment.parents)[cached:]]
             packed.slots += segment.table.slots(context + cached, context + len(segment.parents))
-            packed.wanted += range(len(packed.token_ids) - segment.wanted, len(packed.token_ids))
+            count = len(packed.token_ids)
+            packed.logits_rows += range(count - segment.num_logits, count)
         return packed

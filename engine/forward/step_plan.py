@@ -20,7 +20,7 @@ class StepPlan:
 
     token_ids: torch.Tensor  # [1, rows]
     positions: torch.Tensor  # [1, rows]
-    logits_rows: torch.Tensor  # numbers of the rows that give logits, [wanted, padded]
+    logits_rows: torch.Tensor  # numbers of the rows that give logits, padded
     slots: SlotIndex  # slots of the new keys, without padding rows
     count: int  # rows, without padding rows
 
@@ -35,7 +35,7 @@ class StepPlan:
         """Return a plan of packed rows. `padded(count)` is the number of rows with padding;
         `attention` are the fields that a subclass adds.
         """
-        count, wanted = len(packed.token_ids), packed.wanted
+        count, logits_rows = len(packed.token_ids), packed.logits_rows
         padding = padded(count) - count
 
         def tensor(values: list[int]) -> torch.Tensor:
@@ -44,7 +44,7 @@ class StepPlan:
         return cls(
             token_ids=tensor(packed.token_ids + packed.token_ids[:1] * padding)[None],
             positions=tensor(packed.positions + packed.positions[:1] * padding)[None],
-            logits_rows=tensor(wanted + [0] * (padded(len(wanted)) - len(wanted))),
+            logits_rows=tensor(logits_rows + [0] * (padded(len(logits_rows)) - len(logits_rows))),
             slots=slot_index(packed.slots, device),
             count=count,
             **attention,

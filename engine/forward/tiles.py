@@ -17,8 +17,8 @@ from tandem.engine.forward.segment import PackedRows, Segment
 from tandem.engine.forward.step_plan import StepPlan
 from tandem.protos import tree
 
-FEW = 64  # up to so many rows there is no padding
-COARSE = 16  # more rows are padded to a multiple of this: kernels are kept for each number of rows
+UNPADDED_ROWS = 64  # up to so many rows there is no padding
+ROW_MULTIPLE = 16  # of more rows with padding: kernels are kept for each number of rows
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ def tile_plan(segments: Sequence[Segment], device: torch.device) -> TilePlan:
 
 
 def _padded(count: int) -> int:
-    return -(-count // COARSE) * COARSE if count > FEW else count
+    return -(-count // ROW_MULTIPLE) * ROW_MULTIPLE if count > UNPADDED_ROWS else count
 
 
 def _tile(segment: Segment, start: int, device: torch.device) -> Tile:

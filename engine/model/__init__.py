@@ -1,1 +1,6 @@
-"""Load a Hugging Face model, refuse it if it cannot be served, and replace its layers."""
+"""Load a model from its files, judge whether it can be served, and replace its layers by faster
+ones.
+
+The package must not know sessions or how segments are fed; the reference logits that it computes
+are the network's own. Start reading in `load`, which takes all steps, then in `linears`.
+"""

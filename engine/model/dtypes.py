@@ -23,7 +23,7 @@ def default_dtype(saved: str, device: str) -> str:
     if not device.startswith("cpu"):
         return saved
     build = kernels()
-    native = build is not None and build.pairs
+    native = build is not None and build.bf16_pairs
     return saved if saved == "bfloat16" and native else "float32"
 
 

@@ -68,7 +68,10 @@ class _Reading:
     def __init__(
         self, file: Path, kind: str, network: PreTrainedModel, dtype: torch.dtype, grouped: bool
     ) -> None:
-        self._file, self._network, self._dtype, self._grouped = file, network, dtype, grouped
+        self._file = file
+        self._network = network
+        self._dtype = dtype
+        self._grouped = grouped
         config = network.config.get_text_config()
         processor: Any = TENSOR_PROCESSORS.get(kind, TensorProcessor)
         self._processor = processor(config=config.to_dict())
@@ -121,10 +124,10 @@ class _Reading:
         outputs, inputs = tensor.shape
         kind = GGMLQuantizationType(tensor.kind).name
         order = np.arange(outputs)[:, None]
-        places = self._processed(tensor, order, {"tensors": {}})[0]  # joins nothing
+        reordered = self._processed(tensor, order, {"tensors": {}})[0]  # joins nothing
         stored = torch.from_numpy(self._bytes(tensor)).view(outputs, -1)
-        if not np.array_equal(places, order):
-            stored = stored[torch.from_numpy(places[:, 0].copy())]
+        if not np.array_equal(reordered, order):
+            stored = stored[torch.from_numpy(reordered[:, 0].copy())]
         blocks = stored.unflatten(1, (inputs // BLOCKS[kind], -1))
         return GroupedWeight([StoredGroups((blocks,), inputs, READERS[kind])], self._dtype)
 
@@ -161,12 +164,12 @@ class _Reading:
         """Set a weight of the network. Raises Unusable if it has another shape there."""
         owner, _, leaf = name.rpartition(".")
         layer = self._network.get_submodule(owner)
-        place = getattr(layer, leaf)
-        if place.shape != weight.shape:
-            had, wants = list(weight.shape), list(place.shape)
+        present = getattr(layer, leaf)
+        if present.shape != weight.shape:
+            had, wants = list(weight.shape), list(present.shape)
             raise Unusable(f"has {name} in the shape {had}, but its network takes {wants}")
         if not isinstance(weight, GroupedWeight):
-            weight = weight.to(place.dtype)
+            weight = weight.to(present.dtype)
         setattr(layer, leaf, nn.Parameter(weight, requires_grad=False))
 
     def _stretch(self, factors: torch.Tensor) -> None:

@@ -36,7 +36,9 @@ class StoredLinears(QuantizationConfigMixin):
         quant_method: Any = METHOD,
     ) -> None:
         self.quant_method = quant_method
-        self.form, self.shapes, self.grouped = form, shapes, grouped
+        self.form = form
+        self.shapes = shapes
+        self.grouped = grouped
 
 
 @register_quantizer(METHOD)
@@ -61,26 +63,27 @@ class LinearReader(HfQuantizer):
             layer = layers.get(name)
             if type(layer) is not nn.Linear:
                 raise Unusable(f"has quantised weights of {name}, which is no linear layer of it")
-            place = nn.Module()
-            place.bias = layer.bias
+            placeholder = nn.Module()
+            placeholder.bias = layer.bias
             for tensor, shape in shapes.items():
-                place.register_buffer(tensor, torch.empty(shape, device="meta"))
-            model.set_submodule(name, place)
+                placeholder.register_buffer(tensor, torch.empty(shape, device="meta"))
+            model.set_submodule(name, placeholder)
             self._layers[name] = layer
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **_: Any) -> None:
         given = self.quantization_config
         for name, layer in self._layers.items():
-            place: Any = model.get_submodule(name)
+            placeholder: Any = model.get_submodule(name)
             try:
-                stored = given.form(dict(place.named_buffers()), layer.in_features)
+                stored = given.form(dict(placeholder.named_buffers()), layer.in_features)
                 weight = stored.weight(layer.weight.dtype, given.grouped)
                 if weight.shape != layer.weight.shape:
                     raise Unusable(f"{list(weight.shape)}, not {list(layer.weight.shape)}")
             except (Unusable, LookupError, RuntimeError) as error:
                 problem = f"there is no {error.args[0]}" if isinstance(error, KeyError) else error
                 raise Unusable(f"has weights of {name} that cannot be read: {problem}") from error
-            layer.bias, layer.weight = place.bias, nn.Parameter(weight, requires_grad=False)
+            layer.bias = placeholder.bias
+            layer.weight = nn.Parameter(weight, requires_grad=False)
             model.set_submodule(name, layer)
         self._layers.clear()  # the network keeps this quantiser, which must not keep layers
 

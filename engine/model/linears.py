@@ -19,11 +19,15 @@ from transformers.pytorch_utils import Conv1D
 
 from tandem.engine.forward.cpu import panels
 from tandem.engine.forward.cpu.experts import panel_experts
-from tandem.engine.forward.cpu.packed import PackedLinear, can_pack
 from tandem.engine.forward.cpu.products import multiply_by_panels
-from tandem.engine.forward.cuda.linear import CudaLinear, has_kernels
 from tandem.engine.forward.gated import gated_mlp
 from tandem.engine.forward.grouped_weight import GroupedWeight
+from tandem.engine.forward.library_linears import (
+    CudaLinear,
+    PackedLinear,
+    can_pack,
+    has_kernels,
+)
 from tandem.engine.forward.norm import rms_norm
 from tandem.protos.errors import Unusable
 
@@ -124,10 +128,13 @@ class MergedLinear(nn.Module):
 
     def __init__(self, joined: MergedLinears, number: int, layer: nn.Linear) -> None:
         super().__init__()
-        self.out_features, self.in_features = layer.out_features, layer.in_features
-        self.bias, self.kernels = layer.bias, joined.whole.kernels
+        self.out_features = layer.out_features
+        self.in_features = layer.in_features
+        self.bias = layer.bias
+        self.kernels = joined.whole.kernels
         self.weight = torch.empty(0, dtype=layer.weight.dtype)  # some models ask for its dtype
-        self._joined, self._number = joined, number
+        self._joined = joined
+        self._number = number
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the output of this layer for the rows that the network gives it."""

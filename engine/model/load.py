@@ -114,24 +114,24 @@ def load(
     """Load a model directory or a GGUF file, or the part of one rank of it. Raises Unusable."""
     head = gguf_head(model) if is_gguf(model) else None
     config, tokens = configuration(model, head, device), tokens_by_id(model)
-    wanted = dtype_of(dtype, config, device)
-    grouped = panels.why_unsupported(wanted, torch.device(device)) is None
+    chosen = dtype_of(dtype, config, device)
+    grouped = panels.why_unsupported(chosen, torch.device(device)) is None
     with judging(model, config):
         quantised = gguf.stored_as(head) if head else dequantise(config, model, grouped)
     with loading(model, device):
         if head:
-            network, missing = gguf.read(model, head, config, wanted, grouped)
+            network, missing = gguf.read(model, head, config, chosen, grouped)
         else:
-            network, missing = _read(model, config, wanted, torch.device(device), shard)
+            network, missing = _read(model, config, chosen, torch.device(device), shard)
     _refuse_missing(model, network, missing)
     stays = any(isinstance(each, GroupedWeight) for each in network.parameters())
-    kind = linear_class(wanted, network.device, weights)
+    kind = linear_class(chosen, network.device, weights)
     with judging(model, config), recording_inputs(network) as groups:
         found = install_attention(network, longest_text(config))
     if weights == INT8:
         round_linears(network)
     with judging(model, config), joined(network) if shard else nullcontext():
-        reference = reference_logits(network, found, wanted, model)
+        reference = reference_logits(network, found, chosen, model)
     if kind:
         replace_layers(network, groups, kind)
     if shard:
@@ -145,7 +145,7 @@ def load(
         context_length=found.context_length,
         end_token_ids=head.end_token_ids if head else end_token_ids(network),
         device=torch.device(device),
-        dtype=wanted,
+        dtype=chosen,
         weights=weights,
         quantised=quantised if quantised not in DTYPES_OF_FILES else None,
         grouped=stays,

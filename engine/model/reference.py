@@ -1,7 +1,8 @@
-"""Compute the reference of a model: the logits of three texts at some places, by the network as
+"""Compute the reference of a model: the logits of three texts at some positions, by the network as
 transformers loaded it, before any of its layers are replaced.
 
-This module does not know how the self-test feeds these texts to the engine.
+The main text is prose, code, lists and a chat in several languages, as people write them. This
+module does not know how the self-test feeds these texts to the engine.
 """
 
 from __future__ import annotations
@@ -16,15 +17,38 @@ from transformers import PreTrainedModel
 
 from tandem.engine.forward.cuda.rows import STEP
 from tandem.engine.model.probe import ProbeResult
-from tandem.engine.model.prose import prose
 from tandem.engine.model.rounding import ReferenceText, ReferenceTexts
 from tandem.protos.errors import Unusable
+from tandem.protos.tokenizer import tokenizer_of
 
 LEAD = 256  # tokens of the prompt, which keeps several threads busy when it is fed whole
 STREAM = 48  # tokens after the prompt
 FORK, BRANCH = 120, 8  # where the side text leaves the main one, and its own tokens after that
 OTHER = 160  # tokens of the text of another session
 SPREAD = 16  # tokens from one known row of the prompt to the next
+TEXT = """\
+The harbour was quiet when Ines came down the hill with two buckets of paint. "Blue or green?" her
+brother asked, and she laughed, because they had talked about little else for 11 days. The boat had
+been their grandfather's; its wood was grey, the engine coughed, and nobody in the village believed
+that it would ever reach the islands again.
+
+def area(width: float, height: float = 2.5) -> float:
+    # metres, not feet
+    return width * height if width > 0 else 0.0
+
+In 1969 the committee met four times. Its report (see table 3) gives 48.7 % for the first region
+and 51.3 % for the second; the difference was smaller than its authors had hoped. Les enfants jouent
+dans le jardin, il fait beau. Der Zug nach Hamburg hat heute zwanzig Minuten Verspätung. El mercado
+abre a las ocho. 東京は日本の首都です。 Она читает книгу.
+
+- Boil one litre of water and add salt.
+- Stir in 200 g of rice; wait for 12 minutes.
+- Serve hot, with lemon: "simple, cheap and good".
+
+User: What is the capital of Australia?
+Assistant: The capital of Australia is Canberra. Many people think that it is Sydney, which is the
+largest city, but Canberra was chosen in 1908 as a compromise between Sydney and Melbourne.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +64,7 @@ class ReferenceLogits:
 
     @property
     def lead(self) -> int:
-        """The number of tokens of the main text that are its prompt; the rest is its stream."""
+        """The number of tokens of the main text that are its prompt; the others are its stream."""
         return max(len(self.main.tokens) - STREAM, 0)
 
     @property
@@ -71,13 +95,13 @@ def reference_logits(
     some = partial(rng.choices, range(found.vocab_size))
     tokens, other = prose(model, found.vocab_size, longest), some(k=min(OTHER, longest))
     branch = list(branching(longest))
-    known = sorted({*_places(longest), *range(longest)[-STREAM:], *branch})
+    known = sorted({*_positions(longest), *range(longest)[-STREAM:], *branch})
     fused = network._supports_sdpa and all(layer.fused for layer in found.layers)
     texts = ReferenceTexts(network, dtype, fused)
     try:
         main = texts.of(tokens, known)
         side = texts.of(tokens[: branch[0]] + some(k=len(branch)), branch)
-        beside = texts.of(other, _places(len(other)))
+        beside = texts.of(other, _positions(len(other)))
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, AttributeError, TypeError, ValueError, IndexError) as error:
@@ -87,15 +111,29 @@ def reference_logits(
 
 
 def branching(length: int) -> range:
-    """Return the places at which the side text has other tokens than a main text of `length`."""
+    """Return the positions at which the side text has other tokens than a main text of `length`."""
     fork = max(0, min(FORK, length - BRANCH))
     return range(fork, min(fork + BRANCH, length))
 
 
-def _places(count: int) -> list[int]:
-    """Return the places of a text whose logits are kept: some all over it, and those on either side
-    of every cut of blocks, tails and prefixes.
+def _positions(count: int) -> list[int]:
+    """Return the positions of a text whose logits are kept: some all over it, and those on either
+    side of every cut of blocks, tails and prefixes.
     """
-    return [
-        place for place in range(count) if place % STEP in (0, 1, STEP - 1) or place % SPREAD == 4
-    ]
+    cuts = {0, 1, STEP - 1}
+    return [each for each in range(count) if each % STEP in cuts or each % SPREAD == 4]
+
+
+def prose(model: Path, vocabulary: int, count: int) -> list[int]:
+    """Return `count` tokens of a text as people write it, repeated if it is shorter. The tokenizer
+    is that of a model directory or file, and adds its special tokens. Raises Unusable if it cannot
+    be read.
+    """
+    try:
+        ids = tokenizer_of(model).encode(TEXT).ids
+    except Unusable:
+        raise
+    except Exception as error:  # whatever the library raises
+        raise Unusable(f"has a tokenizer.json that cannot be read ({error})") from error
+    known = [token % vocabulary for token in ids] or [0]
+    return [known[index % len(known)] for index in range(count)]

@@ -38,28 +38,28 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReferenceText:
-    """The tokens of a text, the logits that the network gave at some of their places, [vocab] each,
-    and the limits there: how far a right computation may be off. The limit is infinite at a place
-    that rounding moves so far that it says nothing.
+    """The tokens of a text, the logits that the network gave at some of their positions, [vocab]
+    each, and the limits there: how far a right computation may be off. The limit is infinite at a
+    position that rounding moves so far that it says nothing.
     """
 
     tokens: tuple[int, ...]
     logits: dict[int, torch.Tensor]
     limits: dict[int, float]
 
-    def differences(self, start: int, rows: torch.Tensor, places: range) -> list[Difference]:
+    def differences(self, start: int, rows: torch.Tensor, positions: range) -> list[Difference]:
         """Return how far `rows`, [rows, vocab], the logits of the tokens from `start` on, are off
-        at the known ones of `places`. The difference is infinite where a row has values that are
+        at the known ones of `positions`. The difference is infinite where a row has values that are
         no numbers.
         """
         return [
-            self._difference(place, rows[place - start])
-            for place in self.logits
-            if place in places and start <= place < start + len(rows)
+            self._difference(position, rows[position - start])
+            for position in self.logits
+            if position in positions and start <= position < start + len(rows)
         ]
 
-    def _difference(self, place: int, row: torch.Tensor) -> Difference:
-        off, limit = _largest(self.logits[place], row), self.limits[place]
+    def _difference(self, position: int, row: torch.Tensor) -> Difference:
+        off, limit = _largest(self.logits[position], row), self.limits[position]
         share = off / max(limit, sys.float_info.min) if off < torch.inf else off
         return Difference(share, off, limit)
 
@@ -70,8 +70,8 @@ def typical_difference(differences: Sequence[Difference], smooth: bool) -> Diffe
 
     A network that chooses experts is not smooth in half precision. Two scores may be so close that
     rounding sends a token to another expert, and its row far away, which is right too. This happens
-    to single tokens at random, while a mistake affects every row after some place, or every row
-    that is fed in some way. So among rows on one side of a place that are fed in one way, the
+    to single tokens at random, while a mistake affects every row after some position, or every row
+    that is fed in some way. So among rows on one side of a position that are fed in one way, the
     median one is far off after a mistake, but not by chance. In float32 scores are never so close.
     """
     ordered = sorted(differences)
@@ -99,48 +99,52 @@ class ReferenceTexts:
     """
 
     def __init__(self, network: PreTrainedModel, dtype: torch.dtype, fused: bool) -> None:
-        self._network, self._dtype = network, dtype
+        self._network = network
+        self._dtype = dtype
         self._ways = [("sdpa", 0) if fused else ("eager", 2), ("eager", 1)]
         self.smooth = True
 
-    def of(self, tokens: Sequence[int], places: Sequence[int]) -> ReferenceText:
-        """Return a reference text: the logits and the limits at some of its places."""
+    def of(self, tokens: Sequence[int], positions: Sequence[int]) -> ReferenceText:
+        """Return a reference text: the logits and the limits at some of its positions."""
         with TopKWatch() as choosing:
-            rows = self._rows(tokens, places, "eager", 0)
+            rows = self._rows(tokens, positions, "eager", 0)
         self.smooth &= self._dtype == torch.float32 or not choosing.seen
-        logits = dict(zip(places, rows.unbind(), strict=True))
+        logits = dict(zip(positions, rows.unbind(), strict=True))
         return ReferenceText(tuple(tokens), logits, self._limits(tokens, logits))
 
     def _limits(
         self, tokens: Sequence[int], logits: Mapping[int, torch.Tensor]
     ) -> dict[int, float]:
-        """Return by place how far a right row may be off; infinity where a row says nothing."""
+        """Return by position how far a right row may be off; infinity where a row says nothing."""
         unit = torch.stack(list(logits.values())).float().abs().median().item()
         least = FLOOR * torch.finfo(self._dtype).eps * unit
         moved = dict.fromkeys(logits, least)
         for way, seed in self._ways:
             rows = self._rows(tokens, list(logits), way, seed)
-            for place, row in zip(logits, rows, strict=True):
-                moved[place] = max(moved[place], _largest(logits[place], row))
+            for position, row in zip(logits, rows, strict=True):
+                moved[position] = max(moved[position], _largest(logits[position], row))
         middle = median(moved.values())
         factor = SUMS if self._dtype == torch.float32 else FACTOR
         return {
-            place: min(unit, factor * max(far, middle)) if far <= UNSTABLE * middle else torch.inf
-            for place, far in moved.items()
+            position: min(unit, factor * max(far, middle))
+            if far <= UNSTABLE * middle
+            else torch.inf
+            for position, far in moved.items()
         }
 
     def _rows(
-        self, tokens: Sequence[int], places: Sequence[int], way: str, seed: int
+        self, tokens: Sequence[int], positions: Sequence[int], way: str, seed: int
     ) -> torch.Tensor:
         """Feed a text in one plain pass, with disturbed embeddings if `seed` is not 0, and return
-        its logits at some places, [places, vocab]. `way` is transformers' name of an attention.
+        its logits at some positions, [positions, vocab]. `way` is transformers' name of an
+        attention.
         """
         disturbing = _disturbed(self._network, seed) if seed else nullcontext()
         with _attending(self._network, way), disturbing:
             logits: torch.Tensor = self._network(
                 input_ids=torch.tensor([tokens], device=self._network.device),
                 use_cache=False,
-                logits_to_keep=torch.tensor(places, device=self._network.device),
+                logits_to_keep=torch.tensor(positions, device=self._network.device),
             ).logits[0]
         return logits
 

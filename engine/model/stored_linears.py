@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tandem.engine.forward.grouped_weight import AT_ONCE, GroupedWeight, StoredGroups
+from tandem.engine.forward.grouped_weight import NUMBERS_AT_ONCE, GroupedWeight, StoredGroups
 from tandem.engine.forward.groups import Code, Groups, grouped, kernel_group
 
 TYPES = {Code.BYTES: torch.int8, Code.FLOAT8: torch.float8_e4m3fn}
@@ -36,7 +36,7 @@ class StoredLinear:
         fits = self.group_of is None and kernel_group(self.inputs, self.scales.shape[1])
         if stays and fits:
             return GroupedWeight([self._part()], dtype)
-        step = max(1, AT_ONCE // self.inputs)
+        step = max(1, NUMBERS_AT_ONCE // self.inputs)
         made = torch.empty(len(self.codes), self.inputs, dtype=dtype)
         for start in range(0, len(made), step):
             made[start : start + step] = self._numbers(slice(start, start + step))

@@ -77,7 +77,7 @@ class LeadingRunner(HFRunner):
         return super().capture_passes()
 
     def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """Feed segments in one pass on all ranks; return float32 logits, [wanted, vocab] each."""
+        """Feed segments in one pass on all ranks; return their float32 logits."""
         self._ranks.tell("feed", segments)
         return super().__call__(segments)
 

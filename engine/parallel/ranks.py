@@ -37,7 +37,8 @@ class Ranks:
         """Start `count` - 1 processes and connect with them; raises Unusable. `follow` must be
         importable.
         """
-        self.shard, self._folder = Shard(0, count), TemporaryDirectory()
+        self.shard = Shard(0, count)
+        self._folder = TemporaryDirectory()
         file = str(Path(self._folder.name) / "ranks")
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []

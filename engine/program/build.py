@@ -37,8 +37,8 @@ class Builder(TwinTensors):
 
     def __init__(self, tapes: tuple[Tape, Tape], pool: KVPool, context: int) -> None:
         one, two = (tape.plan for tape in tapes)
-        wanted = len(one.logits_rows), len(two.logits_rows)
-        super().__init__(Counts((one.count, two.count), wanted))
+        num_logits = len(one.logits_rows), len(two.logits_rows)
+        super().__init__(Counts((one.count, two.count), num_logits))
         self._rules = Rules(self._counts, pool, context)
         self._instructions = isinstance(one, PathPlan)
         self._in_step = partial(_in_step, pool, context)
@@ -151,20 +151,20 @@ class Builder(TwinTensors):
         tensors on storages of instructions that such calls, or the caller, read.
         """
         plain, shown = set[int](), dict[int, torch.Tensor]()
-        wanted = [self._tapes[0].logits]
+        needed = [self._tapes[0].logits]
         for written in self._written.values():
             reads = {place.storage for each in written for place in each.reads}
             known = reads & self._bases.keys()
-            wanted += [self._bases[key] for key in known if self._origins[key] is Origin.PLAIN]
-        while wanted:
-            tensor = wanted.pop()
+            needed += [self._bases[key] for key in known if self._origins[key] is Origin.PLAIN]
+        while needed:
+            tensor = needed.pop()
             if self._origins[storage_of(tensor)] is Origin.WRITTEN:
                 shown[id(tensor)] = tensor
             elif not self._literal(tensor) and id(tensor) in self._makers:
                 changes = self._changes.get(storage_of(tensor), [])
                 for number in {self._makers[id(tensor)], *changes} - plain:
                     plain.add(number)
-                    wanted += tensors_in(self._tapes[0].calls[number].given)
+                    needed += tensors_in(self._tapes[0].calls[number].given)
         return plain, list(shown.values())
 
     def _parts(self, plain: set[int]) -> tuple[list[int], list[int | list[Written]]]:

@@ -39,7 +39,8 @@ class Calls:
         self, calls: Sequence[Plain], tensors: Mapping[int, torch.Tensor], logits: int
     ) -> None:
         self._calls = list(calls)
-        self._tensors, self._logits = tensors, logits
+        self._tensors = tensors
+        self._logits = logits
         self._all = self._launches()
         self._index()
 
@@ -82,10 +83,10 @@ class Calls:
 
     def _drop(self) -> None:
         """Leave out the calls whose results nobody reads any more."""
-        wanted, kept = {self._logits}, list[Plain]()
+        needed, kept = {self._logits}, list[Plain]()
         for call in reversed(self._calls):
-            if wanted & set(call.made):
-                wanted |= set(call.reads)
+            if needed & set(call.made):
+                needed |= set(call.reads)
                 kept.append(call)
         self._calls = kept[::-1]
         self._index()
@@ -118,7 +119,7 @@ class Calls:
         """
         if attend.function is not attention.attention:
             return attend
-        module, query, key, value, *rest = (attend.given[place] for place in attend.shape[0])
+        module, query, key, value, *others = (attend.given[index] for index in attend.shape[0])
         if not all(isinstance(each, Value) for each in (query, key, value)):
             return attend
         turned = [self._turned(each.number) for each in (query, key)]
@@ -128,15 +129,15 @@ class Calls:
         values = [Value(each.given) for each in turned]  # type: ignore[union-attr]
         if self._tensors[value.number].stride(-1) != 1:
             return attend
-        given = [module, *values, value, *angles, *rest]
-        named = {name: len(given) + place for place, name in enumerate(attend.shape[1])}
-        given += [attend.given[place] for place in attend.shape[1].values()]
-        places = range(len(given) - len(named))
+        given = [module, *values, value, *angles, *others]
+        named = {name: len(given) + index for index, name in enumerate(attend.shape[1])}
+        given += [attend.given[index] for index in attend.shape[1].values()]
+        positional = range(len(given) - len(named))
         return replace(
             attend,
             function=attention.attention_of_turned,
             given=given,
-            shape=(list(places), named),
+            shape=(list(positional), named),
         )
 
     def _turned(self, number: int) -> Turned | None:
@@ -168,11 +169,11 @@ class Calls:
         ):
             return None
         x = self._tensors[given]
-        wanted = x.chunk(2, -1)
+        expected = x.chunk(2, -1)
         parts = self._tensors[first], self._tensors[negation.reads[0]]
         same = all(
             (one.shape, one.stride(), one.data_ptr()) == (two.shape, two.stride(), two.data_ptr())
-            for one, two in zip(parts, wanted, strict=True)
+            for one, two in zip(parts, expected, strict=True)
         )
         return found if same and self._tensors[crossed].shape == x.shape else None
 

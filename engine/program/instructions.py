@@ -121,7 +121,7 @@ def groups_of(program: Sequence[Written]) -> list[int]:
     group; every other instruction is a group of its own.
     """
     numbers = list[int]()
-    for place, each in enumerate(program):
-        same = place and each.by_row and program[place - 1].by_row
-        numbers.append(numbers[-1] + (not same) if place else 0)
+    for index, each in enumerate(program):
+        same = index and each.by_row and program[index - 1].by_row
+        numbers.append(numbers[-1] + (not same) if index else 0)
     return numbers

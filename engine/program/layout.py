@@ -32,24 +32,25 @@ class View(ctypes.Structure):
 
 
 class Counts:
-    """The numbers of rows of the two passes, and the numbers of rows whose logits are wanted."""
+    """The numbers of rows of the two passes, and the numbers of rows that give logits."""
 
-    def __init__(self, rows: tuple[int, int], wanted: tuple[int, int]) -> None:
-        self.rows, self._wanted = rows, wanted
+    def __init__(self, rows: tuple[int, int], num_logits: tuple[int, int]) -> None:
+        self.rows = rows
+        self._num_logits = num_logits
 
     def extent(self, one: int, two: int) -> Extent | None:
         """Return a number that was `one` in the first pass and `two` in the second as a function of
         the rows. None if no whole multiple of the rows explains the difference.
         """
-        each, rest = divmod(two - one, self.rows[1] - self.rows[0])
-        return None if rest else Extent(one - each * self.rows[0], each)
+        each, remainder = divmod(two - one, self.rows[1] - self.rows[0])
+        return None if remainder else Extent(one - each * self.rows[0], each)
 
-    def by_wanted(self, one: int, two: int) -> Extent | None:
-        """Return such a number as a function of the rows whose logits are wanted. None if no whole
+    def by_num_logits(self, one: int, two: int) -> Extent | None:
+        """Return such a number as a function of the rows that give logits. None if no whole
         multiple of these explains the difference.
         """
-        each, rest = divmod(two - one, self._wanted[1] - self._wanted[0])
-        return None if rest else Extent(one - each * self._wanted[0], each)
+        each, remainder = divmod(two - one, self._num_logits[1] - self._num_logits[0])
+        return None if remainder else Extent(one - each * self._num_logits[0], each)
 
 
 @dataclass(frozen=True, slots=True)

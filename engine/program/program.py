@@ -21,16 +21,17 @@ Plan: TypeAlias = PathPlan | RowPlan
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A number that depends on the number of rows or, if `wanted`, on the number of rows whose
-    logits are wanted.
+    """A number that depends on the number of rows or, if `of_logits`, on the number of rows that
+    give logits.
     """
 
     extent: Extent
-    wanted: bool = False
+    of_logits: bool = False
 
     def at(self, now: Now) -> int:
         """Return the number in a pass."""
-        return int(self.extent.fixed + self.extent.each * (now.wanted if self.wanted else now.rows))
+        count = now.num_logits if self.of_logits else now.rows
+        return int(self.extent.fixed + self.extent.each * count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Now:
 
     values: list[Any]
     rows: int
-    wanted: int
+    num_logits: int
     step: Any  # the facts of the pass that instructions need
 
 
@@ -64,7 +65,7 @@ class Action(Protocol):
 @dataclass(frozen=True, slots=True)
 class Plain:
     """A call as the network made it. `given` holds constants, values and counted numbers. `shape`
-    is the positional and the named arguments, with places in `given` instead of the things
+    is the positional and the named arguments, with indices in `given` instead of the things
     themselves. `made` are the numbers of the values that the call makes.
     """
 
@@ -81,11 +82,11 @@ class Plain:
     def run(self, now: Now) -> None:
         """Make the call with the values of the pass, and keep its results as values."""
         given = list(self.given)
-        for place, each in enumerate(given):
+        for index, each in enumerate(given):
             if isinstance(each, Value):
-                given[place] = now.values[each.number]
+                given[index] = now.values[each.number]
             elif isinstance(each, Counted):
-                given[place] = each.at(now)
+                given[index] = each.at(now)
         args, kwargs = self.shape
         named = {name: _filled(each, given) for name, each in kwargs.items()}
         found = self.function(*(_filled(each, given) for each in args), **named)
@@ -96,7 +97,7 @@ class Plain:
 
 
 def _filled(shape: Any, given: Sequence[Any]) -> Any:
-    """Replace the places in a shape by the things given. PyTorch's `tree_unflatten` would take
+    """Replace the indices in a shape by the things given. PyTorch's `tree_unflatten` would take
     longer than most calls.
     """
     if isinstance(shape, int):
@@ -107,8 +108,8 @@ def _filled(shape: Any, given: Sequence[Any]) -> Any:
 class Program:
     """Computes for the rows of a plan the same as a network, by `actions` on a number of `values`.
 
-    The first three values are the tokens, their positions and the rows whose logits are wanted;
-    `logits` is the number of the value that holds the logits. `kept` are the objects that
+    The first three values are the tokens, their positions and the rows that give logits; `logits`
+    is the number of the value that holds the logits. `kept` are the objects that
     instructions point to. A pass runs within the scope that `entered` makes of its plan; the scope
     gives the facts of the pass that actions need. `fused` tells how many operations are fused, and
     how many there are.
@@ -125,15 +126,17 @@ class Program:
     ) -> None:
         self.fused = fused
         self._entered = entered
-        self._kept, self._values, self._logits = kept, values, logits
-        last = {number: place for place, each in enumerate(actions) for number in each.reads}
+        self._kept = kept
+        self._values = values
+        self._logits = logits
+        last = {number: index for index, each in enumerate(actions) for number in each.reads}
         last.pop(logits, None)
         self._actions = [(each, list[int]()) for each in actions]
-        for number, place in last.items():
-            self._actions[place][1].append(number)
+        for number, index in last.items():
+            self._actions[index][1].append(number)
 
     def __call__(self, plan: Plan) -> torch.Tensor:
-        """Return the logits of the wanted rows of a plan, [wanted, vocab]."""
+        """Return the logits of the rows of a plan that give logits, [num_logits, vocab]."""
         values: list[Any] = [None] * self._values
         values[:3] = plan.token_ids, plan.positions, plan.logits_rows
         with self._entered(plan) as step:

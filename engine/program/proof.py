@@ -51,12 +51,15 @@ def proved_program(
     with _tables(pool, context) as (recorded, *tables):
         rng = random.Random(0)
 
-        def segment(table: PageTable, start: int, parents: Sequence[int], wanted: int) -> Segment:
+        def segment(
+            table: PageTable, start: int, parents: Sequence[int], num_logits: int
+        ) -> Segment:
             tokens = tuple(rng.choices(range(vocabulary), k=len(parents)))
-            return Segment(table, start, tokens, tuple(parents), wanted)
+            return Segment(table, start, tokens, tuple(parents), num_logits)
 
         plans = [
-            plan_of([segment(recorded, 0, tree.chain(rows), wanted)]) for rows, wanted in RECORDED
+            plan_of([segment(recorded, 0, tree.chain(rows), num_logits)])
+            for rows, num_logits in RECORDED
         ]
         one, two = (record(network, run, plan) for plan in plans)
         program = Builder((one, two), pool, context).program()
@@ -68,7 +71,7 @@ def proved_program(
                 given.append(segment(tables[1], fed[1], tree.chain(BESIDE), 1))
                 fed[1] += BESIDE
             fed[0] += rows
-            own = [replace(each, table=tables[2 + place]) for place, each in enumerate(given)]
+            own = [replace(each, table=tables[2 + index]) for index, each in enumerate(given)]
             if not torch.equal(run(plan_of(given)), program(plan_of(own))):
                 raise Unrecordable(f"its program computes something else for {rows} rows")
     return program

@@ -42,7 +42,8 @@ class Rules(Writer):
 
     def __init__(self, counts: Counts, pool: KVPool, context: int) -> None:
         super().__init__(counts)
-        self._pool, self._context = pool, context
+        self._pool = pool
+        self._context = context
         self._of_layers: dict[type, Rule] = {
             PanelLinear: self._linear,
             RMSNorm: self._norm,

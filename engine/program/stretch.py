@@ -1,4 +1,6 @@
-"""Stretches of instructions; one call of the kernels for CPUs carries out each of them."""
+"""Stretches of instructions; one call of the kernels for CPUs carries out each of them. Results in
+between share memory, one after the other.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,11 @@ from dataclasses import dataclass
 import torch
 
 from tandem.engine.forward.cpu.kernels import required_kernels
-from tandem.engine.program.instructions import Instruction, Place, Written
+from tandem.engine.program.instructions import Instruction, Place, Written, groups_of
 from tandem.engine.program.layout import View
-from tandem.engine.program.memory import allocated
 from tandem.engine.program.program import Counted, Now
+
+ALIGNMENT = 64  # bytes, a line of the processor's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +61,13 @@ class Stretch:
         made = {each.result.storage for each in written} & own.keys()
         self._own = {own[key]: sizes[key] for key in made}
         hidden = {key: size for key, size in sizes.items() if key not in own}
-        self._offsets, self._size = allocated(written, hidden)
+        offsets, size = allocate(written, hidden)
+        self._offsets = offsets
+        self._size = size  # bytes per row
         self._sources: dict[Hashable, int] = {None: 0}  # the shared memory comes first
         self._program = (Instruction * len(written))(*(self._instruction(each) for each in written))
         given = {**known, **own}
-        self._given = [(place, given[key]) for key, place in self._sources.items() if place]
+        self._given = [(source, given[key]) for key, source in self._sources.items() if source]
 
     @property
     def reads(self) -> Sequence[int]:
@@ -75,9 +80,9 @@ class Stretch:
         for number, size in self._own.items():
             now.values[number] = torch.empty(size * now.rows, dtype=torch.uint8)
         addresses = (ctypes.c_void_p * len(self._sources))(shared.data_ptr())
-        for place, given in self._given:
+        for source, given in self._given:
             tensor = now.values[given] if isinstance(given, int) else given
-            addresses[place] = tensor.untyped_storage().data_ptr()
+            addresses[source] = tensor.untyped_storage().data_ptr()
         required_kernels().run(self._program, now.rows, addresses, now.step)
 
     def _instruction(self, written: Written) -> Instruction:
@@ -98,3 +103,34 @@ class Stretch:
         else:
             view.source = self._sources.setdefault(place.storage, len(self._sources))
         return view
+
+
+def allocate(
+    written: Sequence[Written], sizes: Mapping[Hashable, int]
+) -> tuple[dict[Hashable, int], int]:
+    """Return the offset of each storage and the size of all together, both in bytes per row.
+    Storages that are needed at the same time do not overlap. The instructions of a group take turns
+    at each row, so every storage that a group uses is needed until the group ends.
+    """
+    first, last = dict[Hashable, int](), dict[Hashable, int]()
+    for group, each in zip(groups_of(written), written, strict=True):
+        for place in (each.result, *each.reads):
+            if place.storage in sizes:
+                first.setdefault(place.storage, group)
+                last[place.storage] = group
+    offsets, total, living = dict[Hashable, int](), 0, list[Hashable]()
+    for storage in first:  # in the order in which storages are needed
+        size, offset = _aligned(sizes[storage]), 0
+        living = [other for other in living if last[other] >= first[storage]]
+        for other in living:  # in the order of offsets
+            if offset + size <= offsets[other]:
+                break
+            offset = max(offset, offsets[other] + _aligned(sizes[other]))
+        offsets[storage] = offset
+        living = sorted([*living, storage], key=offsets.__getitem__)
+        total = max(total, offset + size)
+    return offsets, total
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

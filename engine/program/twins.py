@@ -55,8 +55,8 @@ class TwinTensors:
         """Whether a tensor is the same in all passes."""
         other = self._twins[id(tensor)]
         kept = self._origins[storage_of(tensor)] is Origin.KEPT
-        places = ((each.shape, each.stride(), each.storage_offset()) for each in (tensor, other))
-        return kept and len(set(places)) == 1
+        layouts = ((each.shape, each.stride(), each.storage_offset()) for each in (tensor, other))
+        return kept and len(set(layouts)) == 1
 
     def _argument(self, one: Any, two: Any) -> Any:
         if isinstance(one, torch.Tensor):
@@ -68,9 +68,9 @@ class TwinTensors:
         return self._counted(one, two)
 
     def _counted(self, one: int, two: int) -> Counted:
-        for wanted, extent_of in enumerate((self._counts.extent, self._counts.by_wanted)):
+        for of_logits, extent_of in enumerate((self._counts.extent, self._counts.by_num_logits)):
             if extent := extent_of(one, two):
-                return Counted(extent, bool(wanted))
+                return Counted(extent, bool(of_logits))
         raise Unrecordable(f"a call is given {two} instead of {one} for other rows")
 
 

@@ -48,22 +48,22 @@ def adjust(logits: Sequence[torch.Tensor], adjustments: Sequence[Adjustment]) ->
     flat = rows.view(-1)
     biased = [each.biased for each in adjustments]
     if any(map(len, biased)):
-        flat[_places(biased, rows)] += _numbers([each.biases for each in adjustments], rows)
+        flat[_offsets(biased, rows)] += _numbers([each.biases for each in adjustments], rows)
     seen = [each.seen for each in adjustments]
     if any(map(len, seen)):
-        places, penalties = _places(seen, rows), [each.repetition for each in adjustments]
-        before, factors = flat[places], _numbers(_repeated(penalties, seen), rows)
-        flat[places] = torch.where(before < 0, before * factors, before / factors)
+        offsets, penalties = _offsets(seen, rows), [each.repetition for each in adjustments]
+        before, factors = flat[offsets], _numbers(_repeated(penalties, seen), rows)
+        flat[offsets] = torch.where(before < 0, before * factors, before / factors)
     counted = [each.counted for each in adjustments]
     if any(map(len, counted)):
         frequencies = _repeated([each.frequency for each in adjustments], counted)
         presences = _repeated([each.presence for each in adjustments], counted)
         counts = [each.counts for each in adjustments]
         once, always, times = (_numbers(each, rows) for each in (frequencies, presences, counts))
-        flat[_places(counted, rows)] -= times * once + always
+        flat[_offsets(counted, rows)] -= times * once + always
     barred = [each.barred for each in adjustments]
     if any(map(len, barred)):
-        flat.index_fill_(0, _places(barred, rows), -torch.inf)
+        flat.index_fill_(0, _offsets(barred, rows), -torch.inf)
     if any(each.allowed is not None for each in adjustments):
         everything = np.ones(rows.shape[-1], np.bool_)
         allowed = [everything if each.allowed is None else each.allowed for each in adjustments]
@@ -71,11 +71,11 @@ def adjust(logits: Sequence[torch.Tensor], adjustments: Sequence[Adjustment]) ->
     return rows
 
 
-def _places(ids: Sequence[Ids], rows: torch.Tensor) -> torch.Tensor:
-    """Return the places of each row's tokens in the flattened rows, one row after the other."""
-    starts = range(0, rows.numel(), rows.shape[-1])
-    places = [each + start for start, each in zip(starts, ids, strict=True)]
-    return upload(np.concatenate(places), rows.device)
+def _offsets(ids: Sequence[Ids], rows: torch.Tensor) -> torch.Tensor:
+    """Return the offsets of each row's tokens in the flattened rows, one row after the other."""
+    rows_begin = range(0, rows.numel(), rows.shape[-1])
+    offsets = [begin + each for begin, each in zip(rows_begin, ids, strict=True)]
+    return upload(np.concatenate(offsets), rows.device)
 
 
 def _repeated(numbers: Sequence[float], ids: Sequence[Ids]) -> list[Numbers]:

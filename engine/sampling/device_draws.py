@@ -15,7 +15,7 @@ import torch
 from tandem.engine.sampling.noise import keys
 from tandem.engine.sampling.uploads import upload
 
-UNSURE, NAN = -1, -2  # codes in the place of tokens, as in the kernel
+UNSURE, NAN = -1, -2  # codes instead of tokens, as in the kernel
 LARGEST = 2**31 - 1
 ALMOST_ALL = np.nextafter(np.float32(1), np.float32(0))  # the largest top_p below 1
 ROW = np.dtype(  # as in forward/cuda/kernels/drawing.py
@@ -52,8 +52,8 @@ def device_table(draws: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
     table["row"], table["temperature"] = draws["row"], draws["temperature"]
     table["key"] = keys(draws["seed"], draws["position"])
     table["top_k"] = np.minimum(draws["top_k"], LARGEST)
-    shares = draws["top_p"].astype(np.float32)
-    table["top_p"] = np.where(draws["top_p"] < 1, np.minimum(shares, ALMOST_ALL), 1)
+    top_p = draws["top_p"].astype(np.float32)
+    table["top_p"] = np.where(draws["top_p"] < 1, np.minimum(top_p, ALMOST_ALL), 1)
     with np.errstate(divide="ignore"):
         table["inverse"] = 1 / draws["temperature"]  # unused where it is 0
         table["least_score"] = np.log(draws["min_p"])

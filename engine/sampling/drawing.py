@@ -23,7 +23,7 @@ from tandem.engine.sampling.device_draws import NAN, UNSURE, draw_on_device
 from tandem.engine.sampling.sampler import COLDEST, draw_rows
 from tandem.protos.types import SamplingParams
 
-TRIED = 3000  # the vocabulary of the row by which a kernel is tried
+TRIAL_VOCABULARY = 3000  # the vocabulary of the row by which a kernel is tried
 DRAW = np.dtype(  # as in draw.cpp
     [
         ("row", "u8"),
@@ -65,13 +65,13 @@ def draw_batch(batch: Sequence[Rows]) -> list[torch.Tensor]:
 def decided(rows: Rows, drawn: Sequence[int]) -> list[int]:
     """Return the drawn tokens, with those that a kernel left open drawn as it is defined."""
     logits, params, positions = rows
-    left = [place for place, token in enumerate(drawn) if token < 0]
+    left = [row for row, token in enumerate(drawn) if token < 0]
     if not left:
         return list(drawn)
-    seeds, places = [params.seed] * len(left), [positions[place] for place in left]
-    asked = draw_rows(logits[left], params, seeds, places).tolist()
+    seeds = [params.seed] * len(left)
+    asked = draw_rows(logits[left], params, seeds, [positions[row] for row in left]).tolist()
     tokens = dict(zip(left, asked, strict=True))
-    return [tokens.get(place, token) for place, token in enumerate(drawn)]
+    return [tokens.get(row, token) for row, token in enumerate(drawn)]
 
 
 def draw(logits: torch.Tensor, params: SamplingParams, position: int) -> int:
@@ -106,11 +106,13 @@ def prepare(device: torch.device, vocabulary: int) -> str | None:
 @cache
 def _device_problem(device: torch.device) -> str | None:
     """Try the kernel on a CUDA device. Returns why it cannot be used; None if it can."""
-    row = torch.zeros(1, TRIED, device=device)
+    row = torch.zeros(1, TRIAL_VOCABULARY, device=device)
     row[0, -1] = 1.0
     try:
-        drawn = draw_on_device(draws_of([Rows(row, SamplingParams(), (0,))]), TRIED, device)
-        return None if drawn.tolist() == [TRIED - 1] else "it draws another token"
+        drawn = draw_on_device(
+            draws_of([Rows(row, SamplingParams(), (0,))]), TRIAL_VOCABULARY, device
+        )
+        return None if drawn.tolist() == [TRIAL_VOCABULARY - 1] else "it draws another token"
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # Triton may be missing, or its compilers, or know no such device
@@ -120,19 +122,19 @@ def _device_problem(device: torch.device) -> str | None:
 def _as_defined(batch: Sequence[Rows]) -> list[torch.Tensor]:
     """Draw by the definition, at once for all rows with the same options."""
     by_options = defaultdict[SamplingParams, list[int]](list)
-    for place, rows in enumerate(batch):
-        by_options[_draw_options(rows.params)].append(place)
+    for number, rows in enumerate(batch):
+        by_options[_draw_options(rows.params)].append(number)
     drawn: dict[int, torch.Tensor] = {}
-    for options, places in by_options.items():
-        same = [batch[place] for place in places]
+    for options, numbers in by_options.items():
+        same = [batch[number] for number in numbers]
         seeds = [rows.params.seed for rows in same for _ in rows.positions]
         positions = [position for rows in same for position in rows.positions]
         logits = torch.cat([rows.logits for rows in same])
         tokens = draw_rows(logits, options, seeds, positions)
         tokens.masked_fill_(logits.amax(-1).isnan(), NAN)  # a maximum is NaN if anything is
         each = tokens.split([len(rows.positions) for rows in same])
-        drawn |= dict(zip(places, each, strict=True))
-    return [drawn[place] for place in range(len(batch))]
+        drawn |= dict(zip(numbers, each, strict=True))
+    return [drawn[number] for number in range(len(batch))]
 
 
 def _draw_options(params: SamplingParams) -> SamplingParams:
@@ -153,10 +155,10 @@ def _on_processor(batch: Sequence[Rows], vocabulary: int) -> torch.Tensor:
     if bool((tokens < 0).any()):
         parts = tokens.split([len(rows.positions) for rows in batch])
         for rows, part in zip(batch, parts, strict=True):
-            for place in np.flatnonzero(part.numpy() == UNSURE).tolist():
-                row = slice(place, place + 1)
-                one = Rows(rows.logits[row], rows.params, rows.positions[row])
-                part[place] = NAN if one.logits.isnan().any() else decided(one, (UNSURE,))[0]
+            for row in np.flatnonzero(part.numpy() == UNSURE).tolist():
+                only = slice(row, row + 1)
+                one = Rows(rows.logits[only], rows.params, rows.positions[only])
+                part[row] = NAN if one.logits.isnan().any() else decided(one, (UNSURE,))[0]
     return tokens
 
 

@@ -14,7 +14,7 @@ from tandem.engine.sampling.drawing import Rows, draws_of, has_kernel
 from tandem.engine.sampling.sampler import warp
 from tandem.protos.types import SamplingParams, TokenLogprobs
 
-LISTED = 256  # the end of a nucleus is looked for among at least so many likeliest tokens
+MIN_LISTED = 256  # the end of a nucleus is looked for among at least so many likeliest tokens
 
 
 def leading(
@@ -31,7 +31,7 @@ def leading(
         top = warp(logits, params).topk(count)
         return top.indices, top.values
     cut = params.top_p < 1 or params.min_p > 0
-    listed = min(max(count, LISTED), logits.shape[-1]) if cut else count
+    listed = min(max(count, MIN_LISTED), logits.shape[-1]) if cut else count
     ids, scores, logs = _likeliest(logits, params, listed)
     logprobs = scores - logs[:, None]
     if cut:
@@ -72,9 +72,9 @@ def logprobs_of_rows(
     told = torch.cat([column.double() for column in columns], 1).tolist()  # one copy to the host
     return [
         TokenLogprobs(
-            chance, tuple(zip(map(int, rest[:count]), rest[count:], strict=True)), int(rank)
+            chance, tuple(zip(map(int, both[:count]), both[count:], strict=True)), int(rank)
         )
-        for chance, rank, *rest in told
+        for chance, rank, *both in told  # both: the ids, then their log-probabilities
     ]
 
 

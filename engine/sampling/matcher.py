@@ -28,8 +28,10 @@ class GrammarMatcher:
         self, compiler: GrammarCompiler, grammar: Grammar, completion: Sequence[int]
     ) -> None:
         """Raises InvalidRequest if the grammar is invalid or does not allow the completion."""
-        self._compiler, self._grammar = compiler, grammar
-        self._completion, self._path = list[int](), list[int]()  # what the matcher has consumed
+        self._compiler = compiler
+        self._grammar = grammar
+        self._completion: list[int] = []  # the completion, as far as the matcher has consumed it
+        self._path: list[int] = []  # the path that the matcher has consumed after the completion
         self._problem = ""  # the problem that the newest search met
         self._unknown = list[tuple[list[int], str]]()  # paths with no answer, and why
         self._start = compiler.compiled(grammar)
@@ -82,7 +84,7 @@ class GrammarMatcher:
         grammar allows them.
         """
         ends = self._compiler.ends
-        until = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
+        until = next((index for index, token in enumerate(tokens) if token in ends), len(tokens))
         reached = self._after(tokens[:until], lambda matcher: True) is not None
         self._completion += tokens[:until]
         self._path.clear()
@@ -110,7 +112,7 @@ class GrammarMatcher:
         """Move the matcher to the end of a path; return whether the grammar allows the path."""
         pairs = enumerate(zip(self._path, path, strict=False))
         shorter = min(len(self._path), len(path))
-        same = next((place for place, (old, new) in pairs if old != new), shorter)
+        same = next((index for index, (old, new) in pairs if old != new), shorter)
         if same < len(self._path):
             self._matcher.rollback(len(self._path) - same)
             del self._path[same:]

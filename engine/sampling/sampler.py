@@ -1,17 +1,17 @@
 """Turn logits into the next token: bias and penalise, warp, add keyed noise, take the maximum.
 
 Every option is applied to a row of logits with the tokens before that row, so a node of a draft is
-treated as the same place of a text would be. The order is that of transformers: bias, penalties,
+treated as the same position of a text would be. The order is that of transformers: bias, penalties,
 suppressed tokens, temperature, top-k, top-p, min-p. `warp` and `draws` are the definition, on any
 device. Compiled kernels draw with the same result (`drawing`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import (
     LogitsProcessorList,
@@ -21,15 +21,47 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from tandem.engine.sampling.adjustment import Adjustment, adjust
+from tandem.engine.sampling.adjustment import Adjustment, Ids, adjust
 from tandem.engine.sampling.matcher import GrammarMatcher
 from tandem.engine.sampling.noise import gumbel
-from tandem.engine.sampling.token_counts import TokenCounts
 from tandem.protos.types import SamplingParams
 
 COLDEST = 1e-30  # temperature; the reciprocal of a much lower one overflows on a device
 NONE = np.empty(0, np.int64)
-TOGETHER = 32  # rows that are drawn from at once; meanwhile each logit takes 32 bytes
+ROWS_AT_ONCE = 32  # rows that are drawn from at once; meanwhile each logit takes 32 bytes
+
+
+class TokenCounts:
+    """Counts how often each token of a text occurs, up to date as the text goes on."""
+
+    def __init__(self, tokens: Sequence[int] = ()) -> None:
+        self._indices: dict[int, int] = {}  # by token: where it is in the two arrays
+        self._ids = NONE
+        self._counts = NONE
+        self.add(tokens)
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the text."""
+        self._ids, self._counts = self._with(tokens)
+        for index in range(len(self._indices), len(self._ids)):
+            self._indices[int(self._ids[index])] = index
+
+    def of(self, path: Sequence[int], vocabulary: int) -> tuple[Ids, Ids]:
+        """Return the distinct tokens below `vocabulary` and their counts, both int64 [tokens], in
+        the text and a path after it. The path is not added to the text.
+        """
+        ids, counts = self._with(path)
+        known = ids < vocabulary
+        return ids[known], counts[known]
+
+    def _with(self, tokens: Sequence[int]) -> tuple[Ids, Ids]:
+        more = Counter(tokens)
+        fresh = {token: times for token, times in more.items() if token not in self._indices}
+        ids = np.concatenate([self._ids, np.array(list(fresh), np.int64)])
+        counts = np.concatenate([self._counts, np.array(list(fresh.values()), np.int64)])
+        for token in more.keys() - fresh.keys():
+            counts[self._indices[token]] += more[token]
+        return ids, counts
 
 
 class LogitsProcessor:
@@ -47,14 +79,9 @@ class LogitsProcessor:
         self._completion = TokenCounts(tokens[sampling.prompt_length :]) if counting else None
         self._biased = np.array([token for token, _ in sampling.logit_bias], np.int64)
         self._biases = np.array([bias for _, bias in sampling.logit_bias], np.float64)
-        self._ends, self._suppressed, self._not_first = (
-            np.array(each, np.int64)
-            for each in (
-                sampling.end_tokens,
-                sampling.suppress_tokens,
-                sampling.begin_suppress_tokens,
-            )
-        )
+        self._ends = np.array(sampling.end_tokens, np.int64)
+        self._suppressed = np.array(sampling.suppress_tokens, np.int64)
+        self._not_first = np.array(sampling.begin_suppress_tokens, np.int64)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the text."""
@@ -107,7 +134,7 @@ class LogitsProcessor:
             allowed=allowed,
         )
 
-    def _barred(self, path: Sequence[int], vocabulary: int) -> npt.NDArray[np.int64]:
+    def _barred(self, path: Sequence[int], vocabulary: int) -> Ids:
         """Return the tokens that must not follow the path, whatever their logits."""
         completion = self.length + len(path) - self._sampling.prompt_length
         never = [self._suppressed]
@@ -161,8 +188,8 @@ def draw_rows(
         return logits.argmax(-1)
     ids = torch.arange(logits.shape[-1], dtype=torch.int32, device=logits.device)
     parts = []
-    for start in range(0, len(logits), TOGETHER):
-        part = slice(start, start + TOGETHER)
+    for start in range(0, len(logits), ROWS_AT_ONCE):
+        part = slice(start, start + ROWS_AT_ONCE)
         noise = gumbel(seeds[part], positions[part], ids)  # [rows, vocab]
         parts.append((warp(logits[part], sampling) + noise).argmax(-1))
     return torch.cat(parts)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 
 from tandem.engine.forward.segment import Segment
-from tandem.engine.schedule.cost import CostModel, Rates, StepLoad
+from tandem.engine.schedule.cost import AverageStepTimes, CostModel, StepLoad
 from tandem.protos.types import MAX_NODES
 
 UNKNOWN_PRICE = 0.1  # price of a row before any step was learned from
-SHORT = 16  # tokens; a longer head is fed in pieces, as time allows
+SHORT_PREFIX = 16  # tokens; a longer prefillable prefix is fed in chunks, as time allows
 RESTING_SECONDS = 1.0  # without a short segment, until no session counts as decoding
-PIECE = 16  # tokens of a long head that a step takes at least, so that every prompt advances
+MIN_PROMPT_CHUNK = 16  # tokens of a long prompt in a step, so that every prompt advances
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class StepLimits:
 
 
 @dataclass(slots=True)
-class Pace:
+class DecodeSeconds:
     """The smoothed seconds of a step that serves the sessions which are decoding now."""
 
     seconds: float = 0.0
@@ -56,20 +56,23 @@ class StepCosts:
     """Learns from steps what work costs, and how long steps with decoding sessions take."""
 
     def __init__(self) -> None:
-        self.model, self.pace, self.rates = CostModel(), Pace(), Rates()
+        self.model = CostModel()
+        self.decode_seconds = DecodeSeconds()
+        self.averages = AverageStepTimes()
         self._decoded = StepLoad()  # load of the newest step in which no long prompt was read
 
     def learn(self, batch: Batch, load: StepLoad, seconds: float, now: float) -> None:
         """Learn from a step that is done: its batch, its load and how long it took."""
-        pieces = [share.piece for share in batch.shares]
+        chunks = [allocation.chunk for allocation in batch.allocations]
         self.model.learn(load, seconds)
-        if decoding := [load_of(piece) for piece in pieces if is_decoding(piece)]:
-            self.pace.observe(self.model.predict(sum(decoding, StepLoad())), now)
-        if len(decoding) == len(pieces):
-            self.rates.observe(seconds, sum(piece.wanted for piece in pieces), batch.expected)
+        if decoding := [load_of(chunk) for chunk in chunks if is_decoding(chunk)]:
+            self.decode_seconds.observe(self.model.predict(sum(decoding, StepLoad())), now)
+        if len(decoding) == len(chunks):
+            num_logits = sum(chunk.num_logits for chunk in chunks)
+            self.averages.observe(seconds, num_logits, batch.expected)
             self._decoded = load
         else:
-            self.rates.predicted(self.model.predict(self._decoded))
+            self.averages.predicted(self.model.predict(self._decoded))
 
 
 def load_of(segment: Segment) -> StepLoad:
@@ -78,33 +81,33 @@ def load_of(segment: Segment) -> StepLoad:
 
 
 def is_long(segment: Segment) -> bool:
-    """Return whether a segment is a prompt that may be fed in pieces."""
-    return segment.divisible or segment.head > SHORT
+    """Return whether a segment is a prompt that may be fed in chunks."""
+    return segment.divisible or segment.prefillable > SHORT_PREFIX
 
 
 def is_decoding(segment: Segment) -> bool:
-    """Return whether a segment wants logits and is no long prompt."""
-    return segment.wanted > 0 and not is_long(segment)
+    """Return whether a segment asks for logits and is no long prompt."""
+    return segment.num_logits > 0 and not is_long(segment)
 
 
 @dataclass(slots=True)
-class StepShare:
-    """The share of a step that one segment gets: a `piece` of the segment, or all of it and `rows`
+class Allocation:
+    """The allocation of a step to one segment: a `chunk` of the segment, or all of it and `rows`
     more rows.
     """
 
     index: int
-    piece: Segment
+    chunk: Segment
     rows: int = 0
 
 
 @dataclass(slots=True)
 class Batch:
-    """A composed step: the share of each segment, the tokens that it should yield (`expected`), and
-    the chance that one more row would have needed to be added (`price`).
+    """A composed step: the allocation of each segment, the tokens that it should yield
+    (`expected`), and the chance that one more row would have needed to be added (`price`).
     """
 
-    shares: list[StepShare]
+    allocations: list[Allocation]
     expected: float
     price: float
 
@@ -114,72 +117,81 @@ def compose(
     chances: Callable[[int], Iterator[float]],
     cost: CostModel,
     limits: StepLimits,
-    pace: float,
+    decode_seconds: float,
 ) -> Batch:
     """Compose the next step. `chances(i)` yields the chances of the rows that may be added to
-    segment i. `pace` is the seconds of a step that serves the sessions which are decoding now, 0 if
-    there are none.
+    segment i. `decode_seconds` are the seconds of a step that serves the sessions which are
+    decoding now, 0 if there are none.
+
+    Short segments and added rows are limited by `limits.sessions` and `limits.tokens`. If a long
+    prompt waits, a session and MIN_PROMPT_CHUNK tokens of these limits are kept for it. The first
+    segment, if it is short, is taken whatever the limits are. Chunks of long prompts are limited by
+    the seconds that the step may take, too. The first chunk of a step may exceed these seconds with
+    up to MIN_PROMPT_CHUNK tokens, so that one long prompt advances in every step.
     """
-    shares: list[StepShare] = []
+    allocations: list[Allocation] = []
     total = StepLoad()
-    most, tokens = limits.sessions, limits.tokens
-    if any(map(is_long, segments)):  # one long prompt advances in every step
-        most, tokens = most - 1, tokens - PIECE
+    session_limit, token_limit = limits.sessions, limits.tokens
+    if any(map(is_long, segments)):
+        session_limit, token_limit = session_limit - 1, token_limit - MIN_PROMPT_CHUNK
     for index, segment in enumerate(segments):
-        fits = len(shares) < most and total.tokens + len(segment.tokens) <= tokens
+        within_tokens = total.tokens + len(segment.tokens) <= token_limit
+        fits = within_tokens and len(allocations) < session_limit
         if not is_long(segment) and (fits or index == 0):
-            shares.append(StepShare(index, segment))
+            allocations.append(Allocation(index, segment))
             total += load_of(segment)
-    added, expected, price = add_rows(shares, chances, cost, total, tokens - total.tokens)
+    added, expected, price = add_rows(allocations, chances, cost, total, token_limit - total.tokens)
     total += added
-    usual = max(pace, cost.predict(total) if shares else 0.0)
+    usual = max(decode_seconds, cost.predict(total) if allocations else 0.0)
     allowed = usual * (1 + limits.slack) if usual else limits.seconds
     for index, segment in enumerate(segments):
         left = min(limits.tokens - total.tokens, len(segment.tokens))
-        if not is_long(segment) or left <= 0 or len(shares) == limits.sessions:
+        if not is_long(segment) or left <= 0 or len(allocations) == limits.sessions:
             continue
         timely = cost.tokens_within(allowed, total, segment.context, left)
-        if timely < PIECE and any(is_long(segments[share.index]) for share in shares):
+        advanced = any(is_long(segments[allocation.index]) for allocation in allocations)
+        if timely < MIN_PROMPT_CHUNK and advanced:
             break
-        left = max(timely, min(PIECE, left))
-        piece = segment if left >= len(segment.tokens) else segment.first(min(left, segment.head))
-        shares.append(StepShare(index, piece))
-        total += load_of(piece)
-    return Batch(shares, expected, price)
+        left = max(timely, min(MIN_PROMPT_CHUNK, left))
+        whole = left >= len(segment.tokens)
+        chunk = segment if whole else segment.first(min(left, segment.prefillable))
+        allocations.append(Allocation(index, chunk))
+        total += load_of(chunk)
+    return Batch(allocations, expected, price)
 
 
 def add_rows(
-    shares: Sequence[StepShare],
+    allocations: Sequence[Allocation],
     chances: Callable[[int], Iterator[float]],
     cost: CostModel,
     total: StepLoad,
     most: int,
 ) -> tuple[StepLoad, float, float]:
-    """Add rows to the shares, likeliest first over all shares, while the step yields more tokens
-    per second with the next row. That is so while the chance of the row is not below its price: row
-    seconds x expected yield / step seconds. A share without rows yields 1. Returns the added load,
-    the expected yield, and the price at the end.
+    """Add at most `most` rows to the allocations, likeliest first over all of them, while the step
+    yields more tokens per second with the next row. That is so while the chance of the row is not
+    below its price: row seconds x expected yield / step seconds. An allocation without rows yields
+    1. Returns the added load, the expected yield, and the price at the end.
     """
-    waiting = [(share, chances(share.index)) for share in shares]
+    waiting = [(allocation, chances(allocation.index)) for allocation in allocations]
     heap = [
-        (-chance, place) for place, (_, more) in enumerate(waiting) if (chance := next(more, 0.0))
+        (-chance, number) for number, (_, more) in enumerate(waiting) if (chance := next(more, 0.0))
     ]
     heapify(heap)
-    expected, seconds, added = float(len(shares)), cost.predict(total), StepLoad()
+    expected, seconds, added = float(len(allocations)), cost.predict(total), StepLoad()
     price = 0.0
     while True:
-        share, more = waiting[heap[0][1]] if heap else (None, None)
-        keys = share.piece.context + len(share.piece.parents) if share else 0
+        allocation, more = waiting[heap[0][1]] if heap else (None, None)
+        keys = allocation.chunk.context + len(allocation.chunk.parents) if allocation else 0
         row = StepLoad(1, keys + 1, 0)
         price = cost.marginal(row) * expected / seconds if seconds else UNKNOWN_PRICE
-        if share is None or more is None or added.tokens >= most or -heap[0][0] < price:
+        if allocation is None or more is None or added.tokens >= most or -heap[0][0] < price:
             return added, expected, price
         expected -= heap[0][0]
         seconds += cost.marginal(row)
         added += row
-        share.rows += 1
-        place = heap[0][1]
-        if share.rows < MAX_NODES and (chance := next(more, 0.0)):
-            heapreplace(heap, (-chance, place))
+        allocation.rows += 1
+        number = heap[0][1]
+        if allocation.rows < MAX_NODES and (chance := next(more, 0.0)):
+            heapreplace(heap, (-chance, number))
         else:
             heappop(heap)

@@ -13,20 +13,20 @@ from itertools import product
 import numpy as np
 
 HORIZON = 200  # steps after which an observation counts for 1/e
-PACE = 0.02  # share of a surprise that is taken for a change of the whole machine's speed
-FASTER, SLOWER = 0.3, 0.1  # weight of one step in the rates, if it was faster or slower
-OVER = 8.0  # after a step that is so many times faster, older rates count no more
-WARM = 16  # steps before predictions are judged
-EVERY = 8  # steps between two fits once warm, unless a step surprises
-SHARES = np.array(
+DRIFT_WEIGHT = 0.02  # part of a surprise that is taken for a change of the machine's speed
+FASTER_WEIGHT, SLOWER_WEIGHT = 0.3, 0.1  # of one step in the averages, if it was faster or slower
+RESET_FACTOR = 8.0  # after a step that is so many times faster, older averages count no more
+WARM_UP_STEPS = 16  # steps before predictions are judged
+REFIT_STEPS = 8  # steps between two fits after the warm-up, unless a step surprises
+PRIOR = np.array(
     [1.0, 1.0, 0.1, 1.0]
 )  # how a cost is split while the loads do not determine the terms (those of plain decoding do
 # not); a session counts as much as a row, for with a tenth of that rows seemed too dear
-RIDGE = np.diag(1e-3 / SHARES)
-TINY = 1e-100  # keeps a term that was never seen from dividing by 0
+RIDGE = np.diag(1e-3 / PRIOR)
+MIN_SCALE = 1e-100  # keeps a term that was never seen from dividing by 0
 ACTIVE = np.array(list(product((0.0, 1.0), repeat=4)))  # [16, 4] which terms may differ from 0
-BOTH = ACTIVE[:, :, None] * ACTIVE[:, None, :]  # [16, 4, 4] pairs of such terms
-REST = np.eye(4) * (1 - BOTH)  # [16, 4, 4] makes the other terms 0
+BOTH_ACTIVE = ACTIVE[:, :, None] * ACTIVE[:, None, :]  # [16, 4, 4] 1 where both terms may
+INACTIVE = np.eye(4) * (1 - BOTH_ACTIVE)  # [16, 4, 4] the equations "term = 0" of the other terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +51,20 @@ class StepLoad:
 
 
 @dataclass(slots=True)
-class Rates:
-    """The smoothed seconds of recent steps in which no long prompt was read; 0: there was none."""
+class AverageStepTimes:
+    """The average times of recent steps in which no long prompt was read, with newer steps counting
+    more; 0: there was none.
+    """
 
     step: float = 0.0
     row: float = 0.0  # seconds per row whose logits were asked for
     token: float = 0.0  # seconds per token that the step was expected to yield
 
     def observe(self, seconds: float, rows: int, expected: float) -> None:
-        """Note that a step took `seconds`. A step that is OVER times faster than before shows that
-        whatever slowed the steps down is over.
+        """Note that a step took `seconds`. A step that is RESET_FACTOR times faster than before
+        shows that whatever slowed the steps down is over.
         """
-        if OVER * seconds < self.step and OVER * seconds / rows < self.row:
+        if RESET_FACTOR * seconds < self.step and RESET_FACTOR * seconds / rows < self.row:
             self.step = self.row = self.token = 0.0
         self.step = smoothed(self.step, seconds)
         self.row = smoothed(self.row, seconds / rows)
@@ -70,7 +72,7 @@ class Rates:
 
     def predicted(self, seconds: float) -> None:
         """Note that a step without long prompts would take `seconds` now, as others show. If that
-        is less than before, the rates fall.
+        is less than before, the averages fall.
         """
         if seconds < self.step:
             ratio = smoothed(self.step, seconds) / self.step
@@ -80,12 +82,12 @@ class Rates:
 
 
 def smoothed(known: float, seen: float) -> float:
-    """Return the rate `known`, moved towards the newly `seen` one. A slower step counts less: first
-    steps, and steps that hiccup, are slow for other reasons.
+    """Return the average `known`, moved towards the newly `seen` time. A slower step counts less:
+    first steps, and steps that hiccup, are slow for other reasons.
     """
     if not known:
         return seen
-    return known + (FASTER if seen < known else SLOWER) * min(seen - known, known)
+    return known + (FASTER_WEIGHT if seen < known else SLOWER_WEIGHT) * min(seen - known, known)
 
 
 class CostModel:
@@ -95,12 +97,12 @@ class CostModel:
     The terms are fitted by least squares of the relative error, with exponential forgetting. Each
     step is divided by its own seconds: one that hiccuped is much too slow and so weighs next to
     nothing, and one of a new kind is believed at once. That alone would lean to the fast side, and
-    follow a machine that slows down too late; so a surprise also moves the whole model by `PACE`.
+    follow a machine that slows down too late; so DRIFT_WEIGHT of a surprise moves the whole model.
     """
 
     error: float
     """|seconds - predicted| / the larger of the two, smoothed, of predictions made before learning
-    from the step; 0 for the first `WARM` steps."""
+    from the step; 0 for the first WARM_UP_STEPS steps."""
 
     def __init__(self) -> None:
         self.error = 0.0
@@ -125,14 +127,15 @@ class CostModel:
         seconds = max(seconds, 1e-9)  # with a coarse clock a step may take 0 seconds
         predicted = self.predict(load)
         surprise = (seconds - predicted) / max(seconds, predicted)  # -1..1
-        pace = 1.0
-        if self._steps >= WARM:
-            pace += PACE * surprise
-            judged = min(self._steps - WARM + 1, HORIZON)
+        drift = 1.0
+        if self._steps >= WARM_UP_STEPS:
+            drift += DRIFT_WEIGHT * surprise
+            judged = min(self._steps - WARM_UP_STEPS + 1, HORIZON)
             self.error += (abs(surprise) - self.error) / judged
         self._steps += 1
-        self._remember(load, seconds, pace)
-        if self._steps <= WARM or self._steps % EVERY == 0 or abs(surprise) > 0.5:
+        self._remember(load, seconds, drift)
+        warming_up = self._steps <= WARM_UP_STEPS
+        if warming_up or self._steps % REFIT_STEPS == 0 or abs(surprise) > 0.5:
             self._terms = self._fit()
 
     def tokens_within(self, seconds: float, base: StepLoad, keys: int, most: int) -> int:
@@ -148,23 +151,29 @@ class CostModel:
 
         return bisect_right(range(1, most + 1), seconds, key=added)
 
-    def _remember(self, load: StepLoad, seconds: float, pace: float) -> None:
-        """Remember a step as a row of the fit. Earlier rows fade, and are scaled as if the machine
-        always had had this pace.
+    def _remember(self, load: StepLoad, seconds: float, drift: float) -> None:
+        """Remember a step as a row of the fit. Earlier rows fade, and are scaled as if every
+        earlier step had taken `drift` times as long.
         """
         row = np.array([1.0, load.tokens, load.attended, load.sessions]) / seconds
         keep = 1 - 1 / HORIZON
-        self._gram = self._gram * (keep / pace**2) + row[:, None] * row
-        self._sum = self._sum * (keep / pace) + row
+        self._gram = self._gram * (keep / drift**2) + row[:, None] * row
+        self._sum = self._sum * (keep / drift) + row
 
     def _fit(self) -> tuple[float, float, float, float]:
-        """Solve the non-negative least squares exactly: try each of the 16 sets of terms, and take
-        the best solution without a negative term. The ridge keeps all 16 well conditioned.
+        """Return the terms that solve the non-negative least squares exactly.
+
+        In the solution some of the 4 terms are 0, and the others solve the normal equations alone.
+        So all 16 sets of terms are tried at once, each with the equations of its terms and with
+        "term = 0" for the others. The best solution without a negative term is taken. The ridge
+        keeps all 16 systems well conditioned, and the terms are scaled to similar sizes.
         """
-        scale = np.maximum(np.sqrt(self._gram.diagonal()), TINY)  # [4]
-        gram = self._gram / scale / scale[:, None] + RIDGE
-        target = self._sum / scale
-        found = np.linalg.solve(gram * BOTH + REST, (ACTIVE * target)[:, :, None])[:, :, 0]
-        gain = np.where((found >= 0).all(axis=1), found @ target, -1.0)  # [16] squares explained
-        step, token, key, session = (found[gain.argmax()] / scale).tolist()
+        scale = np.maximum(np.sqrt(self._gram.diagonal()), MIN_SCALE)  # [4]
+        gram = self._gram / scale / scale[:, None] + RIDGE  # [4, 4]
+        target = self._sum / scale  # [4]
+        systems, targets = gram * BOTH_ACTIVE + INACTIVE, ACTIVE * target
+        solutions = np.linalg.solve(systems, targets[:, :, None])[:, :, 0]  # [16, 4]
+        allowed = (solutions >= 0).all(axis=1)
+        explained = np.where(allowed, solutions @ target, -1.0)  # [16] sums of squares
+        step, token, key, session = (solutions[explained.argmax()] / scale).tolist()
         return step, token, key, session

@@ -29,41 +29,42 @@ class StepReport:
 @dataclass(frozen=True, slots=True)
 class Progress:
     """The progress of the model thread: the time `since` which it is in its present state; the
-    `predicted` seconds of the pass that it began, 0 if it began none; `light`, the seconds of a
-    pass over a single token, 0 if unknown; and the times of the pass `before`, None if the thread
-    has rested since.
+    `predicted` seconds of the pass that it began, 0 if it began none; `single_token`, the seconds
+    of a pass over a single token, 0 if unknown; and the times of the pass `before`, None if the
+    thread has rested since.
     """
 
     since: float
     predicted: float = 0.0
-    light: float = 0.0
+    single_token: float = 0.0
     before: PassTimes | None = None
 
     def rested(self, now: float) -> Progress:
         """Return the progress of a thread that has no work."""
-        return Progress(now, light=self.light)
+        return Progress(now, single_token=self.single_token)
 
     def resumed(self, now: float) -> Progress:
         """Return the progress of a thread that goes on and has not begun the next pass."""
         before = self._running(now) if self.predicted else self.before
-        return Progress(now, light=self.light, before=before)
+        return Progress(now, single_token=self.single_token, before=before)
 
-    def began(self, now: float, predicted: float, light: float) -> Progress:
+    def began(self, now: float, predicted: float, single_token: float) -> Progress:
         """Return the progress of a thread that begins a pass; 0 `predicted` seconds: not known."""
-        return Progress(now, predicted or UNKNOWN_SECONDS, light or self.light, self.before)
+        single_token = single_token or self.single_token
+        return Progress(now, predicted or UNKNOWN_SECONDS, single_token, self.before)
 
     def passes(self, now: float) -> PassTimes:
         """Return how long passes take: the times of the running pass or of the one before it,
         whichever is longer.
         """
-        before = self.before or PassTimes(0.0, self.light)
+        before = self.before or PassTimes(0.0, self.single_token)
         return max(before, self._running(now), key=lambda times: times.newest)
 
     def _running(self, now: float) -> PassTimes:
         if not self.predicted:
             return PassTimes()
         seconds = now - self.since
-        return PassTimes(seconds, self.light * max(1.0, seconds / self.predicted))
+        return PassTimes(seconds, self.single_token * max(1.0, seconds / self.predicted))
 
     def problem(self, now: float) -> str | None:
         """Return why the thread is taken for stalled; None if it is not."""

@@ -1,4 +1,4 @@
-"""The model thread: every job that waits or runs gets its share of the next forward pass.
+"""The model thread: every job that waits or runs is fed in one of the next forward passes.
 
 A new job joins at the next step; a long prompt is fed beside the work of other jobs. The event loop
 only queues jobs, wakes the thread, and gets the results.
@@ -24,7 +24,7 @@ from tandem.engine.schedule.progress import Failures, Progress, StepReport
 from tandem.engine.schedule.task import Task, startable
 from tandem.protos.errors import Internal, Unavailable
 
-LIGHT = StepLoad.chunk(1, 0)
+SINGLE_TOKEN = StepLoad.chunk(1, 0)
 ForwardPass = Callable[[Sequence[Segment]], list[torch.Tensor]]
 
 log = structlog.get_logger()
@@ -44,16 +44,19 @@ class ModelThread(JobQueue):
         observe: Callable[[StepReport], None],
         idle: Callable[[Sequence[bytes]], None],
         queue_limit: int = 1024,
-        light: float = 0.0,  # seconds of a pass over a single token; 0: not known
+        single_token: float = 0.0,  # seconds of a pass over a single token; 0: not known
     ) -> None:
         super().__init__(queue_limit)
-        self._forward, self._limits, self._observe, self._idle = forward, limits, observe, idle
+        self._forward = forward
         self._wait = wait
+        self._limits = limits
+        self._observe = observe
+        self._idle = idle
         self.after_step: Callable[[], None] = lambda: None
         self.after_forward: Callable[[Sequence[tuple[Any, torch.Tensor]]], None] = lambda _: None
         self.price = 0.0  # chance that one more row would have needed in the newest step
         self.costs = StepCosts()
-        self.progress = Progress(time.perf_counter(), light=light)
+        self.progress = Progress(time.perf_counter(), single_token=single_token)
         self._steps = 0
         self._failures = Failures()
         self._ended = 0.0  # when the newest pass ended; 0 if the thread has waited since
@@ -122,14 +125,14 @@ class ModelThread(JobQueue):
             self._news, self.progress = False, self.progress.resumed(time.perf_counter())
             ending = [task for task in self._running if task.cancelled]
             self._running = [task for task in self._running if not task.cancelled]
-            wanted = [task.owner for task in self._waiting]
+            waiting = [task.owner for task in self._waiting]
             starting = startable(self._waiting, self._running)
             for task in starting:
                 self._waiting.remove(task)
         self._stepping = starting  # an error from here on fails these
         for task in ending:
             task.end(Unavailable("nobody waits for it"))
-        self._idle(wanted)
+        self._idle(waiting)
         for task in starting:
             if task.answer.set_running_or_notify_cancel():
                 self._queued.append(time.perf_counter() - task.arrived)
@@ -150,9 +153,9 @@ class ModelThread(JobQueue):
         alone may wait a moment for more rows.
         """
         ready = self._ready_inputs()
-        if len(ready) != 1 or ready[0][0].rest or not ready[0][0].step_input:
+        if len(ready) != 1 or ready[0][0].remainder or not ready[0][0].step_input:
             return ready, 0.0
-        step_input, step = ready[0][0].step_input, self.costs.model.predict(LIGHT)
+        step_input, step = ready[0][0].step_input, self.costs.model.predict(SINGLE_TOKEN)
         began = time.perf_counter()
         with self._wake:
             while not (self._waiting or self._stopping):
@@ -174,33 +177,37 @@ class ModelThread(JobQueue):
             return
         self._stepping = tasks = [task for task, _ in step_inputs]
         segments = [segment for _, segment in step_inputs]
-        cost, pace = self.costs.model, self.costs.pace.at(time.perf_counter())
+        cost = self.costs.model
+        decode_seconds = self.costs.decode_seconds.at(time.perf_counter())
 
         def chances(index: int) -> Iterator[float]:
-            step_input = tasks[index].step_input
-            return iter(()) if tasks[index].rest or step_input is None else step_input.chances()
+            task = tasks[index]
+            if task.remainder or task.step_input is None:
+                return iter(())
+            return task.step_input.chances()
 
-        batch = compose(segments, chances, cost, self._limits, pace)
+        batch = compose(segments, chances, cost, self._limits, decode_seconds)
         self.price = batch.price
-        self._stepping = [tasks[share.index] for share in batch.shares]
-        for task, share in zip(self._stepping, batch.shares, strict=True):
-            if share.rows and task.step_input:
-                share.piece = task.step_input.segment(share.rows)
+        self._stepping = [tasks[allocation.index] for allocation in batch.allocations]
+        for task, allocation in zip(self._stepping, batch.allocations, strict=True):
+            if allocation.rows and task.step_input:
+                allocation.chunk = task.step_input.segment(allocation.rows)
         self.after_step()  # items leave that jobs sent while the step was composed
-        pieces = [share.piece for share in batch.shares]
-        began, load = time.perf_counter(), sum(map(load_of, pieces), StepLoad())
+        chunks = [allocation.chunk for allocation in batch.allocations]
+        began, load = time.perf_counter(), sum(map(load_of, chunks), StepLoad())
         host = began - self._ended if self._ended else None
-        self.progress = self.progress.began(began, cost.predict(load), cost.predict(LIGHT))
-        logits = self._forward(pieces)
+        self.progress = self.progress.began(began, cost.predict(load), cost.predict(SINGLE_TOKEN))
+        logits = self._forward(chunks)
         inputs = [task.step_input for task in self._stepping]
         self.after_forward(list(zip(inputs, logits, strict=False)))
         self._wait()
         self._ended = time.perf_counter()
         self._report(batch, load, self._ended - began, host)
         self._steps, self._failures = self._steps + 1, Failures()
-        for task, share, rows in zip(self._stepping, batch.shares, logits, strict=True):
-            task.last_step, wanted = self._steps, segments[share.index]
-            task.advance(share.piece, rows, bool(share.rows) or share.piece is wanted)
+        for task, allocation, rows in zip(self._stepping, batch.allocations, logits, strict=True):
+            task.last_step, requested = self._steps, segments[allocation.index]
+            complete = bool(allocation.rows) or allocation.chunk is requested
+            task.advance(allocation.chunk, rows, complete)
         now = time.perf_counter()
         self.costs.learn(batch, load, now - preparing - waited, now)
         self._running = [task for task in self._running if task.step_input]
@@ -209,4 +216,4 @@ class ModelThread(JobQueue):
     def _report(self, batch: Batch, load: StepLoad, seconds: float, host: float | None) -> None:
         """Report a pass to the observer, before any job goes on."""
         (queued, self._queued), error = (self._queued, []), self.costs.model.error
-        self._observe(StepReport(len(batch.shares), load.tokens, seconds, queued, error, host))
+        self._observe(StepReport(len(batch.allocations), load.tokens, seconds, queued, error, host))

@@ -36,8 +36,8 @@ class Task:
     cancelled: bool = False  # whether its caller no longer waits
     job: Job | None = None
     step_input: StepInput | None = None  # what the job yielded last; None: the job is done
-    wanted: Segment | None = None  # what the step input wanted fed when it was last asked
-    rest: Segment | None = None  # the rest of a long segment that was fed in part
+    requested: Segment | None = None  # the segment that the step input asked for last
+    remainder: Segment | None = None  # of a long segment that was fed in part
     last_step: int = 0  # number of the step that last fed the job, or after which it began
 
     def begin(self) -> None:
@@ -55,26 +55,26 @@ class Task:
 
     def ready(self) -> Segment | None:
         """Return the segment that should be fed next; None if there is nothing to feed now."""
-        if self.rest is not None or self.step_input is None:
-            return self.rest
+        if self.remainder is not None or self.step_input is None:
+            return self.remainder
         try:
-            self.wanted = self.step_input.ready()
+            self.requested = self.step_input.ready()
         except Exception as error:
             self.fail(error)
             return None
-        return self.wanted
+        return self.requested
 
-    def advance(self, fed: Segment, logits: torch.Tensor, whole: bool) -> None:
-        """Give the job its logits, after which it wants another step or is done. If only a piece of
-        a segment was fed (not `whole`) that is not divisible, note the rest instead.
+    def advance(self, fed: Segment, logits: torch.Tensor, complete: bool) -> None:
+        """Give the job its logits, after which it wants another step or is done. If the segment
+        was not fed completely and is not divisible, note the remainder instead.
         """
         assert self.job is not None and self.step_input is not None
-        if not (whole or fed.divisible):
-            segment = self.rest or self.wanted
+        if not (complete or fed.divisible):
+            segment = self.remainder or self.requested
             assert segment is not None
-            self.rest = segment.rest(len(fed.tokens))
+            self.remainder = segment.remainder(len(fed.tokens))
             return
-        self.rest = None
+        self.remainder = None
         try:
             self.step_input = self.job.send(logits)
         except StopIteration as done:
@@ -85,7 +85,7 @@ class Task:
 
     def end(self, error: Exception) -> None:
         """End the job early; the part of its context that was fed stays in its session."""
-        fed, self.step_input = self.rest.context if self.rest else 0, None
+        fed, self.step_input = self.remainder.context if self.remainder else 0, None
         if self.job is not None:
             with suppress(Exception):
                 self.job.throw(JobEnded(fed))
@@ -93,7 +93,7 @@ class Task:
 
     def fail(self, error: Exception) -> None:
         """End the job with an error. Further errors while it ends follow from that one: ignored."""
-        self.step_input = self.rest = None
+        self.step_input = self.remainder = None
         if self.job is not None:
             with suppress(Exception):
                 self.job.throw(error)

@@ -15,8 +15,8 @@ from tandem.benchmarks.figures.captured import replayed
 from tandem.engine.cache.pool import LayerGeometry
 from tandem.engine.exact.exactness import self_test
 from tandem.engine.forward.cuda import attention
+from tandem.engine.forward.cuda.batch_invariance import BASE
 from tandem.engine.forward.cuda.graphs import CudaGraphs
-from tandem.engine.forward.cuda.sizes import BASE
 from tandem.engine.model.load import load
 from tandem.engine.runner import BY_ROWS, AttentionBackend, HFRunner
 from tests.families import SERVED

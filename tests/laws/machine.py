@@ -73,7 +73,7 @@ class Machine:
         self.batches.append(list(segments))
         if len(self.batches) == self.fails_at:
             raise RuntimeError("out of memory near a secret")
-        return [torch.zeros(segment.wanted, VOCABULARY) for segment in segments]
+        return [torch.zeros(segment.num_logits, VOCABULARY) for segment in segments]
 
     def clock(self) -> float:
         """Seconds, if only steps take time; looking takes hardly any."""

@@ -75,7 +75,7 @@ class Passes:
 def step(
     tables: Sequence[PageTable], fed: list[int], rng: random.Random, most: int
 ) -> list[tuple[PageTable, Segment]]:
-    """What some sessions that have been `fed` so many tokens are fed next: a piece of a prompt,
+    """What some sessions that have been `fed` so many tokens are fed next: a chunk of a prompt,
     some with a tree below it, which does not stay.
     """
     found = []

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tandem.engine.cache.pages import PAGE, PageTable, page_aligned
 from tandem.engine.forward.segment import Segment
-from tandem.engine.schedule.batch import PIECE, SHORT, StepLimits, compose
+from tandem.engine.schedule.batch import MIN_PROMPT_CHUNK, SHORT_PREFIX, StepLimits, compose
 from tandem.engine.schedule.cost import CostModel
 from tandem.protos import tree
 
@@ -37,7 +37,7 @@ def composed(
 ) -> list[tuple[int, Segment]]:
     """A step to which no rows can be added: indices into `segments`, what of each is fed."""
     batch = compose(segments, lambda _: iter(()), cost, limits, pace)
-    return [(share.index, share.piece) for share in batch.shares]
+    return [(allocation.index, allocation.chunk) for allocation in batch.allocations]
 
 
 def trees(most: int) -> st.SearchStrategy[tuple[int, ...]]:
@@ -65,9 +65,11 @@ def drafting(draw: st.DrawFn) -> Segment:
     return Segment(TABLE, draw(st.integers(0, 300)), tuple(range(fed)), parents, wanted)
 
 
-shorts = verifying(1, SHORT) | drafting()
-longs = verifying(SHORT + 2, 400)
+shorts = verifying(1, SHORT_PREFIX) | drafting()
+longs = verifying(SHORT_PREFIX + 2, 400)
 terms = st.tuples(*[st.floats(0, 0.1)] * 4) | st.just((0.0, 0.0, 0.0, 0.0)) | st.just(SLOWLY)
 costs = terms.map(lambda known: Known(*known))
-limits_ = st.builds(StepLimits, st.integers(1, 8), st.integers(PIECE, 500), st.floats(0, 2))
+limits_ = st.builds(
+    StepLimits, st.integers(1, 8), st.integers(MIN_PROMPT_CHUNK, 500), st.floats(0, 2)
+)
 paces = st.just(0.0) | st.floats(0, 2)

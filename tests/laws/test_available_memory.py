@@ -188,7 +188,7 @@ def test_so_many_sessions_of_the_whole_context_fit_as_are_reported(longest: int,
 def test_so_long_a_text_fits_where_layers_have_windows_and_no_longer_one(
     full: int, windowed: int, window: int, step: int, more: int, longest: int
 ) -> None:
-    """Read in pieces, each before what the windows have left is given up for the next."""
+    """Read in chunks, each before what the windows have left is given up for the next."""
     shape = footprint(full, windowed, window, step)
     positions = positions_for(1, 0, shape) + more
     context, pool = context_of(positions, longest, shape), Nothing(positions, shape)

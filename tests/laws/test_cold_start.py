@@ -43,7 +43,7 @@ def test_of_the_first_request_as_much_is_accepted_as_of_the_hundredth(
 def test_what_a_row_costs_is_known_before_the_first_request() -> None:
     """Else its price is proposed, and none but nearly certain proposals get rows."""
     simulation = ColdSimulation(steady("processor", 2, 1))
-    simulation._rehearse()
+    simulation._warm_up()
     cost, curve = simulation._verifier.costs.model, TARGETS["processor"]
     for rows in (1, 8, 32):
         assert cost.predict(StepLoad.chunk(rows, 0)) == pytest.approx(

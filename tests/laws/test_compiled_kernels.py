@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="Triton cannot be imported, which compiles 
 
 ROOT = Path(__file__).parents[2]
 SHARED = 227 << 10  # bytes of shared memory that a block may have on an H100
-PRODUCTS = ("_gated_linear", "_attend_pieces")  # that tensor cores compute in half precision
+PRODUCTS = ("_gated_linear", "_attend_chunks")  # that tensor cores compute in half precision
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.engine.schedule.cost import WARM, CostModel, StepLoad
+from tandem.engine.schedule.cost import WARM_UP_STEPS, CostModel, StepLoad
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def test_one_prompt_after_many_single_tokens_tells_what_tokens_cost(machine: Mac
 
 
 def test_the_error_is_of_predictions_made_before_learning() -> None:
-    model = observe(CostModel(), CPU, WARM)
+    model = observe(CostModel(), CPU, WARM_UP_STEPS)
     assert model.error == 0
     load = StepLoad.chunk(10, 100)
     predicted = model.predict(load)

@@ -52,7 +52,7 @@ def run(params: SamplingParams, proposer: Proposer, rows: int) -> Tokens:
 
 def logits(segment: Segment, text: Tokens) -> torch.Tensor:
     """The target's table behind every row that is wanted."""
-    first = len(segment.parents) - segment.wanted
+    first = len(segment.parents) - segment.num_logits
     assert len(segment.parents) == len(segment.tokens)
     rows = []
     for node in range(first, len(segment.parents)):

@@ -15,7 +15,7 @@ from tandem.drafter_service.tree.waiting_input import WaitingInput
 from tandem.engine.cache.pages import PageTable
 from tandem.engine.cache.session import JobEnded
 from tandem.engine.forward.segment import Segment
-from tandem.engine.schedule.batch import PIECE
+from tandem.engine.schedule.batch import MIN_PROMPT_CHUNK
 from tandem.engine.schedule.task import Job
 from tandem.protos import tree
 from tandem.protos.errors import Internal
@@ -42,12 +42,12 @@ def prompt(table: PageTable, length: int, wanted: int = 1) -> Job:
     return tuple(logits.shape)
 
 
-def check_fed(pieces: list[Segment], length: int, wanted: int = 1) -> None:
-    """Pieces are a prompt, in order, and only the last one is asked for logits."""
-    assert sum((piece.tokens for piece in pieces), ()) == tuple(range(length))
-    fed = [len(piece.tokens) for piece in pieces]
-    assert [piece.context for piece in pieces] == [sum(fed[:step]) for step in range(len(fed))]
-    assert [piece.wanted for piece in pieces] == [0] * (len(pieces) - 1) + [wanted]
+def check_fed(chunks: list[Segment], length: int, wanted: int = 1) -> None:
+    """Chunks are a prompt, in order, and only the last one is asked for logits."""
+    assert sum((chunk.tokens for chunk in chunks), ()) == tuple(range(length))
+    fed = [len(chunk.tokens) for chunk in chunks]
+    assert [chunk.context for chunk in chunks] == [sum(fed[:step]) for step in range(len(fed))]
+    assert [chunk.num_logits for chunk in chunks] == [0] * (len(chunks) - 1) + [wanted]
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ async def test_a_long_prompt_and_sessions_that_decode_share_steps(
         )
     check_fed(machine.fed(table), 1000, wanted)
     assert machine.sizes[:7] == [1] + [4] * 6, "nobody missed a step"
-    tokens = [sum(len(piece.tokens) for piece in batch) for batch in machine.batches]
+    tokens = [sum(len(chunk.tokens) for chunk in batch) for batch in machine.batches]
     assert max(tokens) <= LIMITS.tokens
     assert [report.tokens for report in machine.reports] == tokens
     assert [report.sessions for report in machine.reports] == machine.sizes
@@ -98,7 +98,7 @@ async def test_a_long_prompt_and_sessions_that_decode_share_steps(
 
 
 async def test_a_prompt_whose_logits_are_all_wanted_is_read_as_others_are(machine: Machine) -> None:
-    """Its job goes on from each piece, and sessions that decode miss no step."""
+    """Its job goes on from each chunk, and sessions that decode miss no step."""
     table, rows = straight(0, 1024), list[int]()
 
     def telling() -> Job:
@@ -113,15 +113,15 @@ async def test_a_prompt_whose_logits_are_all_wanted_is_read_as_others_are(machin
         short = queue(thread, b"s", lambda: steps(6))
         assert await answers(machine, long, short) == [None, ONE * 6]
     fed = machine.fed(table)
-    assert rows == [len(piece.tokens) for piece in fed] == [piece.wanted for piece in fed]
-    assert sum((piece.tokens for piece in fed), ()) == tuple(range(200)) and len(fed) > 1
+    assert rows == [len(chunk.tokens) for chunk in fed] == [chunk.num_logits for chunk in fed]
+    assert sum((chunk.tokens for chunk in fed), ()) == tuple(range(200)) and len(fed) > 1
     assert machine.sizes[:7] == [1] + [2] * 6, "nobody missed a step"
 
 
 async def test_beside_a_session_that_decodes_a_dear_prompt_comes_in_least_pieces(
     machine: Machine,
 ) -> None:
-    """A piece does not set the pace for the next one, however short it is."""
+    """A chunk does not set the pace for the next one, however short it is."""
     table, long = straight(0, 1024), list[asyncio.Task[object]]()
     async with machine.running() as thread:
 
@@ -134,22 +134,23 @@ async def test_beside_a_session_that_decodes_a_dear_prompt_comes_in_least_pieces
         await results(*long)
     check_fed(machine.fed(table), 400)
     beside = [batch for batch in machine.batches if len(batch) == 2]
-    sizes = [sum(len(piece.tokens) for piece in batch) - 1 for batch in beside]
-    assert max(sizes[3:-1]) <= PIECE
+    sizes = [sum(len(chunk.tokens) for chunk in batch) - 1 for batch in beside]
+    assert max(sizes[3:-1]) <= MIN_PROMPT_CHUNK
 
 
 async def test_with_nobody_decoding_prompts_take_whole_steps(machine: Machine) -> None:
     """The rest of a step that one prompt leaves to the next is no session that decodes."""
     one, other = straight(0, 2048), straight(2048, 2048)
     with machine.thread() as thread:
-        length = PIECE + 7 * LIMITS.tokens + 104  # a piece at first: nothing is known of costs
+        length = MIN_PROMPT_CHUNK + 7 * LIMITS.tokens + 104  # no costs are known at first
         first = queue(thread, b"one", lambda: prompt(one, length))
         await asyncio.to_thread(machine.began.wait, LIMIT)
         second = queue(thread, b"other", lambda: prompt(other, 12 * LIMITS.tokens + 24))
         assert await answers(machine, first, second) == [(1, VOCABULARY)] * 2
     check_fed(machine.fed(one), length)
     check_fed(machine.fed(other), 12 * LIMITS.tokens + 24)
-    assert [report.tokens for report in machine.reports] == [PIECE] + [LIMITS.tokens] * 20
+    sizes = [report.tokens for report in machine.reports]
+    assert sizes == [MIN_PROMPT_CHUNK] + [LIMITS.tokens] * 20
 
 
 async def test_a_job_that_pauses_while_its_prompt_is_read_is_fed_the_rest_and_harms_nobody() -> (
@@ -208,7 +209,7 @@ async def test_a_prompt_whose_caller_has_gone_ends_before_the_sessions_next_call
         (gone,) = await answers(machine, long)
         assert isinstance(gone, asyncio.CancelledError)
         await results(queue(thread, b"a", lambda: ended.append("next")))
-    fed = sum(len(piece.tokens) for piece in machine.fed(table))
+    fed = sum(len(chunk.tokens) for chunk in machine.fed(table))
     assert ended == [fed, "next"]
     assert 0 < fed < 1000
 
@@ -231,6 +232,6 @@ async def test_newcomers_do_not_starve_a_job_of_many_steps() -> None:
     turns = [
         step
         for step, batch in enumerate(machine.batches)
-        if any(len(piece.tokens) == 3 for piece in batch)
+        if any(len(chunk.tokens) == 3 for chunk in batch)
     ]
     assert len(turns) == 10 and turns[-1] < 60

@@ -16,8 +16,7 @@ from torch import nn
 from tandem.engine.forward.cpu.kernels import ElementType, Kernels, kernels
 from tandem.engine.program.instructions import Operation, Place, Written
 from tandem.engine.program.layout import View
-from tandem.engine.program.memory import ALIGNED, allocated
-from tandem.engine.program.stretch import Stretch
+from tandem.engine.program.stretch import ALIGNMENT, Stretch, allocate
 from tandem.engine.program.tape import Unrecordable
 from tests.laws.passes import differing, of_family
 
@@ -154,7 +153,7 @@ def test_storages_that_are_needed_at_the_same_time_do_not_overlap(
         )
         for kind in kinds
     ]
-    offsets, total = allocated(written, known)
+    offsets, total = allocate(written, known)
     groups, group = list[int](), -1
     for place, kind in enumerate(kinds):
         joined = place and min(kind, kinds[place - 1]) >= Operation.NORM
@@ -166,7 +165,7 @@ def test_storages_that_are_needed_at_the_same_time_do_not_overlap(
             spans[place.storage] = (spans.get(place.storage, (number, 0))[0], number)
     assert offsets.keys() == spans.keys()
     for one in spans:
-        assert offsets[one] % ALIGNED == 0 and offsets[one] + known[one] <= total
+        assert offsets[one] % ALIGNMENT == 0 and offsets[one] + known[one] <= total
         for other in spans:
             together = spans[one][0] <= spans[other][1] and spans[other][0] <= spans[one][1]
             apart = offsets[one] + known[one] <= offsets[other]

@@ -72,7 +72,7 @@ def _another_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _overlapping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "tandem.engine.program.stretch.allocated",
+        "tandem.engine.program.stretch.allocate",
         lambda written, sizes: (dict.fromkeys(sizes, 0), max(sizes.values())),
     )
 

@@ -74,7 +74,7 @@ async def test_a_dead_thread_is_a_problem() -> None:
 
 
 def test_a_pass_counts_while_it_runs_and_after_it_until_there_is_no_work() -> None:
-    began = Progress(100.0, predicted=0.4, light=0.1, before=PassTimes(0.5, 0.2))
+    began = Progress(100.0, predicted=0.4, single_token=0.1, before=PassTimes(0.5, 0.2))
     assert began.passes(100.1) == PassTimes(0.5, 0.2)
     assert began.passes(104.0) == PassTimes(4.0, 1.0), "ten times as long as was predicted"
     ended = began.resumed(104.0)
@@ -118,4 +118,4 @@ async def test_a_step_takes_until_what_was_launched_and_drawn_is_done(
         await results(queue(thread, b"one", lambda: steps(3)))
     seconds = pytest.approx(2 * SLOW, abs=1e-3)
     assert [report.seconds for report in machine.reports] == [seconds] * 3
-    assert thread.costs.rates.step == seconds
+    assert thread.costs.averages.step == seconds

@@ -48,7 +48,7 @@ def read(opening: Decoding, pieces: int = PIECE, held: Sessions | None = None) -
                 if segment.divisible and len(segment.tokens) > pieces:
                     segment = segment.first(pieces)
                 last = segment.context + len(segment.tokens)
-                step_input = job.send(TABLE[last - segment.wanted : last])
+                step_input = job.send(TABLE[last - segment.num_logits : last])
         except StopIteration:
             return stream.said
 
@@ -130,6 +130,6 @@ def test_logits_that_are_no_numbers_end_the_reading() -> None:
 def test_a_piece_is_fed_as_prompts_are_and_never_delays_those_who_decode() -> None:
     job = decoding(sessions(), opened(PromptLogprobs(1, 9, 0)))
     segment = next(job.run()).ready()
-    assert isinstance(segment, Segment) and segment.wanted == 8
+    assert isinstance(segment, Segment) and segment.num_logits == 8
     assert is_long(segment) and not is_decoding(segment)
-    assert segment.first(3).wanted == 3 and is_long(segment.first(3))
+    assert segment.first(3).num_logits == 3 and is_long(segment.first(3))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.engine.schedule.cost import Rates
+from tandem.engine.schedule.cost import AverageStepTimes
 
 
 def test_rates_follow_what_steps_take_and_forget_a_slow_start() -> None:
-    rates = Rates()
+    rates = AverageStepTimes()
     assert (rates.step, rates.row, rates.token) == (0.0, 0.0, 0.0)
     rates.observe(2.0, 1, 1.0)  # first use of a kernel, say
     for _ in range(60):
@@ -19,7 +19,7 @@ def test_rates_follow_what_steps_take_and_forget_a_slow_start() -> None:
 
 
 def test_what_slowed_steps_down_is_forgotten_when_one_shows_that_it_is_over() -> None:
-    rates = Rates()
+    rates = AverageStepTimes()
     for _ in range(60):
         rates.observe(0.2, 4, 2.0)
     rates.observe(0.03, 4, 2.0)
@@ -30,7 +30,7 @@ def test_what_slowed_steps_down_is_forgotten_when_one_shows_that_it_is_over() ->
 
 def test_rates_follow_what_is_predicted_where_that_is_faster() -> None:
     """Else a drafter that was slow would never be used again: while drafts do not pay it reads."""
-    rates = Rates()
+    rates = AverageStepTimes()
     for _ in range(60):
         rates.observe(0.2, 4, 2.0)
     rates.predicted(0.5)

@@ -143,7 +143,7 @@ def test_a_verifier_feeds_only_what_is_not_cached_and_says_so() -> None:
         segment = next(job).ready()
         assert segment
         assert (segment.context, segment.tokens) == (len(SAID), (1, 2, 7, 8, 9))
-        assert (segment.parents, segment.wanted) == ((-1, 0, 1, 2, 1), 4)
+        assert (segment.parents, segment.num_logits) == ((-1, 0, 1, 2, 1), 4)
         logits = torch.zeros(4, 10)
         logits[0, 7] = logits[1, 5] = 1.0
         with pytest.raises(StopIteration) as done:

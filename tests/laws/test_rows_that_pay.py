@@ -30,8 +30,8 @@ def rows(
 ) -> list[int]:
     """How many rows each session gets."""
     batch = compose([root()] * len(chances), lambda i: iter(chances[i]), cost, limits, 0.0)
-    assert [share.index for share in batch.shares] == list(range(len(chances)))
-    return [share.rows for share in batch.shares]
+    assert [allocation.index for allocation in batch.allocations] == list(range(len(chances)))
+    return [allocation.rows for allocation in batch.allocations]
 
 
 def rate(chances: list[list[float]], counts: tuple[int, ...]) -> float:
@@ -67,8 +67,8 @@ def test_a_long_prompt_gets_no_rows(prompt: Segment) -> None:
     chances = {0: [0.9] * 5, 1: [0.9] * 5}
     cost = Known(STEP, ROW, 0.0, 0.0)
     batch = compose([prompt, root()], lambda i: iter(chances[i]), cost, StepLimits(), 0.0)
-    assert all(share.rows == 0 for share in batch.shares if share.index == 0)
-    assert [share.rows for share in batch.shares if share.index == 1] == [5]
+    assert all(allocation.rows == 0 for allocation in batch.allocations if allocation.index == 0)
+    assert [allocation.rows for allocation in batch.allocations if allocation.index == 1] == [5]
 
 
 def test_the_price_is_what_the_next_row_would_have_had_to_have() -> None:

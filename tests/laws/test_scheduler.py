@@ -101,8 +101,8 @@ async def test_who_was_left_out_of_a_step_is_in_the_next() -> None:
     turns = dict.fromkeys(map(id, tables), 0)
     assert machine.sizes[1:] == [MOST] * (MOST + 3)
     for batch in machine.batches[1:]:
-        for piece in batch:
-            turns[id(piece.table)] += 1
+        for chunk in batch:
+            turns[id(chunk.table)] += 1
         assert max(turns.values()) - min(turns.values()) <= 1
 
 
@@ -185,5 +185,5 @@ async def test_what_steps_take_is_known_per_step_row_and_token() -> None:
     machine.open.set()
     async with machine.running() as thread:
         await results(queue(thread, b"a", lambda: steps(30, tokens=4)))
-        rates = thread.costs.rates
+        rates = thread.costs.averages
     assert 0.0 < rates.row < rates.token <= rates.step

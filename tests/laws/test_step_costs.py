@@ -77,13 +77,13 @@ async def predicted(
     machine.open.set()
     async with machine.running() as thread:
         for tokens in (1, 8, 1, 8):  # as a service does before it serves
-            await results(queue(thread, b"rehearsal", partial(steps, 1, tokens)))
+            await results(queue(thread, b"warm-up", partial(steps, 1, tokens)))
         own = [
             queue(thread, bytes([number]), partial(session.run, 60))
             for number, session in enumerate(sessions)
         ]
         assert await results(*own) == [None] * len(own)
-        return thread.costs.model.predict(scheduler.LIGHT)
+        return thread.costs.model.predict(scheduler.SINGLE_TOKEN)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1.0, 0.0), (0.0, 1.0)], ids=["before", "after"])

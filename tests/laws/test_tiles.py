@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tandem.engine.cache.pages import PAGE, PageTable
 from tandem.engine.cache.pool import SlotIndex
 from tandem.engine.forward.segment import Segment
-from tandem.engine.forward.tiles import COARSE, Tile, TilePlan, tile_plan
+from tandem.engine.forward.tiles import ROW_MULTIPLE, Tile, TilePlan, tile_plan
 from tandem.protos import tree
 from tests.laws.segments import trees
 
@@ -120,7 +120,7 @@ def test_a_tile_knows_the_positions_of_rows_and_keys(found: list[Segment]) -> No
 
 def enough(rows: int, needed: int) -> bool:
     """Whether rows are padded as kernels like it, and no more than that."""
-    return needed <= rows < needed + COARSE
+    return needed <= rows < needed + ROW_MULTIPLE
 
 
 @given(steps())
@@ -143,6 +143,6 @@ def test_a_step_feeds_all_tokens_at_their_positions_and_asks_for_the_last_rows(
     wanted: list[int] = []
     for segment in found:
         own = [next(rows) for _ in segment.tokens]
-        wanted += own[len(own) - segment.wanted :]
+        wanted += own[len(own) - segment.num_logits :]
     assert step.logits_rows[: len(wanted)].tolist() == wanted
     assert enough(len(step.logits_rows), len(wanted))

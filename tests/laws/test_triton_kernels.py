@@ -14,7 +14,7 @@ from tandem.engine.cache.pool import LayerGeometry
 from tandem.engine.forward import operations
 from tandem.engine.forward.cpu.kernels import Activation
 from tandem.engine.forward.cuda import attention
-from tandem.engine.forward.cuda.rows import KVLayout, RowPlan, rows_together
+from tandem.engine.forward.cuda.rows import KVLayout, RowPlan, block_rows
 from tandem.engine.forward.cuda.table import row_plans
 from tandem.engine.forward.dense import AttentionOptions
 from tandem.engine.forward.gated import ACTIVATIONS
@@ -124,7 +124,7 @@ def test_a_row_of_a_gated_layer_depends_on_no_other(dtype: torch.dtype) -> None:
 def test_rows_attend_as_is_defined(
     layer: LayerGeometry, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To prefixes of several pieces and to none, in trees."""
+    """To prefixes of several chunks and to none, in trees."""
     monkeypatch.setattr(attention, "attend", attend.attend)
     monkeypatch.setattr(attention, "TRIAL", ((0, 3), (95, 2), (330, 9)))
     assert attention.why_unsupported([layer], dtype, torch.device("cpu")) is None
@@ -135,7 +135,7 @@ def passed(
 ) -> list[torch.Tensor]:
     """What the rows of sessions get, each with its queries of its own, [rows, heads, size]."""
     pages = 24
-    layout = KVLayout(pages * PAGE, pages, rows_together(layer.repeat, torch.bfloat16))
+    layout = KVLayout(pages * PAGE, pages, block_rows(layer.repeat, torch.bfloat16))
     plan: RowPlan
     (plan,) = row_plans(segments, layout, exact=True, sizes=(16, 32, 64))
     stored = (pages + 1) * PAGE, layer.heads, layer.key_size

@@ -1,4 +1,4 @@
-"""What goes into step after step: nobody starves, and a prompt fed in pieces is the prompt."""
+"""What goes into step after step: nobody starves, and a prompt fed in chunks is the prompt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.engine.forward.segment import Segment
-from tandem.engine.schedule.batch import PIECE, SHORT, StepLimits
+from tandem.engine.schedule.batch import MIN_PROMPT_CHUNK, SHORT_PREFIX, StepLimits
 from tandem.engine.schedule.cost import CostModel
 from tandem.protos import tree
 from tests.laws.segments import (
@@ -40,13 +40,13 @@ class Queue:
         chosen = composed(
             [segment for _, segment in self.waiting], self.cost, self.limits, self.pace
         )
-        fed = [(self.waiting[index], piece) for index, piece in chosen]
+        fed = [(self.waiting[index], chunk) for index, chunk in chosen]
         for entry, _ in fed:
             self.waiting.remove(entry)
-        for (name, segment), piece in fed:
-            if piece is not segment:
-                self.waiting.append((name, segment.rest(len(piece.tokens))))
-        return [(name, piece) for (name, _), piece in fed]
+        for (name, segment), chunk in fed:
+            if chunk is not segment:
+                self.waiting.append((name, segment.remainder(len(chunk.tokens))))
+        return [(name, chunk) for (name, _), chunk in fed]
 
 
 @given(longs, costs, limits_, paces, st.lists(drafting(), max_size=3))
@@ -58,21 +58,21 @@ def test_the_pieces_of_a_prompt_are_the_prompt(
         limits.sessions + len(others), limits.tokens + 20 * len(others), limits.slack
     )
     queue = Queue([(0, prompt)], cost, limits, pace)
-    pieces: list[Segment] = []
+    chunks: list[Segment] = []
     while queue.waiting:
         queue.waiting += [*enumerate(others, start=1)]
-        fed = [piece for name, piece in queue.step() if name == 0]
+        fed = [chunk for name, chunk in queue.step() if name == 0]
         assert len(fed) == 1, "a prompt gets on in every step"
-        pieces += fed
+        chunks += fed
         queue.waiting = [entry for entry in queue.waiting if entry[0] == 0]
-    assert sum((piece.tokens for piece in pieces), ()) == prompt.tokens
-    assert len(pieces) <= 1 + len(prompt.tokens) // PIECE
+    assert sum((chunk.tokens for chunk in chunks), ()) == prompt.tokens
+    assert len(chunks) <= 1 + len(prompt.tokens) // MIN_PROMPT_CHUNK
     context = prompt.context
-    for piece in pieces:
-        assert (piece.table, piece.context) == (prompt.table, context)
-        context += len(piece.tokens)
-    assert [piece.wanted for piece in pieces] == [0] * (len(pieces) - 1) + [prompt.wanted]
-    last, before = pieces[-1], len(prompt.tokens) - len(pieces[-1].tokens)
+    for chunk in chunks:
+        assert (chunk.table, chunk.context) == (prompt.table, context)
+        context += len(chunk.tokens)
+    assert [chunk.num_logits for chunk in chunks] == [0] * (len(chunks) - 1) + [prompt.num_logits]
+    last, before = chunks[-1], len(prompt.tokens) - len(chunks[-1].tokens)
     assert tree.problem(last.parents) is None
     for node in range(len(last.parents)):
         path = [before + step for step in tree.path(last.parents, node)]
@@ -84,10 +84,10 @@ def test_who_decodes_is_served_as_often_as_the_limits_allow(
     decoding: list[Segment], cost: CostModel, limits: StepLimits, prompts: list[Segment]
 ) -> None:
     """Each is fed again and again, in turn, beside at least that many others that surely fit."""
-    rests = [SHORT + prompt.wanted for prompt in prompts]  # that are too short to be cut
+    rests = [SHORT_PREFIX + prompt.num_logits for prompt in prompts]  # that are too short to be cut
     longest = max(rests + [len(segment.tokens) for segment in decoding])
     spare = 1 if prompts else 0  # a prompt may have a part in every step
-    share = min(limits.sessions - spare, (limits.tokens - spare * PIECE) // longest)
+    share = min(limits.sessions - spare, (limits.tokens - spare * MIN_PROMPT_CHUNK) // longest)
     bound = -(-(len(decoding) + len(prompts)) // max(1, share))
     queue = Queue([*enumerate(decoding)], cost, limits)
     queue.waiting += [*enumerate(prompts, start=100)]
@@ -103,7 +103,7 @@ def test_who_decodes_is_served_as_often_as_the_limits_allow(
 def test_every_prompt_gets_on(
     prompts: list[Segment], cost: CostModel, decoding: int, pace: float
 ) -> None:
-    """They take turns, at least `PIECE` tokens each, as long as the steps have any KV range."""
+    """They take turns, at least `MIN_PROMPT_CHUNK` tokens each, as long as steps have room."""
     queue = Queue([*enumerate(prompts)], cost, StepLimits(sessions=8, tokens=200), pace)
     one = Segment(TABLE, 100, (1,), (-1,), 1)
     since = dict.fromkeys(range(len(prompts)), 0)
@@ -117,7 +117,7 @@ def test_every_prompt_gets_on(
 
 
 @pytest.mark.parametrize(
-    "limits", [StepLimits(4, 512), StepLimits(32, PIECE)], ids=["sessions", "tokens"]
+    "limits", [StepLimits(4, 512), StepLimits(32, MIN_PROMPT_CHUNK)], ids=["sessions", "tokens"]
 )
 def test_a_prompt_gets_on_however_many_sessions_are_decoding(limits: StepLimits) -> None:
     """Their steps are full, with more of them waiting all the time."""

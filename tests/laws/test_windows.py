@@ -1,5 +1,5 @@
 """Layers with a sliding window give up what the window has left: whatever is given up, shared, cut
-or read in pieces, a row sees what it would see without, and no more memory is used than there is.
+or read in chunks, a row sees what it would see without, and no more memory is used than there is.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ TOKEN = 0.02
 COST = 0.25
 NEAR = Conditions(price=0.05, token_seconds=TOKEN, delay=0.001, pace=TOKEN)
 FAR = replace(NEAR, delay=0.5)
-RATES = Rates(step=0.002, row=0.001)
+RATES = AverageStepTimes(step=0.002, row=0.001)
 
 
 def taught(chance: float, often: float, price: float = NEAR.price) -> Trust:
@@ -40,7 +40,7 @@ def worth(conditions: Conditions = NEAR, rates: Rates = RATES, trust: Trust | No
 def test_all_is_worth_it_until_something_is_known() -> None:
     for unknown in (Conditions(), replace(FAR, pace=0.0), replace(FAR, token_seconds=0.0)):
         assert worth(unknown).threshold() == FeedThreshold()
-    assert worth(FAR, Rates()).threshold().pays(-100.0, 50)
+    assert worth(FAR, AverageStepTimes()).threshold().pays(-100.0, 50)
 
 
 def test_a_drafter_whose_time_costs_nothing_always_proposes() -> None:

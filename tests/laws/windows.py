@@ -1,5 +1,5 @@
 """Sessions of a model with a sliding window in one layer, as services have them, on a pool that
-knows which memory it has: prompts are read in pieces side by side, trees are decoded, sessions go
+knows which memory it has: prompts are read in chunks side by side, trees are decoded, sessions go
 back, fail and end, and there is memory for too few.
 """
 
@@ -140,10 +140,10 @@ class WindowedService:
             self.at_work[name] = Talk(scope, session, context, whole, session.length)
 
     def read(self, talk: Talk, most: int) -> None:
-        """A piece of a prompt is fed; after the last one the session holds the text."""
-        piece = talk.text[talk.fed : talk.fed + most]
-        self.feed(talk.session.table, talk.fed, piece, talk.text)
-        talk.fed += len(piece)
+        """A chunk of a prompt is fed; after the last one the session holds the text."""
+        chunk = talk.text[talk.fed : talk.fed + most]
+        self.feed(talk.session.table, talk.fed, chunk, talk.text)
+        talk.fed += len(chunk)
         if not talk.reading:
             self.sessions.keep(talk.session, talk.context, ())
 
@@ -170,11 +170,11 @@ class WindowedService:
         assert held <= length
         talk.text, talk.fed = talk.text[:held], held
 
-    def feed(self, table: PageTable, start: int, piece: Tokens, text: Tokens) -> None:
+    def feed(self, table: PageTable, start: int, chunk: Tokens, text: Tokens) -> None:
         """A pass: each row sees what it is to see."""
-        self.pool.prepare(table, start, start + len(piece))
-        self.pool.write(table, start, piece)
-        for row in range(start, start + len(piece)):
+        self.pool.prepare(table, start, start + len(chunk))
+        self.pool.write(table, start, chunk)
+        for row in range(start, start + len(chunk)):
             self.check(table, row + 1, text)
 
     def check(self, table: PageTable, length: int, text: Tokens) -> None:

@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tandem import models
 from tandem.engine.exact.exactness import self_test
-from tandem.engine.model import prose
 from tandem.engine.model import reference as reference_texts
 from tandem.engine.model.load import load as load_directory
 from tandem.engine.runner import HFRunner
@@ -82,8 +81,8 @@ def test_no_text_of_the_self_test_has_it_refused(
     dtype: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though rounding moves some of its rows by whole logits."""
-    words = prose.TEXT.split(" ")
-    monkeypatch.setattr(prose, "TEXT", " ".join(words[50 * seed :] + words[: 50 * seed]))
+    words = reference_texts.TEXT.split(" ")
+    monkeypatch.setattr(reference_texts, "TEXT", " ".join(words[50 * seed :] + words[: 50 * seed]))
     seeded = SimpleNamespace(**vars(random) | {"Random": lambda _: random.Random(seed)})
     monkeypatch.setattr(reference_texts, "random", seeded)
     self_test(HFRunner(load_directory(FOLDER, dtype), 2048), "SmolLM2")
@@ -103,7 +102,7 @@ async def test_its_answers_are_those_of_generate() -> None:
 async def test_a_continuation_is_as_likely_as_transformers_finds_it() -> None:
     """Asked for as lm-evaluation-harness does: `local-completions`, task kind loglikelihood."""
     tokenizer = AutoTokenizer.from_pretrained(FOLDER)
-    words = prose.TEXT.split()
+    words = reference_texts.TEXT.split()
     texts = [" ".join(words[5 * place : 5 * place + 30]) for place in range(CONTINUATIONS)]
     prompts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     async with chatting(Pair(FOLDER, FOLDER), dtype="float32") as client:

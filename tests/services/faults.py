@@ -14,11 +14,11 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from tandem.engine.cache.pages import PAGE, PageTable
 from tandem.engine.cache.pool import SlotIndex
 from tandem.engine.forward import attention, tiles
-from tandem.engine.forward.cpu.packed import PackedLinear
 from tandem.engine.forward.cpu.panels import GroupedPart, PanelLinear
 from tandem.engine.forward.cpu.paths import PathPlan
 from tandem.engine.forward.cuda.rows import RowPlan
 from tandem.engine.forward.gated import GatedMLP
+from tandem.engine.forward.library_linears import PackedLinear
 from tandem.engine.forward.tiles import Tile
 from tandem.engine.model.linears import MergedLinear
 from tandem.engine.program.instructions import Step

@@ -55,8 +55,8 @@ class Walk:
         fed = [(talk, self.segment(talk)) for talk in map(self.prepared, chosen)]
         rows_of_each = self.feed([segment for _, segment in fed])
         for (talk, segment), rows in zip(fed, rows_of_each, strict=True):
-            first = len(segment.tokens) - segment.wanted
-            for row in self.rng.sample(range(segment.wanted), min(2, segment.wanted)):
+            first = len(segment.tokens) - segment.num_logits
+            for row in self.rng.sample(range(segment.num_logits), min(2, segment.num_logits)):
                 self.check(talk.text, segment, first + row, rows[row])
             talk.commit(self.forward, segment, self.rng.randrange(first, len(segment.tokens)))
 
@@ -77,13 +77,13 @@ class Walk:
         tree_ = some_tokens(self.rng, nodes), some_tree(self.rng, nodes)
         segment = talk.segment(some_tokens(self.rng, head), *tree_)
         assert self.forward.pool.grow(talk.table, len(talk.text) + len(segment.tokens))
-        return replace(segment, wanted=nodes + 1)
+        return replace(segment, num_logits=nodes + 1)
 
     def feed(self, segments: list[Segment]) -> list[torch.Tensor]:
         """The wanted rows of all segments; half of them are fed in two steps, as a drafter does."""
         first, later = [], []
         for segment in segments:
-            tokens, parents, wanted = segment.tokens, segment.parents, segment.wanted
+            tokens, parents, wanted = segment.tokens, segment.parents, segment.num_logits
             put_off = self.rng.choice([0, self.rng.randrange(wanted)])
             cut = len(tokens) - put_off
             given = segment.table, segment.context
@@ -92,7 +92,7 @@ class Walk:
         rows = self.forward(first)
         more = iter(self.forward(later) if later else [])
         return [
-            own if len(own) == segment.wanted else torch.cat([own, next(more)])
+            own if len(own) == segment.num_logits else torch.cat([own, next(more)])
             for own, segment in zip(rows, segments, strict=True)
         ]
 
@@ -136,7 +136,7 @@ def test_a_context_is_as_long_as_it_is_right_in_any_company(
 
     def prompt(talk: Talk, length: int) -> Segment:
         assert walk.forward.pool.grow(talk.table, length)
-        return replace(talk.segment(some_tokens(walk.rng, length)), wanted=1)
+        return replace(talk.segment(some_tokens(walk.rng, length)), num_logits=1)
 
     def difference(length: int) -> float:
         segments = [prompt(walk.talks[0], length), prompt(walk.talks[1], 20)]

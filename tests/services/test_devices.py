@@ -17,8 +17,8 @@ from tandem.engine.config import ModelServiceConfig
 from tandem.engine.forward.cpu import panels
 from tandem.engine.host import device_name, load_and_test
 from tandem.engine.loading import load_model, runner_of
-from tandem.engine.schedule.profile import light_seconds
 from tandem.engine.schedule.scheduler import ModelThread
+from tandem.engine.schedule.warm_up import single_token_seconds
 from tests.laws.machine import LIMITS
 from tests.served import Pair
 
@@ -144,11 +144,12 @@ def test_a_pass_over_a_single_token_is_measured_before_the_first_request(embedde
     """A replica that has not run one yet is compared with others too."""
     loaded = load_model(ModelServiceConfig(model=embedded.draft, threads=1))
     runner, nothing = runner_of(loaded, 1024, exact=True), lambda _: None
-    light = light_seconds(runner)
-    assert light > 0
+    single_token = single_token_seconds(runner)
+    assert single_token > 0
     assert runner.pool.allocate(1024), "it holds no memory"
-    with ModelThread(runner, runner.wait, LIMITS, nothing, nothing, light=light) as thread:
-        assert thread.progress.passes(0.0).light == light
+    given = runner, runner.wait, LIMITS, nothing, nothing
+    with ModelThread(*given, single_token=single_token) as thread:
+        assert thread.progress.passes(0.0).light == single_token
 
 
 def test_devices_that_were_never_tried_are_called_experimental() -> None:

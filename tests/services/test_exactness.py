@@ -111,7 +111,7 @@ def test_mixtures_of_experts_are_exact(family: str, dtype: str, make_model: Make
 def test_heads_as_large_as_those_of_real_models_are_exact(
     size: int, repeat: int, dtype: str, tmp_path: Path
 ) -> None:
-    """Two key heads, each for so many query heads; in pieces of any size, in trees."""
+    """Two key heads, each for so many query heads; in chunks of any size, in trees."""
     torch.manual_seed(size)
     options = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96}
     heads = {"head_dim": size, "num_attention_heads": 2 * repeat, "num_key_value_heads": 2}
@@ -235,11 +235,11 @@ def test_prompts_cut_anywhere_are_exact_by_any_number_of_threads(
     try:
         for threads, size in product((1, 2, 3, 4), (8, 96)):
             use_threads(threads)
-            pieces = [
+            chunks = [
                 forward([Segment(table, start, tokens[start:][:size], tree.chain(size), size)])
                 for start in range(0, 96, size)
             ]
-            rows.append(torch.cat([logits for (logits,) in pieces]))
+            rows.append(torch.cat([logits for (logits,) in chunks]))
     finally:
         use_threads(1)
     assert all(torch.equal(rows[0], others) for others in rows)

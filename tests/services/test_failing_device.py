@@ -34,16 +34,16 @@ import runpy
 
 from tandem.engine import host
 
-rehearse = host.rehearse
+warm_up = host.warm_up
 
 def failing(segments):
     raise RuntimeError("CUDA error")
 
 async def then_fail(thread, *given):
-    await rehearse(thread, *given)
+    await warm_up(thread, *given)
     thread._forward = failing
 
-host.rehearse = then_fail
+host.warm_up = then_fail
 runpy.run_module("tandem.verifier_service", run_name="__main__")
 """
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from tandem.engine.cache.pages import PAGE
 from tandem.engine.cache.pool import position_bytes
-from tandem.engine.forward.tiles import COARSE, FEW
+from tandem.engine.forward.tiles import ROW_MULTIPLE, UNPADDED_ROWS
 from tandem.engine.model.load import load
 from tandem.orchestrator.fleet.clients import VerifierClient
 from tandem.orchestrator.links.relays import Relays, drafter_link, verifier_link
@@ -46,8 +46,8 @@ async def complete(relays: Relays, number: int) -> list[int]:
 
 async def warm_up(verifier: VerifierClient) -> None:
     """A step of every size: the matrix library keeps code for each that it has met."""
-    for rows in (*range(1, FEW + 1), *range(FEW, MOST + 1, COARSE)):
-        nodes = min(rows, FEW) - 1  # wanted are their logits and one more
+    for rows in (*range(1, UNPADDED_ROWS + 1), *range(UNPADDED_ROWS, MOST + 1, ROW_MULTIPLE)):
+        nodes = min(rows, UNPADDED_ROWS) - 1  # wanted are their logits and one more
         draft = Draft((7,) * nodes, (-1,) * nodes)
         context = Context(secrets.token_bytes(16), 1, 0, (5,) * (rows - nodes))
         await verifier.verify(context, draft, SamplingParams())

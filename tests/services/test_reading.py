@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from tandem.drafter_service.tree.worth import Conditions, DrafterHistory
-from tandem.engine.schedule.batch import SHORT
-from tandem.engine.schedule.cost import Rates
+from tandem.engine.schedule.batch import SHORT_PREFIX
+from tandem.engine.schedule.cost import AverageStepTimes
 from tandem.protos.errors import SessionMiss
 from tests.services.jobs import Engine
 from tests.services.trees import Tokens
 
-RATES = Rates(step=0.002, row=0.001)
+RATES = AverageStepTimes(step=0.002, row=0.001)
 
 
 def conditions(delay: float = 0.001) -> Conditions:
@@ -60,14 +60,14 @@ def test_a_text_that_no_proposal_pays_behind_is_read_on_in_pieces(
     drafters: Any, engine: Engine, prompt: Tokens
 ) -> None:
     """And nothing is sent, until proposals pay again."""
-    told, rates = conditions(), Rates()
+    told, rates = conditions(), AverageStepTimes()
     drafter = drafters(prompt, told, rates=rates, known=experienced())
     assert drafter.running.settle()
     rates.step, rates.row, told.delay, engine.fed = 0.002, 0.001, 5.0, []
-    for token in range(5, 5 + 2 * SHORT):
+    for token in range(5, 5 + 2 * SHORT_PREFIX):
         drafter.goes_on((token,))
         assert drafter.running.settle() == []
-    assert engine.fed == [SHORT, SHORT]
+    assert engine.fed == [SHORT_PREFIX, SHORT_PREFIX]
     told.delay, told.pace = 0.001, 0.02
     drafter.goes_on((77,))
     assert drafter.running.settle()

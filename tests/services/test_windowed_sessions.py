@@ -73,7 +73,7 @@ class Service:
     def say(
         self, name: bytes, text: Tokens, steps: int, scope: bytes = b""
     ) -> tuple[torch.Tensor, Tokens]:
-        """Logits of all rows of steps with trees after a prompt that is read in pieces, and the
+        """Logits of all rows of steps with trees after a prompt that is read in chunks, and the
         text that it became.
         """
         rows, context = list[torch.Tensor](), Context(name, 1, 0, text, client=scope)
@@ -84,7 +84,7 @@ class Service:
             rest = Segment(session.table, start, tokens, tree.chain(len(tokens)), 1)
             while len(rest.tokens) > PIECE:
                 self.feed(rest.first(PIECE))
-                rest = rest.rest(PIECE)
+                rest = rest.remainder(PIECE)
             rows.append(self.feed(rest))
             self.sessions.keep(session, context, ())
             for _ in range(steps):

@@ -13,7 +13,7 @@ from tandem.drafter_service.tree.growing import GrowingTree
 from tandem.drafter_service.tree.worth import Conditions, DrafterHistory
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.forward.segment import Segment
-from tandem.engine.schedule.cost import Rates
+from tandem.engine.schedule.cost import AverageStepTimes
 from tandem.protos import tree
 from tandem.protos.streams import Drafting
 from tandem.protos.types import LAST_TURN, Context, DraftShape, SamplingParams
@@ -31,7 +31,7 @@ class Drafter:
     def __init__(
         self, engine: Engine, name: int, prompt: Tokens, conditions: Conditions, **asked: Any
     ):
-        costs = SimpleNamespace(rates=asked.pop("rates", Rates()))
+        costs = SimpleNamespace(averages=asked.pop("rates", AverageStepTimes()))
         host: Any = SimpleNamespace(
             sessions=engine.sessions,
             runner=engine.forward,
@@ -71,7 +71,7 @@ class Drafter:
     def texts(self, segment: Segment) -> list[Tokens]:
         """The texts whose logits a segment asks for."""
         held = tuple(self.running.engine.sessions._open[self.name].tokens)
-        nodes = range(len(segment.parents) - segment.wanted, len(segment.parents))
+        nodes = range(len(segment.parents) - segment.num_logits, len(segment.parents))
         tokens = self._cached(segment) + segment.tokens
         paths = [tree.path(segment.parents, node) for node in nodes]
         return [held + tuple(tokens[node] for node in path) for path in paths]

@@ -1,1 +1,6 @@
-"""Kernels for CPUs, and the layers that use these kernels."""
+"""Compute layers and attention on a CPU by this project's compiled kernels.
+
+The package must not know sessions or whole networks: it is given layers, rows and segments. Start
+reading in `kernels`, which calls the compiled code, then in `panels` for linear layers and in
+`paths` for attention.
+"""

@@ -33,9 +33,11 @@ class PanelExperts(nn.Module):
 
     def __init__(self, inner: PanelLinear, outer: PanelLinear, gate: Gate, count: int) -> None:
         super().__init__()
-        self.inner, self.outer = inner, outer
+        self.inner = inner
+        self.outer = outer
         self.outer.rounded = False  # the outputs of a row's experts are added before rounding
-        self._gate, self._count = gate, count
+        self._gate = gate
+        self._count = count
 
     def forward(
         self,
@@ -131,7 +133,7 @@ def _spelled_out(
 
     output = torch.zeros_like(rows, dtype=torch.float32)
     for expert in chosen.unique().tolist():
-        row, place = (chosen == expert).nonzero(as_tuple=True)
+        row, choice = (chosen == expert).nonzero(as_tuple=True)
         made = linear(1, expert, gate(linear(0, expert, rows[row])))
-        output.index_add_(0, row, made.float() * shares[row, place, None].float())
+        output.index_add_(0, row, made.float() * shares[row, choice, None].float())
     return output.to(rows.dtype)

@@ -11,7 +11,7 @@ from tandem.engine.forward.cpu.kernels import ELEMENT_TYPES, ElementType, Groupi
 from tandem.engine.forward.grouped_weight import StoredGroups
 from tandem.engine.forward.groups import Code, Groups
 
-AT_ONCE = 1 << 21  # codes that are laid out at a time
+CODES_AT_ONCE = 1 << 21  # codes that are laid out at a time
 
 
 class GroupPanels:
@@ -20,10 +20,13 @@ class GroupPanels:
     """
 
     def __init__(self, part: StoredGroups, layers: int, width: int) -> None:
-        outputs, self.inputs = part.shape[0] // layers, part.shape[1]
-        self.outputs, self.layers, self.width = outputs, layers, width
+        outputs = part.shape[0] // layers
+        self.inputs = part.shape[1]
+        self.outputs = outputs
+        self.layers = layers
+        self.width = width
         self._panels = -(-outputs // width)
-        step = max(1, AT_ONCE // (self.inputs * width))  # panels
+        step = max(1, CODES_AT_ONCE // (self.inputs * width))  # panels
         for layer in range(layers):
             for first in range(0, self._panels, step):
                 start, stop = first * width, min((first + step) * width, outputs)
@@ -64,11 +67,11 @@ class GroupPanels:
         supers = None if self.supers is None else self.supers[panel, :, :, lane]
         return Groups(self.code, codes, scales, supers, self.zero).numbers()
 
-    def _put(self, place: int, groups: Groups) -> None:
-        """Lay out the outputs of the panels from number `place` on. Lanes that lack an output are
+    def _put(self, first: int, groups: Groups) -> None:
+        """Lay out the outputs of the panels from the `first`-th on. Lanes that lack an output are
         zeros.
         """
-        if not place:
+        if first == 0:
             self.code, self.zero = groups.code, groups.zero
             made = self._panels * self.layers
             size = self.width // 2 if groups.code is Code.NIBBLES else self.width
@@ -78,14 +81,14 @@ class GroupPanels:
             if groups.supers is not None:
                 self.supers = groups.supers.new_empty(made, *groups.supers.shape[1:], self.width)
         codes = self._in_panels(groups.codes)
-        count = len(codes)
+        panels = slice(first, first + len(codes))
         if groups.code is Code.NIBBLES:
             low, high = codes.chunk(2, -1)
             codes = low | high << 4
-        self.codes[place : place + count] = codes
-        self.scales[place : place + count] = self._in_panels(groups.scales)
+        self.codes[panels] = codes
+        self.scales[panels] = self._in_panels(groups.scales)
         if self.supers is not None and groups.supers is not None:
-            self.supers[place : place + count] = self._in_panels(groups.supers)
+            self.supers[panels] = self._in_panels(groups.supers)
 
     def _in_panels(self, given: torch.Tensor) -> torch.Tensor:
         """Return numbers [out, ...] as [panels, ..., width], filled up with zeros."""

@@ -29,7 +29,7 @@ class ElementType(IntEnum):
     FLOAT32 = 0
     BFLOAT16 = 1
     FLOAT16 = 2
-    PAIRS = 3  # bfloat16, inputs two by two
+    BFLOAT16_PAIRS = 3  # bfloat16, two inputs of an output side by side (VNNI)
     BYTES = 4  # BYTES and the types below are codes, whose meaning is in a Grouping
     NIBBLES = 5
     FLOAT8 = 6
@@ -70,8 +70,8 @@ class Weights(NamedTuple):
 
 
 def plain_weights(panels: torch.Tensor, outputs: int) -> Weights:
-    """Return the weights in panels [layers, panels, in / together, width, together] of numbers."""
-    kind = ELEMENT_TYPES[panels.dtype] if panels.shape[-1] == 1 else ElementType.PAIRS
+    """Return the weights in packed panels [layers, panels, in / k_pack, width, k_pack]."""
+    kind = ELEMENT_TYPES[panels.dtype] if panels.shape[-1] == 1 else ElementType.BFLOAT16_PAIRS
     return Weights(panels, kind, len(panels), outputs, None)
 
 
@@ -83,20 +83,22 @@ class Activation(IntEnum):
 
 
 class Kernels:
-    """One build of the kernels. `width` is the number of outputs of a panel. `pairs` tells whether
-    rows of bfloat16 are multiplied two inputs at once. No bit depends on the number of `threads`.
+    """One build of the kernels. `width` is the number of outputs of a panel. `bf16_pairs` tells
+    whether rows of bfloat16 are multiplied two inputs at once. No bit depends on the number of
+    `threads`.
     """
 
     def __init__(self, file: Path, sources: int | None = None) -> None:
         for openmp in Path(torch.__file__).parents[1].glob("torch.libs/libgomp*"):
             ctypes.CDLL(str(openmp), ctypes.RTLD_GLOBAL)  # PyTorch for ARM keeps OpenMP to itself
-        library = self.library = ctypes.CDLL(str(file))
+        library = ctypes.CDLL(str(file))
+        self.library = library
         library.tandem_sources.restype = ctypes.c_uint
         if library.tandem_sources() != (sources or SOURCES):
             raise OSError(f"{file} was built from other sources")
         self.name = file.name.partition(".")[0].removeprefix("_")
         self.width = int(library.tandem_width())
-        self.pairs = bool(library.tandem_pairs())
+        self.bf16_pairs = bool(library.tandem_pairs())
         self.threads = 1
         self._linear = library.tandem_linear
         pointer, number, kind = ctypes.c_void_p, ctypes.c_long, ctypes.c_int

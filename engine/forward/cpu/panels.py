@@ -1,4 +1,4 @@
-"""Linear layers whose weights lie in panels, for the compiled kernels.
+"""Linear layers whose weights are packed in panels, for the compiled kernels.
 
 A row gets the same bits alone and with other rows: sums run over ascending inputs, in float32,
 however the weights are stored.
@@ -34,9 +34,12 @@ class PanelLinear(nn.Module):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         build = required_kernels()
-        self.out_features, self.in_features = weight.shape[-2:]
+        self.out_features: int = weight.shape[-2]
+        self.in_features: int = weight.shape[-1]
         self.weight = torch.empty(0, dtype=weight.dtype)  # some models ask for its dtype
-        self.bias, self.kernels, self.rounded = bias, build.name, True
+        self.bias = bias
+        self.kernels = build.name
+        self.rounded = True
         layers = weight.shape[0] if weight.dim() == 3 else 1
         self.parts = list(_parts(weight, bias, layers, build))
 
@@ -57,9 +60,11 @@ class PlainPart:
     """Some outputs of all layers, by plain weights [layers, out, in]."""
 
     def __init__(self, weights: torch.Tensor, bias: torch.Tensor | None, build: Kernels) -> None:
-        paired = build.pairs and weights.dtype == torch.bfloat16 and weights.shape[2] % 2 == 0
-        self._multiply, self.bias = build.linear, bias
-        panels = in_panels(weights, build.width, 2 if paired else 1)
+        even = weights.shape[2] % 2 == 0
+        paired = build.bf16_pairs and weights.dtype == torch.bfloat16 and even
+        self._multiply = build.linear
+        self.bias = bias
+        panels = packed_panels(weights, build.width, 2 if paired else 1)
         self.weights = plain_weights(panels, weights.shape[1])
 
     def multiply(
@@ -75,8 +80,10 @@ class GroupedPart:
     def __init__(
         self, stored: StoredGroups, layers: int, bias: torch.Tensor | None, build: Kernels
     ) -> None:
-        panels = self.panels = GroupPanels(stored, layers, build.width)
-        self._multiply, self.bias = build.linear, bias
+        panels = GroupPanels(stored, layers, build.width)
+        self.panels = panels
+        self._multiply = build.linear
+        self.bias = bias
         self.weights = Weights(
             *(panels.codes, panels.code, panels.layers, panels.outputs, panels.grouping)
         )
@@ -108,16 +115,17 @@ def _parts(
             yield PlainPart(part.weight.to(weight.dtype)[None], own, build)
 
 
-def in_panels(weights: torch.Tensor, width: int, together: int) -> torch.Tensor:
-    """Return weights [layers, out, in] as [layers, panels, in / together, width, together]. The
-    last panel is filled up with zeros.
+def packed_panels(weights: torch.Tensor, width: int, k_pack: int) -> torch.Tensor:
+    """Return weights [layers, out, in] as [layers, panels, in / k_pack, width, k_pack]. Each
+    panel has `width` outputs, and the last one is filled up with zeros. The k-pack is the number of
+    inputs that a kernel multiplies at once.
     """
     layers, outputs, inputs = weights.shape
-    panels = weights.new_zeros(layers, -(-outputs // width), inputs // together, width, together)
-    whole, rest = divmod(outputs, width)
-    first, last = weights.unflatten(2, (-1, together)).split((outputs - rest, rest), 1)
+    panels = weights.new_zeros(layers, -(-outputs // width), inputs // k_pack, width, k_pack)
+    whole, remainder = divmod(outputs, width)
+    first, last = weights.unflatten(2, (-1, k_pack)).split((outputs - remainder, remainder), 1)
     panels[:, :whole] = first.unflatten(1, (whole, width)).transpose(2, 3)
-    panels[:, whole:, :, :rest] = last[:, None].transpose(2, 3)
+    panels[:, whole:, :, :remainder] = last[:, None].transpose(2, 3)
     return panels
 
 

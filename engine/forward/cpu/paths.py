@@ -67,8 +67,8 @@ def path_plan(segments: Sequence[Segment]) -> PathPlan:
             slots += [nodes[node] for node in branch]
             tails.append(len(slots))
     numbers = (pages, tables, prefixes, tails, slots)
-    together = torch.tensor(list(chain.from_iterable(numbers)), dtype=torch.long)
-    parts = together.split([len(each) for each in numbers])
+    joined = torch.tensor(list(chain.from_iterable(numbers)), dtype=torch.long)
+    parts = joined.split([len(each) for each in numbers])
     paths = Paths(parts[0], parts[1], parts[2], parts[3], parts[4], page)
     return PathPlan.of(PackedRows.of(segments), CPU, lambda count: count, paths=paths)
 

@@ -12,7 +12,7 @@ import torch
 
 from tandem.engine.cache.pages import PAGE, PageTable
 from tandem.engine.cache.pool import LayerGeometry
-from tandem.engine.forward.cuda.rows import HEADER, RECORD, TAIL, KVLayout, RowPlan, rows_together
+from tandem.engine.forward.cuda.rows import HEADER, RECORD, TAIL, KVLayout, RowPlan, block_rows
 from tandem.engine.forward.cuda.table import row_plans
 from tandem.engine.forward.dense import AttentionOptions
 from tandem.engine.forward.segment import Segment
@@ -75,14 +75,15 @@ def definition(
 
 
 def _prefixes(rows: RowPlan) -> list[list[int]]:
-    """Return the slots of each row's prefix, as the pieces of the pass say."""
+    """Return the slots of each row's prefix, as the chunks of the pass say."""
     reads = rows.reads.tolist()
     found: list[list[int]] = [[] for _ in range(rows.count)]
     for number in range(reads[0]):
         record = reads[HEADER + number * RECORD :][:RECORD]
         first, last, low, high, _, pages = record
         slots = [
-            reads[pages + (place - low) // PAGE] * PAGE + place % PAGE for place in range(low, high)
+            reads[pages + (position - low) // PAGE] * PAGE + position % PAGE
+            for position in range(low, high)
         ]
         for row in range(first, last):
             found[row] += slots
@@ -122,7 +123,7 @@ def _difference(layer: LayerGeometry, dtype: torch.dtype, device: torch.device) 
         used += pages
         parents = tree.hang(1, [rng.randrange(-1, node) for node in range(nodes - 1)])
         segments.append(Segment(table, context, (0,) * nodes, parents, 0))
-    layout = KVLayout(used * PAGE, used, rows_together(layer.repeat, dtype))
+    layout = KVLayout(used * PAGE, used, block_rows(layer.repeat, dtype))
     (plan,) = row_plans(segments, layout, exact=False, sizes=(64,))
 
     def some(*shape: int) -> torch.Tensor:

@@ -45,7 +45,8 @@ class CudaGraphs:
 
     def __init__(self, run: Run, device: torch.device, capture: Capture | None = None) -> None:
         self.problem: str | None = None
-        self._run, self._device = run, device
+        self._run = run
+        self._device = device
         self._capture = capture or cuda_capture(device)
         self._captured: dict[PassShape, CapturedPass | None] = {}
 
@@ -60,10 +61,10 @@ class CudaGraphs:
         """Capture the forms of these passes that are not captured yet, and forget all other forms.
         Return how many forms can be replayed. Raises OutOfMemoryError.
         """
-        wanted = {rows.shape: rows for rows in passes}
+        chosen = {rows.shape: rows for rows in passes}
         known = self._captured
-        self._captured = {shape: known[shape] for shape in wanted if shape in known}
-        for shape, rows in wanted.items():
+        self._captured = {shape: known[shape] for shape in chosen if shape in known}
+        for shape, rows in chosen.items():
             if shape not in known:
                 self._captured[shape] = self._capture_pass(rows)
         return sum(captured is not None for captured in self._captured.values())

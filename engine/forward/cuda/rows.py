@@ -5,9 +5,9 @@ there are so few forms that a pass of each can be captured and replayed. This mo
 and no cache.
 
 A row sees its path, which is cut in a prefix and a tail; the row's position alone decides where.
-The prefix is read page by page, in pieces, which neighbouring rows read together. The tail has up
-to 96 positions and holds every node of a draft; its keys are gathered. So a tree needs no mask, and
-the result of a row depends on its path and on nothing else in the step.
+The prefix is read page by page, in chunks, each by a block of neighbouring rows at once. The tail
+has up to 96 positions and holds every node of a draft; its keys are gathered. So a tree needs no
+mask, and the result of a row depends on its path and on nothing else in the step.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from tandem.protos.types import MAX_NODES
 STEP = 32  # positions from one cut to the next
 REACH = MAX_NODES  # a tail after a cut has more positions than this, so it holds all of a draft
 TAIL = REACH + STEP  # positions of a tail, at most
-PIECES = 16  # pieces of a prefix, at most: with 8 heads of keys, one per multiprocessor of an H100
-LEAST_PIECE = 256  # positions of a piece, at least: shorter pieces take as long
-QUERIES = 64  # queries that attend to a piece together: one instruction of a tensor core takes 64
-SINGLE_QUERIES = 16  # so many in float32, without tensor cores: 64 take half a minute to compile
-HEADER = 1  # numbers before the records of `RowPlan.reads`: the number of pieces
-RECORD = 6  # numbers that describe a piece
+MAX_CHUNKS = 16  # of a prefix: with 8 heads of keys, one per multiprocessor of an H100
+MIN_CHUNK_LENGTH = 256  # positions of a chunk: shorter chunks take as long
+QUERY_BLOCK = 64  # queries that attend to a chunk at once: a tensor core instruction takes 64
+FLOAT32_QUERY_BLOCK = 16  # without tensor cores: blocks of 64 take half a minute to compile
+HEADER = 1  # numbers before the records of `RowPlan.reads`: the number of chunks
+RECORD = 6  # numbers that describe a chunk
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
     """The layout of keys in pages. The longest prefix has `width` pages. Keys of padding rows go to
-    the slot `padding`. At most `together` rows attend to a prefix at once.
+    the slot `padding`. At most `block_rows` rows attend to a prefix at once.
     """
 
     padding: int
     width: int
-    together: int = QUERIES
+    block_rows: int = QUERY_BLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class PassShape:
 
     def room(self, width: int) -> int:
         """Return how many numbers of int32 a pass needs, at most."""
-        return 2 * self.rows + HEADER + self.rows * (PIECES * RECORD + width)
+        return 2 * self.rows + HEADER + self.rows * (MAX_CHUNKS * RECORD + width)
 
 
 class RowPlan:
@@ -69,19 +69,20 @@ class RowPlan:
     """
 
     def __init__(
-        self, shape: PassShape, longs: torch.Tensor, ints: torch.Tensor, wanted: int, room: int
+        self, shape: PassShape, longs: torch.Tensor, ints: torch.Tensor, num_logits: int, room: int
     ) -> None:
         self.shape = shape
-        self.longs, self.ints = longs, ints
-        self.wanted = wanted  # rows that give logits, without padding
+        self.longs = longs
+        self.ints = ints
+        self.num_logits = num_logits  # rows that give logits, without padding
         ids, positions, slots, logits_rows, tail_slots = longs.split(shape.sizes)
         self.token_ids = ids[None]  # [1, rows]
         self.positions = positions[None]  # [1, rows]
         self.slots = slots  # slots of the new keys, [rows]
         self.logits_rows = logits_rows  # [outputs]
         self.tail_slots = tail_slots  # slots of all keys of all tails, [rows * TAIL]
-        self.counts = ints[: 2 * shape.rows]  # by rows: keys of the tail, pieces of the prefix
-        # the number of pieces, then a record for each piece: its first row and the row after its
+        self.counts = ints[: 2 * shape.rows]  # by rows: keys of the tail, chunks of the prefix
+        # the number of chunks, then a record for each chunk: its first row and the row after its
         # last, its first position and the position after its last, its number in its prefix, and
         # where its pages begin in `reads`
         self.reads = ints[2 * shape.rows :]
@@ -98,7 +99,7 @@ class RowPlan:
         """Return a copy of the pass on a device, with room for every pass of its form."""
         longs = torch.empty_like(self.longs, device=device)
         ints = torch.zeros(self._room, dtype=torch.int32, device=device)
-        on_device = RowPlan(self.shape, longs, ints, self.wanted, self._room)
+        on_device = RowPlan(self.shape, longs, ints, self.num_logits, self._room)
         if device.type == "cuda":
             sizes = ((each.shape, each.dtype) for each in (longs, ints))
             on_device._staging = [
@@ -125,15 +126,17 @@ class RowPlan:
             self._copied.record()
 
 
-def rows_together(repeat: int, dtype: torch.dtype) -> int:
-    """Return how many rows attend to a piece together if `repeat` queries share a head of keys."""
-    queries = SINGLE_QUERIES if dtype == torch.float32 else QUERIES
+def block_rows(repeat: int, dtype: torch.dtype) -> int:
+    """Return how many rows attend to a chunk at once if `repeat` queries share a head of keys."""
+    queries = FLOAT32_QUERY_BLOCK if dtype == torch.float32 else QUERY_BLOCK
     return max(queries // (1 << (repeat - 1).bit_length()), 1)
 
 
-def piece_lengths(prefixes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return how many positions the pieces of each prefix have: whole pages, which depend on the
+def chunk_lengths(prefixes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return how many positions the chunks of each prefix have: whole pages, which depend on the
     length of that prefix alone.
     """
-    found: npt.NDArray[np.int64] = np.maximum(-(-prefixes // (PAGE * PIECES)) * PAGE, LEAST_PIECE)
+    found: npt.NDArray[np.int64] = np.maximum(
+        -(-prefixes // (PAGE * MAX_CHUNKS)) * PAGE, MIN_CHUNK_LENGTH
+    )
     return found

@@ -20,14 +20,15 @@ from tandem.engine.forward.cuda.rows import (
     KVLayout,
     PassShape,
     RowPlan,
-    piece_lengths,
+    chunk_lengths,
 )
 from tandem.engine.forward.segment import PackedRows, Segment
 from tandem.protos import tree
 
 SIZES = (16, 32, 64, 128, 256, 512)  # rows of a pass, padding included
-FEW = 16  # rows that give logits in a pass where not all rows do
-LANES = np.arange(TAIL)
+FEW_OUTPUTS = 16  # rows that give logits in a pass where not all rows do
+LANES = np.arange(TAIL)  # numbers of the positions in a tail
+TOKEN, POSITION, SLOT, SESSION, GIVES_LOGITS, NODE = range(6)  # the lines of `RowTable.rows`
 
 Array: TypeAlias = npt.NDArray[np.int64]
 
@@ -36,7 +37,7 @@ Array: TypeAlias = npt.NDArray[np.int64]
 class RowTable:
     """The rows of a step, and all nodes on side branches of its trees, cached nodes too."""
 
-    rows: Array  # [6, rows]: token, position, slot, session, wanted, node or -1
+    rows: Array  # [6, rows]: a line for each of TOKEN to NODE; the node is -1 for rows in a trunk
     nodes: Array  # [2, nodes]: slot, and the parent node, or -1 if the parent is in a trunk
     pages: Array  # [sessions + 1, pages of the longest]; the last entry is for padding
 
@@ -44,40 +45,49 @@ class RowTable:
     def of(cls, segments: Sequence[Segment], layout: KVLayout) -> RowTable:
         """Return the table of the rows that all sessions feed, one session after the other."""
         packed = PackedRows.of(segments)
-        wanted, numbers, sessions = [0] * len(packed.token_ids), list[int](), list[int]()
-        for row in packed.wanted:
-            wanted[row] = 1
-        slots: list[int] = []
-        above: list[int] = []
+        gives_logits, nodes, sessions = [0] * len(packed.token_ids), list[int](), list[int]()
+        for row in packed.logits_rows:
+            gives_logits[row] = 1
+        node_slots: list[int] = []
+        node_parents: list[int] = []
         for session, segment in enumerate(segments):
             parents, trunk, total = (
                 segment.parents,
                 tree.trunk(segment.parents),
                 len(segment.parents),
             )
-            shift = len(above) - trunk  # node i is node i + shift of all on side branches
-            own = [-1] * trunk + list(range(trunk + shift, total + shift))
-            numbers += own[segment.cached :]
+            # node i of this segment is node i + shift of the side branches of all segments
+            shift = len(node_parents) - trunk
+            numbers = [-1] * trunk + list(range(trunk + shift, total + shift))
+            nodes += numbers[segment.cached :]
             sessions += [session] * len(segment.tokens)
-            slots += segment.table.slots(segment.context + trunk, segment.context + total)
-            above += [own[parent] if parent >= 0 else -1 for parent in parents[trunk:]]
-        rows = [packed.token_ids, packed.positions, packed.slots, sessions, wanted, numbers]
+            node_slots += segment.table.slots(segment.context + trunk, segment.context + total)
+            node_parents += [numbers[parent] if parent >= 0 else -1 for parent in parents[trunk:]]
+        rows = [packed.token_ids, packed.positions, packed.slots, sessions, gives_logits, nodes]
         tables = [segment.table.pages for segment in segments]
         pages = np.zeros((len(tables) + 1, max(map(len, tables), default=1)), np.int64)
         for own_pages, table in zip(pages, tables, strict=False):
             own_pages[: len(table)] = table
         pages[-1] = layout.padding // PAGE
-        return cls(np.array(rows, np.int64), np.array([slots, above], np.int64), pages)
+        branches = np.array([node_slots, node_parents], np.int64)
+        return cls(np.array(rows, np.int64), branches, pages)
+
+    @property
+    def num_logits(self) -> int:
+        """The number of rows that give logits."""
+        return int(self.rows[GIVES_LOGITS].sum())
 
     def part(self, start: int, size: int, padding_slot: int) -> RowTable:
         """Return `size` rows from row `start` on, filled up with padding rows. The keys of padding
         rows go to `padding_slot`.
         """
         given = self.rows[:, start : start + size]
-        rows = np.empty((6, size), np.int64)
-        rows[:, : given.shape[1]] = given
-        nobody = len(self.pages) - 1
-        rows[:, given.shape[1] :] = [[0], [0], [padding_slot], [nobody], [0], [-1]]
+        count, padding_session = given.shape[1], len(self.pages) - 1
+        rows = np.zeros((6, size), np.int64)
+        rows[:, :count] = given
+        rows[SLOT, count:] = padding_slot
+        rows[SESSION, count:] = padding_session
+        rows[NODE, count:] = -1
         return RowTable(rows, self.nodes, self.pages)
 
 
@@ -100,89 +110,95 @@ def row_plans(
 
 def _outputs(table: RowTable, exact: bool) -> int:
     """Return how many rows of a pass give logits, padding included."""
-    size, count = len(table.rows[4]), int(table.rows[4].sum())
-    return size if count > FEW or (exact and count) else FEW if count else 0
+    size, count = table.rows.shape[1], table.num_logits
+    return size if count > FEW_OUTPUTS or (exact and count) else FEW_OUTPUTS if count else 0
 
 
 def padding_passes(layout: KVLayout, exact: bool, sizes: Sequence[int] = SIZES) -> list[RowPlan]:
     """Return a pass of padding of every form that a step can be cut into, large forms first."""
     passes = []
     for size in sorted(sizes, reverse=True):
-        for outputs in {0, size} if exact else {0, FEW, size}:
+        for outputs in {0, size} if exact else {0, FEW_OUTPUTS, size}:
             table = RowTable.of((), layout).part(0, size, layout.padding)
-            table.rows[4, :outputs] = 1
+            table.rows[GIVES_LOGITS, :outputs] = 1
             passes.append(rows_plan(table, layout, outputs))
     return passes
 
 
 def prefix_lengths(positions: Array) -> Array:
     """Return how many positions the prefix of a row has, by the row's position."""
-    cut: Array = np.maximum(positions // STEP * STEP - REACH, 0)
-    return cut
+    prefixes: Array = np.maximum(positions // STEP * STEP - REACH, 0)
+    return prefixes
 
 
 def rows_plan(table: RowTable, layout: KVLayout, outputs: int) -> RowPlan:
     """Return the pass of all rows of a table. `outputs` rows give logits, padding included."""
-    positions, wanted = table.rows[1], table.rows[4].nonzero()[0]
-    size, count = len(positions), len(wanted)
+    positions, logits_rows = table.rows[POSITION], table.rows[GIVES_LOGITS].nonzero()[0]
+    size, count = len(positions), len(logits_rows)
     shape = PassShape(size, outputs)
-    cut = prefix_lengths(positions)
-    length = piece_lengths(cut)
-    longs = np.zeros(sum(shape.sizes), np.int64)
-    longs[: 3 * size] = table.rows[:3].reshape(-1)
-    longs[3 * size :][:count] = wanted
-    longs[3 * size + outputs :] = _tails(table, cut).reshape(-1)
-    records, pages = _pieces(table, cut, length, layout.together)
+    prefixes = prefix_lengths(positions)
+    lengths = chunk_lengths(prefixes)
+    longs = np.zeros(sum(shape.sizes), np.int64)  # the arrays that `PassShape.sizes` names
+    longs[: 3 * size] = table.rows[[TOKEN, POSITION, SLOT]].reshape(-1)
+    longs[3 * size :][:count] = logits_rows
+    longs[3 * size + outputs :] = _tails(table, prefixes).reshape(-1)
+    records, pages = _chunks(table, prefixes, lengths, layout.block_rows)
     ints = np.empty(2 * size + HEADER + records.size + len(pages), np.int32)
-    ints[: 2 * size : 2], ints[1 : 2 * size : 2] = positions - cut + 1, -(-cut // length)
-    ints[2 * size] = len(records)
-    ints[2 * size + HEADER :][: records.size] = records.reshape(-1)
-    ints[2 * size + HEADER + records.size :] = pages
+    counts, reads = ints[: 2 * size], ints[2 * size :]  # as in `RowPlan`
+    counts[::2] = positions - prefixes + 1  # keys of the tail
+    counts[1::2] = -(-prefixes // lengths)  # chunks of the prefix
+    reads[0] = len(records)
+    reads[HEADER:][: records.size] = records.reshape(-1)
+    reads[HEADER + records.size :] = pages
     arrays = torch.from_numpy(longs), torch.from_numpy(ints)
     return RowPlan(shape, *arrays, count, shape.room(layout.width))
 
 
-def _pieces(
-    table: RowTable, cut: Array, length: Array, together: int
+def _chunks(
+    table: RowTable, prefixes: Array, lengths: Array, block_rows: int
 ) -> tuple[Array, Sequence[int]]:
-    """Return the pieces of all prefixes, [pieces, RECORD], as `RowPlan.reads` has them, and the
-    pages of all pieces.
+    """Return the chunks of all prefixes, [chunks, RECORD], as `RowPlan.reads` has them, and the
+    pages of all chunks.
     """
-    sessions = table.rows[3]
-    firsts = _runs(sessions, cut, together).tolist()
-    pieces, pages = list[int](), list[int]()
-    for first, last in zip(firsts, [*firsts[1:], len(cut)], strict=True):
-        if prefix := int(cut[first]):
-            start, size = len(pages), int(length[first])
+    sessions = table.rows[SESSION]
+    firsts = _runs(sessions, prefixes, block_rows).tolist()
+    chunks, pages = list[int](), list[int]()
+    for first, last in zip(firsts, [*firsts[1:], len(prefixes)], strict=True):
+        if prefix := int(prefixes[first]):
+            start, size = len(pages), int(lengths[first])
             pages += table.pages[sessions[first], : -(-prefix // PAGE)].tolist()
             for number, low in enumerate(range(0, prefix, size)):
                 high = min(low + size, prefix)
-                pieces += (first, last, low, high, number, start + low // PAGE)
-    records = np.array(pieces, np.int64).reshape(-1, RECORD)
+                chunks += (first, last, low, high, number, start + low // PAGE)
+    records = np.array(chunks, np.int64).reshape(-1, RECORD)
     records[:, -1] += HEADER + records.size  # the pages come after the records
     return records, pages
 
 
-def _runs(sessions: Array, cut: Array, together: int) -> Array:
-    """Return the first row of each run. The rows of a run share a prefix, and are at most as many
-    as attend together.
+def _runs(sessions: Array, prefixes: Array, block_rows: int) -> Array:
+    """Return the first row of each run. The rows of a run share a prefix, and are at most
+    `block_rows`.
     """
     every = np.arange(len(sessions))
     differs = np.ones(len(sessions), np.bool_)
-    differs[1:] = (sessions[1:] != sessions[:-1]) | (cut[1:] != cut[:-1])
+    differs[1:] = (sessions[1:] != sessions[:-1]) | (prefixes[1:] != prefixes[:-1])
     began = np.maximum.accumulate(np.where(differs, every, 0))
-    firsts: Array = (differs | ((every - began) % together == 0)).nonzero()[0]
+    firsts: Array = (differs | ((every - began) % block_rows == 0)).nonzero()[0]
     return firsts
 
 
-def _tails(table: RowTable, cut: Array) -> Array:
-    """Return the slots of the keys of each row's tail, and any slots after them: [rows, TAIL]."""
-    _, positions, _, sessions, _, numbers = table.rows
-    lanes = np.minimum(cut[:, None] + LANES, positions[:, None])
-    numbered = lanes // PAGE
-    tails: Array = (table.pages[sessions[:, None], numbered] - numbered) * PAGE + lanes
-    rows = (numbers >= 0).nonzero()[0]
-    nodes, lane = numbers[rows], (positions - cut)[rows]
+def _tails(table: RowTable, prefixes: Array) -> Array:
+    """Return the slots of the keys of each row's tail, and any slots after them: [rows, TAIL].
+
+    At first all keys of a row are taken from where its text would be in a line. For rows on side
+    branches, the walk from each node to its parent then puts the slots of the row's own nodes in.
+    """
+    _, positions, _, sessions, _, row_nodes = table.rows
+    seen = np.minimum(prefixes[:, None] + LANES, positions[:, None])  # positions, [rows, TAIL]
+    numbers = seen // PAGE  # of pages in their session
+    tails: Array = (table.pages[sessions[:, None], numbers] - numbers) * PAGE + seen
+    rows = (row_nodes >= 0).nonzero()[0]
+    nodes, lane = row_nodes[rows], (positions - prefixes)[rows]
     while len(rows):  # from node to node, up to the trunk
         assert lane.min() >= 0, "a draft is no deeper than a tail reaches"
         tails[rows, lane], nodes = table.nodes[:, nodes]

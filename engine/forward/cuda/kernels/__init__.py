@@ -1,4 +1,5 @@
-"""Kernels for CUDA devices, in Triton.
+"""Kernels for CUDA devices, in Triton. They must not know sessions: they are given rows and slots.
+Start reading in `attend`.
 
 The result of a row depends on that row alone: on its own numbers, its own position, and the shapes
 of weights. Neither the order of a sum nor the compiled variant of a kernel depends on the number of

@@ -1,7 +1,7 @@
-"""Attention of the rows of a pass: first pieces of prefixes, then each row's tail, which is joined
-with the pieces.
+"""Attention of the rows of a pass: first chunks of prefixes, then each row's tail, which is joined
+with the chunks.
 
-The place where a row's keys are cut and the order of its sums depend on the row's own position
+The position where a row's keys are cut and the order of its sums depend on the row's own position
 alone. If one row of a run sees a block of keys and another does not, the block adds exact zeros to
 the other row.
 """
@@ -15,25 +15,25 @@ import triton.language as tl
 from tandem.engine.cache.pages import PAGE
 from tandem.engine.forward.cuda.kernels.launch import STRICT, power_of_two, precision
 from tandem.engine.forward.cuda.kernels.softmax import NOTHING, add, join
-from tandem.engine.forward.cuda.rows import HEADER, PIECES, RECORD, TAIL, RowPlan, rows_together
+from tandem.engine.forward.cuda.rows import HEADER, MAX_CHUNKS, RECORD, TAIL, RowPlan, block_rows
 from tandem.engine.forward.dense import AttentionOptions
 
-PROGRAMS = 264  # Triton programs that share the pieces: two for each multiprocessor of an H100
+PROGRAMS = 264  # Triton programs that share the chunks: two for each multiprocessor of an H100
 LANES = 32  # keys of a tail that are read at a time
 WIDE = 128  # numbers of a head; for wider heads, 4 warps have too few registers
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions", "reads"])
-def _attend_pieces(
+def _attend_chunks(
     query, keys, values, positions, reads, mixed_at, sums_at, query_row, query_head, scale, cap,
-    window, HEADER: tl.constexpr, RECORD: tl.constexpr, PIECES: tl.constexpr,
+    window, HEADER: tl.constexpr, RECORD: tl.constexpr, MAX_CHUNKS: tl.constexpr,
     PROGRAMS: tl.constexpr, REPEAT: tl.constexpr, REPEATS: tl.constexpr, ROWS: tl.constexpr,
     SHARED: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr, VALUES: tl.constexpr,
     VALUE_LANES: tl.constexpr, PAGE: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Let all queries of a run of rows attend to each piece of their prefix, by heads of keys."""
-    # Triton programs take turns at pieces and heads of keys
+    """Let all queries of a run of rows attend to each chunk of their prefix, by heads of keys."""
+    # Triton programs take turns at chunks and heads of keys
     lane, value_lane = tl.arange(0, LANES), tl.arange(0, VALUE_LANES)
     inside, value_inside = lane < SIZE, value_lane < VALUES
     each, sub = tl.arange(0, ROWS * REPEATS), tl.arange(0, ROWS * REPEATS) % REPEATS
@@ -44,11 +44,11 @@ def _attend_pieces(
         head = number % SHARED
         first, last = tl.load(record), tl.load(record + 1)
         low, high = tl.load(record + 2), tl.load(record + 3)
-        piece, pages = tl.load(record + 4), reads + tl.load(record + 5)
+        chunk, pages = tl.load(record + 4), reads + tl.load(record + 5)
         row = first + each // REPEATS
         fits = (row < last) & (sub < REPEAT)
-        place = row.to(tl.int64) * query_row + (head * REPEAT + sub) * query_head
-        asked_at = query + place[:, None] + lane[None, :]
+        offset = row.to(tl.int64) * query_row + (head * REPEAT + sub) * query_head
+        asked_at = query + offset[:, None] + lane[None, :]
         asked = tl.load(asked_at, mask=fits[:, None] & inside[None, :], other=0.0)
         start = low
         if WINDOWED:
@@ -69,7 +69,7 @@ def _attend_pieces(
                 *(asked, keys, values, slot, seen, mask, scale, cap, top, total, mixed),
                 *(SIZE, LANES, VALUES, VALUE_LANES, CAPPED, PRECISION),
             )
-        to = ((row.to(tl.int64) * SHARED + head) * REPEAT + sub) * PIECES + piece
+        to = ((row.to(tl.int64) * SHARED + head) * REPEAT + sub) * MAX_CHUNKS + chunk
         mixed_to = mixed_at + to[:, None] * VALUES + value_lane[None, :]
         tl.store(mixed_to, mixed, mask=fits[:, None] & value_inside[None, :])
         tl.store(sums_at + to * 2, top, mask=fits)
@@ -79,12 +79,12 @@ def _attend_pieces(
 @triton.jit(do_not_specialize_on_alignment=["tails", "counts"])
 def _attend_tail(
     query, keys, values, tails, counts, mixed_at, sums_at, sinks, out, query_row, query_head,
-    scale, cap, window, TAIL: tl.constexpr, STEP: tl.constexpr, PIECES: tl.constexpr,
+    scale, cap, window, TAIL: tl.constexpr, STEP: tl.constexpr, MAX_CHUNKS: tl.constexpr,
     REPEAT: tl.constexpr, REPEATS: tl.constexpr, SHARED: tl.constexpr, SIZE: tl.constexpr,
     LANES: tl.constexpr, VALUES: tl.constexpr, VALUE_LANES: tl.constexpr, WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Let one row attend for one head of keys: to the tail, then to the pieces of the prefix in
+    """Let one row attend for one head of keys: to the tail, then to the chunks of the prefix in
     ascending order, then to the sink.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -92,12 +92,12 @@ def _attend_tail(
     inside, value_inside = lane < SIZE, value_lane < VALUES
     sub = tl.arange(0, REPEATS)
     fits = sub < REPEAT
-    place = row * query_row + (head * REPEAT + sub) * query_head
+    offset = row * query_row + (head * REPEAT + sub) * query_head
     asked = tl.load(
-        query + place[:, None] + lane[None, :], mask=fits[:, None] & inside[None, :], other=0.0
+        query + offset[:, None] + lane[None, :], mask=fits[:, None] & inside[None, :], other=0.0
     )
     length = tl.load(counts + row * 2)
-    pieces = tl.load(counts + row * 2 + 1)
+    chunks = tl.load(counts + row * 2 + 1)
     top = tl.full((REPEATS,), NOTHING, tl.float32)
     total = tl.zeros((REPEATS,), tl.float32)
     mixed = tl.zeros((REPEATS, VALUE_LANES), tl.float32)
@@ -112,8 +112,8 @@ def _attend_tail(
             *(asked, keys, values, slot, seen, mask[None, :], scale, cap, top, total, mixed),
             *(SIZE, LANES, VALUES, VALUE_LANES, CAPPED, PRECISION),
         )
-    number = ((row * SHARED + head) * REPEAT + sub) * PIECES
-    given = number, pieces, mixed_at, sums_at, fits, top, total, mixed
+    number = ((row * SHARED + head) * REPEAT + sub) * MAX_CHUNKS
+    given = number, chunks, mixed_at, sums_at, fits, top, total, mixed
     top, total, mixed = join(*given, VALUES, VALUE_LANES)
     if SINKS:
         sink = tl.load(sinks + head * REPEAT + sub, mask=fits, other=NOTHING).to(tl.float32)
@@ -140,19 +140,19 @@ def attend(
     shared, value_size = values.shape[1:]
     repeat = heads // shared
     repeats = power_of_two(repeat)
-    mixed = query.new_empty(count, heads, PIECES, value_size, dtype=torch.float32)
-    sums = query.new_empty(count, heads, PIECES, 2, dtype=torch.float32)
+    mixed = query.new_empty(count, heads, MAX_CHUNKS, value_size, dtype=torch.float32)
+    sums = query.new_empty(count, heads, MAX_CHUNKS, 2, dtype=torch.float32)
     out = query.new_empty(count, heads, value_size)
     scale = size**-0.5 if options.scaling is None else options.scaling
     how = (query.stride(2), query.stride(1), scale, options.softcap or 0.0, options.window or 0)
     shapes = _shapes(query, values, options)
-    _attend_pieces[(PROGRAMS,)](
+    _attend_chunks[(PROGRAMS,)](
         *(query, keys, values, plan.positions, plan.reads, mixed, sums, *how),
         HEADER=HEADER,
         RECORD=RECORD,
         PROGRAMS=PROGRAMS,
         REPEATS=repeats,
-        ROWS=max(rows_together(repeat, query.dtype), -(-16 // repeats)),
+        ROWS=max(block_rows(repeat, query.dtype), -(-16 // repeats)),
         PAGE=PAGE,
         **shapes,
     )
@@ -174,7 +174,7 @@ def _shapes(
     """Return the constants that both kernels are compiled with."""
     (heads, _, size), (shared, value_size) = query.shape[1:], values.shape[1:]
     return {
-        "PIECES": PIECES,
+        "MAX_CHUNKS": MAX_CHUNKS,
         "REPEAT": heads // shared,
         "SHARED": shared,
         "SIZE": size,

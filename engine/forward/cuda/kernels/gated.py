@@ -10,7 +10,7 @@ from tandem.engine.forward.cpu.kernels import Activation
 from tandem.engine.forward.cuda.kernels.launch import STRICT, precision
 
 OUTPUTS = 64  # outputs of a Triton program: the rows of one instruction of a tensor core
-MOST = 128  # up to so many rows one launch is faster than a product of cuBLAS and a gate
+FUSED_ROWS = 128  # up to so many rows one launch is faster than a product of cuBLAS and a gate
 BLOCK = 1024  # numbers of a row that a Triton program of `_gate` computes
 
 
@@ -93,11 +93,11 @@ def gated_linear(
     """
     (count, inputs), size = rows.shape, weight.shape[0] // 2
     out = torch.empty(count, size, dtype=rows.dtype, device=rows.device)
-    wide = max(16, min(triton.next_power_of_2(count), MOST))
-    step, stages = (128, 4) if wide < MOST else (64, 6)
+    wide = max(16, min(triton.next_power_of_2(count), FUSED_ROWS))
+    step, stages = (128, 4) if wide < FUSED_ROWS else (64, 6)
     warps = 4
     if rows.dtype == torch.float32:
-        step, stages, warps = step // 4, 2, 4 if wide < MOST else 8
+        step, stages, warps = step // 4, 2, 4 if wide < FUSED_ROWS else 8
     _gated_linear[(triton.cdiv(count, wide), triton.cdiv(size, OUTPUTS))](
         *(rows, weight, out, count, size, inputs, rows.stride(0)),
         ROWS=wide,

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from tandem.engine.forward.cuda.kernels.launch import STRICT, power_of_two
 
-FEW, MANY = 2048, 8192  # numbers of a row up to which 4 and 8 warps suffice; longer rows take 16
+MOST_OF_4_WARPS, MOST_OF_8_WARPS = 2048, 8192  # numbers of a row; longer rows take 16 warps
 
 
 @triton.jit
@@ -20,11 +20,11 @@ def _norm(
     row is the sum of two rows; the sum is rounded and stored before.
     """
     number = tl.program_id(0).to(tl.int64)
-    place = number // INNER * outer_stride + number % INNER * inner_stride
+    offset = number // INNER * outer_stride + number % INNER * inner_stride
     at = tl.arange(0, BLOCK)
     inside = at < size
     kind = out.dtype.element_ty
-    row = tl.load(rows + place + at, mask=inside, other=0.0).to(tl.float32)
+    row = tl.load(rows + offset + at, mask=inside, other=0.0).to(tl.float32)
     if ADDS:
         row += tl.load(others + number * size + at, mask=inside, other=0.0).to(tl.float32)
         row = row.to(kind).to(tl.float32)
@@ -69,6 +69,6 @@ def _launch(
         INNER=inner,
         BLOCK=power_of_two(size),
         ADDS=others is not None,
-        num_warps=4 if size <= FEW else 8 if size <= MANY else 16,
+        num_warps=4 if size <= MOST_OF_4_WARPS else 8 if size <= MOST_OF_8_WARPS else 16,
         **STRICT,
     )

@@ -53,16 +53,16 @@ def add(
 
 @triton.jit
 def join(
-    number, pieces, mixed_at, sums_at, fits, top, total, mixed, VALUES: tl.constexpr,
+    number, chunks, mixed_at, sums_at, fits, top, total, mixed, VALUES: tl.constexpr,
     VALUE_LANES: tl.constexpr,
 ):  # fmt: skip
-    """Add the pieces of a prefix to the softmax, in ascending order."""
+    """Add the chunks of a prefix to the softmax, in ascending order."""
     value_lane = tl.arange(0, VALUE_LANES)
-    for piece in range(pieces):
-        its_top = tl.load(sums_at + (number + piece) * 2, mask=fits, other=NOTHING)
-        its_total = tl.load(sums_at + (number + piece) * 2 + 1, mask=fits, other=0.0)
+    for chunk in range(chunks):
+        its_top = tl.load(sums_at + (number + chunk) * 2, mask=fits, other=NOTHING)
+        its_total = tl.load(sums_at + (number + chunk) * 2 + 1, mask=fits, other=0.0)
         its_mixed = tl.load(
-            mixed_at + (number + piece)[:, None] * VALUES + value_lane[None, :],
+            mixed_at + (number + chunk)[:, None] * VALUES + value_lane[None, :],
             mask=fits[:, None] & (value_lane < VALUES)[None, :],
             other=0.0,
         )

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from tandem.drafter_service import service as drafter_service
 from tandem.engine.config import ModelServiceConfig
-from tandem.engine.schedule.rehearsal import ROWS
+from tandem.engine.schedule.warm_up import ROWS
 from tandem.verifier_service import service as verifier_service
 from tests.served import Pair
 

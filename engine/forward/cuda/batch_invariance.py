@@ -1,10 +1,14 @@
-"""A trial that finds out which sizes of pass may take turns in exact mode.
+"""Batch invariance of the products of cuBLAS: the settings with which the bits of a row hardly
+depend on how many rows are multiplied with it, and a trial of which sizes of pass agree.
 
-Libraries choose matrix kernels by the number of rows, and some kernels round differently.
+Where the library splits sums over thread blocks, the split depends on the number of rows. Without a
+workspace the library does not split sums. It also chooses kernels by the number of rows, and some
+kernels round differently, so only the trial shows whether the settings suffice.
 """
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
 
@@ -17,7 +21,27 @@ from tandem.engine.forward.cuda.table import SIZES, row_plans
 from tandem.engine.forward.segment import Segment
 from tandem.protos import tree
 
+WORKSPACES = {
+    "CUBLAS_WORKSPACE_CONFIG": ":16:8",
+    "CUBLASLT_WORKSPACE_SIZE": "1",
+}  # the smallest workspaces, in KiB
+SPLIT_SETTING_SINCE = "2.10"  # the version of torch with a setting for the splitting of sums
 BASE = 64  # a pass of up to so many rows takes hardly longer than a pass of a single row
+
+
+def disable_split_k() -> None:
+    """Stop cuBLAS from splitting sums and from rounding in between, on all CUDA devices. The
+    process must not have multiplied on a CUDA device before: the library reads the size of its
+    workspace at the first product.
+    """
+    os.environ.update(WORKSPACES)
+    product = torch.backends.cuda.matmul
+    never = (False, False) if torch.__version__ >= SPLIT_SETTING_SINCE else False
+    product.allow_fp16_reduced_precision_reduction = never
+    product.allow_bf16_reduced_precision_reduction = never
+    product.fp32_precision = "ieee"
+    if torch.version.cuda:  # a build without CUDA has no libraries to prefer
+        torch.backends.cuda.preferred_blas_library("cublaslt")
 
 
 def invariant_sizes(
@@ -44,7 +68,7 @@ def invariant_sizes(
 
     def logits(size: int) -> torch.Tensor:
         passes = row_plans([segment], layout, exact=True, sizes=(size,))
-        return torch.cat([run(rows)[: rows.wanted].clone() for rows in passes])
+        return torch.cat([run(rows)[: rows.num_logits].clone() for rows in passes])
 
     base = logits(BASE)
     same = [size for size in fitting if size == BASE or torch.equal(logits(size), base)]

@@ -1,0 +1,65 @@
+"""Linear layers by the matrix kernels of libraries, where this project has no kernels of its own:
+by oneDNN on a CPU, and by cuBLAS on a CUDA device.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+from torch import nn
+
+
+class PackedLinear(nn.Module):
+    """An `nn.Linear` or `Conv1D` for inference on a CPU, [..., in] -> [..., out].
+
+    The weight is packed once for the kernels that come with PyTorch, which are up to twice as fast
+    for the few rows of a step. The rounding of a row depends on the number of rows.
+    """
+
+    kernels = "onednn"
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.out_features: int = weight.shape[0]
+        self.in_features: int = weight.shape[1]
+        self.bias = bias
+        self.weight = weight.new_empty(0)  # some models ask for its dtype
+        self.packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Compute the layer for rows, [..., in] -> [..., out]."""
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
+            rows, self.packed, self.bias, "none", [], ""
+        )
+        return out
+
+
+def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether this processor has kernels for packed weights of a dtype."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return dtype == torch.float32
+
+
+class CudaLinear(nn.Linear):
+    """An `nn.Linear` for inference on a CUDA device, which uses an existing weight [out, in]
+    without copying it.
+    """
+
+    kernels = "cuBLAS and Triton"
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        outputs, inputs = weight.shape
+        super().__init__(inputs, outputs, bias is not None, device="meta", dtype=weight.dtype)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)  # type: ignore[assignment]
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether this project's kernels can run on a device: it must be a CUDA device, with Triton."""
+    return device.type == "cuda" and find_spec("triton") is not None

@@ -1,0 +1,66 @@
+"""Run passes before the first request, from which a replica learns how long its passes take.
+
+The seconds of a pass over a single token compare a replica with others even before it has served
+(`orchestrator.links.policy`). The cost of a row decides how many proposals are verified, and first
+passes are slow for reasons of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from statistics import median
+
+import torch
+
+from tandem.engine.cache.sessions import Sessions
+from tandem.engine.forward.segment import Segment
+from tandem.engine.model_runner import ModelRunner
+from tandem.engine.schedule.cost import AverageStepTimes
+from tandem.engine.schedule.scheduler import ModelThread
+from tandem.engine.schedule.task import Job
+from tandem.protos import tree
+from tandem.protos.types import Context
+
+SINGLE_TOKEN_PASSES = 5
+NAME = bytes(16)  # name of the session that the warm-up feeds
+ROWS = (1, 8, 32, 1, 8, 32, 1, 8, 32, 1)  # number of rows in each pass
+
+
+@torch.inference_mode()
+def single_token_seconds(runner: ModelRunner) -> float:
+    """Return the seconds of a pass over one token, the median of SINGLE_TOKEN_PASSES passes."""
+    table = runner.pool.allocate(1)
+    assert table, "there is no session yet"
+    seconds = []
+    try:
+        for _ in range(SINGLE_TOKEN_PASSES):
+            began = time.perf_counter()
+            runner([Segment(table, 0, (0,), tree.chain(1), 1)])[0].cpu()  # waits for a GPU
+            seconds.append(time.perf_counter() - began)
+    finally:
+        runner.pool.release(table)
+    return median(seconds)
+
+
+async def warm_up(thread: ModelThread, sessions: Sessions, most: int) -> None:
+    """Run passes of several sizes, at most `most` tokens each, so that the cost model knows what a
+    row costs. The average step times start afresh, since steps of requests are not like these
+    passes.
+    """
+    await thread.run(NAME, partial(warm_up_job, sessions, most))
+    await thread.run(NAME, partial(forget_averages, thread))  # after the last step was learned from
+
+
+def forget_averages(thread: ModelThread) -> None:
+    """Forget the average step times that the thread has learned."""
+    thread.costs.averages = AverageStepTimes()
+
+
+def warm_up_job(sessions: Sessions, most: int) -> Job:
+    """Feed a session of its own, at most `most` rows in a pass, then close it."""
+    context, most = Context(NAME, 1, 0, (0,)), min(max(ROWS), most, sessions.context_length)
+    with sessions.acquire(context, most - 1) as session:
+        for rows in (min(rows, most) for rows in ROWS):
+            yield Segment(session.table, 0, (0,) * rows, tree.chain(rows), rows)
+    sessions.close(NAME)
