@@ -75,7 +75,8 @@ class Drafter:
     """
 
     def __init__(self, forward: HFRunner, text: tuple[int, ...], temperature: float) -> None:
-        self._forward, self._temperature = forward, temperature
+        self._forward = forward
+        self._temperature = temperature
         self._seeds = count()
         self._context = Context(NAME, 1, 0, text)
         self._sessions = Sessions(

@@ -53,7 +53,8 @@ class Ready:
     """Keeps the numbers of the cells that are SERVING."""
 
     def __init__(self, addresses: list[str]) -> None:
-        self._addresses, self._turn = addresses, 0
+        self._addresses = addresses
+        self._turn = 0
         self._now = list(range(len(addresses)))
 
     def next(self) -> int:

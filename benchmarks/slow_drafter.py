@@ -73,7 +73,9 @@ class Streams:
     """Asks for streams at once, on different prompts."""
 
     def __init__(self, client: AsyncClient, prompts: list[list[int]], tokens: int) -> None:
-        self._client, self._prompts, self._tokens = client, prompts, tokens
+        self._client = client
+        self._prompts = prompts
+        self._tokens = tokens
 
     async def speed(self, rule: str, levels: int | None, count: int) -> float:
         """Return the tokens per second of a stream, as the mean of `count` streams at once."""

@@ -91,11 +91,13 @@ class TreeDrafter:
     """
 
     def __init__(self, host: Host, spoken: Spoken | None = None) -> None:
-        self._host, self._sessions = host, host.sessions
+        self._host = host
+        self._sessions = host.sessions
         self._history = DrafterHistory()
         model = host.runner.model
         self._visible = visible_tokens(host.config.model, model.token_count).to(model.device)
-        self._vocabulary, self._spoken = Vocabulary(model.token_count), spoken
+        self._spoken = spoken
+        self._vocabulary = Vocabulary(model.token_count)
         if spoken:
             self._vocabulary = Vocabulary.shared(model.token_count, spoken.own, spoken.tokens)
         masked = self._vocabulary.foreign
@@ -150,7 +152,8 @@ class ChainDrafter:
     """Drafts chains for a target with another tokenizer, whose tokens are `spoken`."""
 
     def __init__(self, host: Host, spoken: Spoken) -> None:
-        self._host, self._spoken = host, spoken
+        self._host = host
+        self._spoken = spoken
         draft, target = (tokenizer_of(model) for model in (host.config.model, spoken.model))
         self._texts = TargetTexts(2 * host.config.max_sessions)
         tokens = host.runner.model.token_count

@@ -55,7 +55,8 @@ class Registration:
     """One front end, at which the drafter is registered while it can serve."""
 
     def __init__(self, drafter: Registrant, address: str, channel: aio.Channel) -> None:
-        self._drafter, self._address = drafter, address
+        self._drafter = drafter
+        self._address = address
         self._stub: Any = registration_pb2_grpc.RegistrationServiceStub(channel)
         self._received = 0
 

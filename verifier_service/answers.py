@@ -22,7 +22,8 @@ class RecentAnswers:
     """
 
     def __init__(self, tokens: int) -> None:
-        self._tokens, self._total = tokens, 0
+        self._tokens = tokens
+        self._total = 0
         self._scopes: OrderedDict[bytes, Tokens] = OrderedDict()
 
     def __len__(self) -> int:

@@ -193,11 +193,11 @@ async def address(process: Process) -> str:
     """Wait until a process serves, and return its address; raises Unusable."""
     assert process.stdout
     async for line in process.stdout:
-        commit = announcement(line)
-        if commit and commit["event"] == "failed":
-            raise Unusable(commit["problem"])
-        if commit and commit["event"] == "serving":
-            return commit["address"]
+        message = announcement(line)
+        if message and message["event"] == "failed":
+            raise Unusable(message["problem"])
+        if message and message["event"] == "serving":
+            return message["address"]
     raise Unusable("a service did not start; its own line above says why")
 
 

@@ -80,9 +80,12 @@ class Suffix:
         opening = Decoding(
             Context(b"", 1, 0, prompt), SamplingParams(), 1 << 20, suffix_shape=shape
         )
-        self._sources, self._shape, self._known = sources.begun(), shape, len(prompt)
+        self._sources = sources.begun()
+        self._shape = shape
+        self._known = len(prompt)
         self._suffixes = SuffixSources(opening, prompt, sources.answers, b"")
-        self._proposals, self._draft = Proposals(len(prompt), 1 << 20), NO_DRAFT
+        self._proposals = Proposals(len(prompt), 1 << 20)
+        self._draft: Draft = NO_DRAFT
 
     def draft(self, text: Tokens) -> Draft:
         """Return a tree, or a chain if the shape is one."""

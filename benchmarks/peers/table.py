@@ -43,7 +43,9 @@ class TableVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     """A verifier that takes a step for all sessions at every multiple of `seconds`."""
 
     def __init__(self, model: common_pb2.ModelDescription, seconds: float, tokens: int) -> None:
-        self._model, self._seconds, self._tokens = model, seconds, tokens
+        self._model = model
+        self._seconds = seconds
+        self._tokens = tokens
 
     async def Decode(
         self, requests: AsyncIterator[verifier_pb2.DecodeRequest], context: Any

@@ -92,7 +92,9 @@ class ChainJob:
     def __init__(
         self, engine: ChainSetup, opening: Drafting, stream: JobStream[CommitTokens, Proposal]
     ) -> None:
-        self._engine, self._opening, self._stream = engine, opening, stream
+        self._engine = engine
+        self._opening = opening
+        self._stream = stream
         self._shape = opening.shape
         self._sent = 0  # number of nodes
         self._drafted: tuple[int, ...] = ()  # target's tokens of the chain ahead of the text

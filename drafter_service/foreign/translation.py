@@ -100,7 +100,8 @@ class Translation:
     """Translates tokens of the target to tokens of the draft model and back."""
 
     def __init__(self, draft: Tokenizer, target: Tokenizer) -> None:
-        self._draft, self._target = Fragments(draft), Fragments(target)
+        self._draft = Fragments(draft)
+        self._target = Fragments(target)
         self._draft_specials = _special_tokens(self._target, self._draft)
         self._target_specials = _special_tokens(self._draft, self._target)
 

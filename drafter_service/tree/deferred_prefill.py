@@ -35,8 +35,11 @@ class DeferredPrefill:
     ) -> None:
         self.context = context
         self.step_input = WaitingInput(self._ready)
-        self._sessions, self._inbox = sessions, inbox
-        self._worth, self._clock, self._read = worth, clock, read
+        self._sessions = sessions
+        self._inbox = inbox
+        self._worth = worth
+        self._clock = clock
+        self._read = read
         self._scope = ExitStack()
         self._segment: Segment | None = None
 

@@ -1,7 +1,7 @@
 """Turns the draft model's logits into the children of a node.
 
 There are three ways to propose: the tokens most likely to be the target's draw; tokens drawn as
-rejection sampling wants them; and the branches of Medusa-lite. A propose may be wrong, so each way
+rejection sampling wants them; and the branches of Medusa-lite. A proposal may be wrong, so each way
 may look at a few likely tokens only.
 """
 

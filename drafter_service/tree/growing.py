@@ -37,8 +37,11 @@ class GrowingTree:
         clock: Callable[[], float],
         first: torch.Tensor,
     ) -> None:
-        self._text, self._propose, self._stream = text, propose, stream
-        self._worth, self._clock = worth, clock
+        self._text = text
+        self._propose = propose
+        self._stream = stream
+        self._worth = worth
+        self._clock = clock
         self._frontier: Sequence[DraftNode] = ()
         self._asked: Sequence[DraftNode] = ()  # nodes to be fed; empty for committed tokens
         self._held = False  # whether the best nodes were held back, because the stream is paused
@@ -102,5 +105,5 @@ class GrowingTree:
             self._held = self._stream.paused
             if not pays or self._held:
                 return
-            if propose := tree.unsent(window, int(min(threshold.lead, MAX_LEVELS))):
-                self._stream.emit(propose)
+            if proposal := tree.unsent(window, int(min(threshold.lead, MAX_LEVELS))):
+                self._stream.emit(proposal)

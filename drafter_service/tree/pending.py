@@ -27,7 +27,9 @@ class PendingTokens:
     ) -> None:
         self.session = session
         self.pending: list[int] = []
-        self._sessions, self._context, self._as_fed = sessions, context, read
+        self._sessions = sessions
+        self._context = context
+        self._as_fed = read
 
     def next(self) -> Segment:
         """Return the pending tokens, or as many as are fed at once; raises Busy."""

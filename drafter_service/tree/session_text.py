@@ -66,7 +66,8 @@ class SessionText(PendingTokens):
         self._vocabulary = vocabulary
         self._adjusted = sampling.adjusting
         self._adjustment = LogitsProcessor(sampling, session.tokens)
-        self._grammar, self._missed = grammar, list(session.tokens[opening.context.length :])
+        self._grammar = grammar
+        self._missed: list[int] = list(session.tokens[opening.context.length :])
 
     def take_commits(self, inbox: deque[CommitTokens], restart: bool = False) -> int:
         """Take in the commits that have arrived. The tree goes on from the new end of the text, or

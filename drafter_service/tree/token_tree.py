@@ -45,8 +45,10 @@ class TokenTree:
         self.shape = shape
         self.limit = limit
         self.root = DraftNode(-1, None, length, place=-1)
-        self.floor = self._least = math.log(LEAST) if worth else -math.inf
-        self._source, self._worth = source, worth
+        self._least = math.log(LEAST) if worth else -math.inf
+        self.floor = self._least
+        self._source = source
+        self._worth = worth
         self._live: list[DraftNode] = []  # best first; among equals the older one
         self._fed: list[DraftNode] = []  # in the order of their places
         self._sent = 0

@@ -68,8 +68,11 @@ class Training:
     def __init__(
         self, student: MistralForCausalLM, course: Course, target: Path, out: Path, state: Path
     ) -> None:
-        self.student, self.course = student, course
-        self._target, self._out, self._state = target, out, state
+        self.student = student
+        self.course = course
+        self._target = target
+        self._out = out
+        self._state = state
         self._optimiser = Optimiser(student, MATRIX_RATE, OTHER_RATE)
         if state.is_file():
             self._restore()
