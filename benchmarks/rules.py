@@ -32,9 +32,8 @@ from tandem.drafter_service.tree.node import Child, Expansion
 from tandem.drafter_service.tree.pending import chain_segment
 from tandem.drafter_service.tree.session_text import CommitTokens, SessionText
 from tandem.drafter_service.tree.token_tree import TokenTree
-from tandem.drafter_service.tree.vocabulary import Vocabulary
+from tandem.drafter_service.tree.vocabulary import Vocabulary, visible_tokens
 from tandem.drafter_service.tree.whole import whole_drafts
-from tandem.drafter_service.visible import visible_tokens
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.host import Host, hosting
 from tandem.engine.sampling.sampler import warp
@@ -43,6 +42,7 @@ from tandem.orchestrator.fleet.clients import VerifierClient
 from tandem.protos.errors import TandemError
 from tandem.protos.service.process import configure_logging
 from tandem.protos.streams import Drafting, Proposal
+from tandem.protos.tokenizer import texts_of
 from tandem.protos.transport import rpc
 from tandem.protos.types import MAX_NODES, Context, DraftShape, ProposeResult, Rule, SamplingParams
 from tandem.protos.wire.drafting import draft_of
@@ -139,7 +139,7 @@ async def measure(
     ):
         verifier = VerifierClient(channel)
         ends = frozenset((await verifier.describe(DESCRIBE_SECONDS)).end_token_ids)
-        visible = visible_tokens(draft, host.runner.model.token_count)
+        visible = visible_tokens(texts_of(draft, host.runner.model.token_count))
         for name, (how, rule) in contenders(visible).items():
             runner = Runner(InProcess(host, how, len(visible)), verifier, ends)
             for shape, temperature in product(shapes, TEMPERATURES):

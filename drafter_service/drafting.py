@@ -22,17 +22,16 @@ from tandem.drafter_service.tree.expansion import branching, is_whole
 from tandem.drafter_service.tree.growing import GrowingTree
 from tandem.drafter_service.tree.session_text import CommitTokens, SessionText
 from tandem.drafter_service.tree.token_tree import TokenTree
-from tandem.drafter_service.tree.vocabulary import Vocabulary
+from tandem.drafter_service.tree.vocabulary import Vocabulary, visible_tokens
 from tandem.drafter_service.tree.whole import whole_drafts
 from tandem.drafter_service.tree.worth import Conditions, DrafterHistory, Worth
-from tandem.drafter_service.visible import visible_tokens
 from tandem.engine.grammars import Grammars
 from tandem.engine.host import Host
 from tandem.engine.schedule.job_stream import JobStream
 from tandem.engine.schedule.task import Job
 from tandem.protos.fingerprint import Likeness, fingerprint, likeness, tokens_by_id
 from tandem.protos.streams import Drafting, Proposal
-from tandem.protos.tokenizer import tokenizer_of
+from tandem.protos.tokenizer import texts_of, tokenizer_of
 from tandem.protos.types import ModelDescription
 
 log = structlog.get_logger()
@@ -95,7 +94,8 @@ class TreeDrafter:
         self._sessions = host.sessions
         self._history = DrafterHistory()
         model = host.runner.model
-        self._visible = visible_tokens(host.config.model, model.token_count).to(model.device)
+        texts = texts_of(host.config.model, model.token_count)
+        self._visible = visible_tokens(texts).to(model.device)
         self._spoken = spoken
         self._vocabulary = Vocabulary(model.token_count)
         if spoken:

@@ -16,10 +16,9 @@ import torch
 from tandem.drafter_service.foreign.target_text import TargetTexts
 from tandem.drafter_service.foreign.translation import Translation
 from tandem.drafter_service.tree.expansion import LOGIT_ERROR
-from tandem.drafter_service.tree.pending import PendingTokens, chain_segment
+from tandem.drafter_service.tree.pending import PendingTokens, WaitingInput, chain_segment
 from tandem.drafter_service.tree.session_text import CommitTokens, new_tokens
 from tandem.drafter_service.tree.token_tree import adapted
-from tandem.drafter_service.tree.waiting_input import WaitingInput
 from tandem.engine.cache.session import Session
 from tandem.engine.cache.sessions import Sessions
 from tandem.engine.forward.segment import Segment

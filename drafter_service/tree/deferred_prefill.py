@@ -7,9 +7,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
-from tandem.drafter_service.tree.pending import Read, chain_segment
+from tandem.drafter_service.tree.pending import Read, WaitingInput, chain_segment
 from tandem.drafter_service.tree.session_text import CommitTokens, new_tokens
-from tandem.drafter_service.tree.waiting_input import WaitingInput
 from tandem.drafter_service.tree.worth import Worth
 from tandem.engine.cache.session import Session
 from tandem.engine.cache.sessions import Sessions

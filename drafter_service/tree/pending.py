@@ -1,8 +1,11 @@
-"""Committed tokens that a session does not hold yet, fed in pieces."""
+"""Committed tokens that a session does not hold yet, fed in pieces, and the step input of a job
+that waits for more of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -10,13 +13,20 @@ import torch
 from tandem.engine.cache.session import Session
 from tandem.engine.cache.sessions import Sessions
 from tandem.engine.forward.segment import Segment
-from tandem.engine.forward.step_input import StepInput
+from tandem.engine.forward.step_input import FixedInput, StepInput
 from tandem.engine.schedule.batch import SHORT
 from tandem.protos import tree
 from tandem.protos.types import Context
 
 Read: TypeAlias = Callable[[Sequence[int]], tuple[int, ...]]
 """A function from tokens of a text to the tokens that the draft model is fed, one for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingInput(FixedInput):
+    """A step input that waits until `ready` returns a segment, and has no rows to add."""
+
+    ready: Callable[[], Segment | None]
 
 
 class PendingTokens:

@@ -1,4 +1,5 @@
-"""The tokens of a draft model beside its target's: which it may propose, and how it reads a text.
+"""The tokens of a draft model beside its target's: which it may propose, how it reads a text, and
+which of them a reader would see.
 
 In nearly equal tokenizers, all but a few ids mean the same token. An id that means another token is
 never proposed, so each draft consists of the target's tokens, however it is made from the logits.
@@ -17,6 +18,8 @@ from tandem.drafter_service.tree.expansion import Expander, expander, where_poss
 from tandem.protos.types import DraftShape, SamplingParams
 
 NEUTRAL = ("Ċ", "\n", "<0x0A>", "Ġ", "▁", " ")  # read in place of a token the draft model lacks
+
+REPLACEMENT = "\ufffd"  # stands in the text of a token that is only a part of a character
 
 
 @dataclass(frozen=True)
@@ -74,3 +77,14 @@ class Vocabulary:
     def _masked(self) -> torch.Tensor:
         """The foreign ids, int64 [foreign]."""
         return torch.tensor(self.foreign)
+
+
+def visible_tokens(texts: Iterable[str]) -> torch.Tensor:
+    """Tell of which tokens the texts have a visible character and no broken one, [tokens] bool."""
+    return torch.tensor([_is_visible(text) for text in texts])
+
+
+def _is_visible(text: str) -> bool:
+    return REPLACEMENT not in text and any(
+        letter.isprintable() and not letter.isspace() for letter in text
+    )

@@ -11,8 +11,8 @@ from functools import partial
 import torch
 
 from tandem.drafter_service.tree.expansion import Expander
+from tandem.drafter_service.tree.pending import WaitingInput
 from tandem.drafter_service.tree.session_text import CommitTokens, SessionText
-from tandem.drafter_service.tree.waiting_input import WaitingInput
 from tandem.engine.forward.segment import Segment
 from tandem.engine.forward.step_input import StepInput
 from tandem.engine.schedule.job_stream import JobStream

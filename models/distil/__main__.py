@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers.utils import logging
 
 from tandem.client import AsyncClient
-from tandem.models.distil import card, prompts
+from tandem.models.distil import prompts
 from tandem.models.distil import student as students
 from tandem.models.distil.answers import Answers, Lesson
 from tandem.models.distil.course import Course
@@ -172,7 +172,7 @@ def main(
         raise typer.Exit(130) from None
     except TandemError as problem:
         raise SystemExit(f"error: {problem}") from None
-    card.write(out, target, shape, answers.tokens, course)
+    students.write_card(out, target, shape, answers.tokens, course)
     console.print(f"tandem up --target {target} --draft {out}")
 
 

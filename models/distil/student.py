@@ -1,4 +1,5 @@
-"""The student, a draft model that learns: its shape, its first weights, and how it is saved.
+"""The student, a draft model that learns: its shape, its first weights, and how it is saved, with
+its model card.
 
 The student is a Mistral, so that every service runs it as it is. With rotary positions and a
 sliding window it drafts even after texts that are longer than any that it learned from.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ import torch
 from safetensors import safe_open
 from transformers import AutoConfig, MistralConfig, MistralForCausalLM
 
+from tandem.models.distil.acceptance import CHAIN
+from tandem.models.distil.course import Course
 from tandem.protos import gguf
 from tandem.protos.errors import Unusable
 from tandem.protos.fingerprint import tokens_by_id
@@ -28,6 +32,23 @@ TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("chat_template.jinja", "added_tokens.json"),
 )
+
+CARD = """# A draft model for {target}
+
+`tandem distil` made this model on {day}. It proposes tokens for `{target}`, which decides what is
+accepted. It is of no use by itself.
+
+| | |
+|---|---|
+| architecture | Mistral, {layers} layers, width {width}, window of {window} tokens |
+| parameters | {parameters:,} |
+| tokenizer | the target's |
+| learned from | {tokens:,} tokens of the target's own answers |
+| training | {minutes:.0f} minutes, {steps:,} steps |
+| tokens per step | {best:.2f}: chains of {chain}, temperature 0, answers to other prompts |
+
+    tandem up --target {target} --draft {out}
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +149,27 @@ def save(student: MistralForCausalLM, target: Path, out: Path) -> None:
     for name in TOKENIZER_FILES:
         if (target / name).is_file():
             shutil.copyfile(target / name, out / name)
+
+
+def write_card(out: Path, target: Path, shape: Shape, tokens: int, course: Course) -> None:
+    """Write the model card beside the model, as README.md: what the model is, what it was made
+    from, and what was measured. `tokens` is the number of tokens that it learned from.
+    """
+    text = CARD.format(
+        target=target,
+        out=out,
+        day=date.today().isoformat(),
+        layers=shape.layers,
+        width=shape.width,
+        window=WINDOW,
+        parameters=shape.parameters,
+        tokens=tokens,
+        minutes=course.minutes,
+        steps=course.step,
+        best=course.looks[-1],
+        chain=CHAIN,
+    )
+    (out / "README.md").write_text(text, encoding="utf-8")
 
 
 def vocabulary_of(target: Path) -> int:
