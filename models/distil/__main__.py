@@ -39,6 +39,16 @@ HELD_OUT = 32  # questions whose answers are not learned from
 WORK = "training"  # folder in that of the draft model: answers, and the state of training
 
 
+def read_prompts(file: Path) -> list[Prompt]:
+    """Read the prompts of a file. Raises Unusable if there are too few to learn from, because the
+    answers to the first HELD_OUT are only measured with.
+    """
+    found = prompts.own(file)
+    if len(found) <= HELD_OUT:
+        raise Unusable(f"{file} has {len(found)} prompts: it takes more than {HELD_OUT}")
+    return found
+
+
 def questions(asked: Iterable[Prompt], known: Answers, tokens: int) -> Iterator[Question]:
     """Yield the prompts that have no answer yet, until the answers have `tokens` tokens. The first
     HELD_OUT are greedy, because acceptance is measured on greedy text; so is every second other.
@@ -157,9 +167,9 @@ def main(
     torch.set_num_threads(threads)
     console, work = Console(highlight=False, soft_wrap=True), out / WORK
     try:
+        asked = read_prompts(prompt_file) if prompt_file else prompts.made(seed)
         model = hub.served(target)
         shape = students.Shape.fitting(students.vocabulary_of(model), parameters)
-        asked = prompts.own(prompt_file) if prompt_file else prompts.made(seed)
         settings = {"target": str(target), "prompts": str(prompt_file), "seed": seed}
         remember(work / "settings.json", settings | {"parameters": shape.parameters})
         console.print(f"{shape.parameters:,} parameters: {shape.layers} layers of {shape.width}")

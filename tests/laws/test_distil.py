@@ -11,8 +11,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from tandem import models
 from tandem.models.distil import prompts
+from tandem.models.distil.__main__ import HELD_OUT, app, read_prompts
 from tandem.models.distil.acceptance import tokens_per_step
 from tandem.models.distil.loss import distillation_loss
 from tandem.models.distil.student import DEEPEST, SHALLOWEST, Shape, narrowed
@@ -166,3 +169,15 @@ def test_prompts_of_a_file(tmp_path: Path) -> None:
         prompts.own(entries)
     with pytest.raises(Unusable, match="cannot be read"):
         prompts.own(tmp_path / "nothing")
+
+
+def test_too_few_prompts_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    file, out = tmp_path / "prompts.txt", tmp_path / "draft"
+    file.write_text("one\n" * HELD_OUT)
+    words = ["--target", str(models.TARGET), "--out", str(out), "--prompts", str(file)]
+    run = CliRunner().invoke(app, [*words, "--parameters", "600K"])
+    assert run.exit_code == 1
+    assert str(run.exception) == f"error: {file} has 32 prompts: it takes more than 32"
+    assert not out.exists()
+    file.write_text("one\n" * (HELD_OUT + 1))
+    assert len(read_prompts(file)) == HELD_OUT + 1
