@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -157,6 +157,9 @@ def main(
     prompts: Annotated[int, typer.Option(help="stories", min=1, max=story_count())] = 80,
     max_new_tokens: Annotated[int, typer.Option(help="tokens of each answer", min=2)] = 64,
     nodes: Annotated[int, typer.Option(help="nodes of a draft", min=1, max=MAX_NODES)] = 16,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="write the figures to this file too")
+    ] = None,
 ) -> None:
     """Measure accepted tokens per round, rule by rule."""
     configure_logging("warning")
@@ -168,19 +171,28 @@ def main(
         found = asyncio.run(measure(target, draft, stories, max_new_tokens, shapes))
     except TandemError as problem:
         raise SystemExit(f"error: {problem}") from None
+    rows = [
+        {"temperature": temperature, "shape": asdict(shape)}
+        | {name: found[name, shape, temperature] for name in ("match", "reject", "independent")}
+        for shape, temperature in product(shapes, TEMPERATURES)
+    ]
+    heading = report.title(target, draft, f"accepted tokens per round, {prompts} prompts")
+    report.publish(heading, table(rows), rows, json)
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Return the table that people see."""
     shown = Table("T", "levels", "branches", "nodes", "match", "reject", "independent", box=None)
     shown.add_column("match / independent")
-    for shape, temperature in product(shapes, TEMPERATURES):
-        each = {
-            name: found[name, shape, temperature] for name in ("match", "reject", "independent")
-        }
+    for row in rows:
+        ratio = row["match"] / row["independent"] if row["independent"] else None
         shown.add_row(
-            *(f"{temperature:g}", str(shape.levels), str(shape.branches), str(shape.nodes)),
-            *(f"{accepted:.2f}" for accepted in each.values()),
-            f"{each['match'] / each['independent']:.2f}" if each["independent"] else "",
+            f"{row['temperature']:g}",
+            *(str(row["shape"][name]) for name in ("levels", "branches", "nodes")),
+            *(f"{row[name]:.2f}" for name in ("match", "reject", "independent")),
+            "" if ratio is None else f"{ratio:.2f}",
         )
-    heading = report.title(target, draft, f"accepted tokens per round, {prompts} prompts")
-    report.publish(heading, shown, [], None)
+    return shown
 
 
 if __name__ == "__main__":

@@ -55,6 +55,18 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
     memory: dict[str, list[float]] = field(default_factory=dict)  # MB, at first and at the end
 
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The counts and then the memory of each process, for programs."""
+        counts: list[dict[str, Any]] = [
+            {"target": name, "status": status, "times": times}
+            for (name, status), times in sorted(self.counts.items())
+        ]
+        return counts + [
+            {"process": role, "megabytes_at_work": before, "megabytes_at_the_end": after}
+            for role, (before, after) in self.memory.items()
+        ]
+
     def add(self, number: int, name: str, status: str, message: str) -> None:
         """Count a request that has ended."""
         self.counts[name, status] += 1
@@ -143,6 +155,9 @@ def main(
     seed: Annotated[int, typer.Option()] = 0,
     target: Annotated[Path, typer.Option()] = models.TARGET,
     draft: Annotated[Path, typer.Option()] = models.DRAFT,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="write the figures to this file too")
+    ] = None,
 ) -> None:
     """Send generated requests, and print the outcome. Exits with 1 if anything was wrong."""
     configure_logging("critical")
@@ -159,7 +174,8 @@ def main(
         shown.add_row(role, "MB, after a tenth and at the end", f"{before:.0f}, {after:.0f}")
     total = sum(outcome.counts.values())
     ends = "every process lived" if lived else "a process has ended"
-    report.publish(f"{total} requests, {len(outcome.wrong)} wrong; {ends}", shown, [], None)
+    heading = f"{total} requests, {len(outcome.wrong)} wrong; {ends}"
+    report.publish(heading, shown, outcome.rows, json)
     for line in outcome.wrong[:20]:
         print(line)
     if outcome.wrong or not lived:
