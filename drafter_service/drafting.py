@@ -100,7 +100,7 @@ class TreeDrafter:
         self._vocabulary = Vocabulary(model.token_count)
         if spoken:
             self._vocabulary = Vocabulary.shared(model.token_count, spoken.own, spoken.tokens)
-        masked = self._vocabulary.foreign
+        masked = self._vocabulary.masked
         ends = [token for token in model.end_token_ids if token not in masked]
         read = spoken.model if spoken else host.config.model
         self._grammars = Grammars(read, ends, host.thread.wake)
@@ -144,7 +144,7 @@ class TreeDrafter:
         """Describe the draft model, as one with the target's tokens where they are spoken."""
         model = self._host.describe()
         if self._spoken:
-            return self._spoken.as_spoken(model, len(self._vocabulary.foreign))
+            return self._spoken.as_spoken(model, len(self._vocabulary.masked))
         return replace(model, tokenizer=Likeness.EQUAL)
 
 
@@ -158,13 +158,13 @@ class ChainDrafter:
         self._texts = TargetTexts(2 * host.config.max_sessions)
         tokens = host.runner.model.token_count
         translation = Translation(draft, target)
-        self._engine = ChainSetup(host.sessions, translation, self._texts, tokens)
+        self._setup = ChainSetup(host.sessions, translation, self._texts, tokens)
 
     def draft(
         self, opening: Drafting, stream: JobStream[CommitTokens, Proposal], conditions: Conditions
     ) -> Job:
         """Send chains of tokens, translated to the target's."""
-        return ChainJob(self._engine, opening, stream).run()
+        return ChainJob(self._setup, opening, stream).run()
 
     def close(self, session_id: bytes, turn: int) -> None:
         """Forget a session and its text."""

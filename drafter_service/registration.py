@@ -62,8 +62,8 @@ class Registration:
 
     async def run(self) -> None:
         """Register again whenever the registration is lost, while the drafter can serve."""
-        least, most = BACK_OFF_SECONDS
-        pause = least
+        shortest, longest = BACK_OFF_SECONDS
+        pause = shortest
         while True:
             await self._drafter.health.until(True)
             began, problem = monotonic(), "the front end has ended the call"
@@ -71,12 +71,12 @@ class Registration:
                 await self._register()
             except Exception as error:  # whatever a front end does, the drafter must come back
                 problem = described(error)
-            if monotonic() - began > most:  # a drafter of the same name has not replaced it at once
-                pause = least
+            if monotonic() - began > longest:  # no drafter of the same name replaced it at once
+                pause = shortest
             if self._drafter.health.serving:
                 log.warning("not registered", front_end=self._address, problem=problem)
             await asyncio.sleep(pause * random.uniform(0.5, 1))
-            pause = min(most, 2 * pause)
+            pause = min(longest, 2 * pause)
 
     async def _register(self) -> None:
         drafter = self._drafter

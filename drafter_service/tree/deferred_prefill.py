@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
-from tandem.drafter_service.tree.pending import Read, WaitingInput, chain_segment
+from tandem.drafter_service.tree.pending import ReadTokens, WaitingInput, chain_segment
 from tandem.drafter_service.tree.session_text import CommitTokens, new_tokens
 from tandem.drafter_service.tree.worth import Worth
 from tandem.engine.cache.session import Session
@@ -30,7 +30,7 @@ class DeferredPrefill:
         inbox: deque[CommitTokens],
         worth: Worth | None,
         clock: Callable[[], float],
-        read: Read = tuple,
+        read: ReadTokens = tuple,
     ) -> None:
         self.context = context
         self.step_input = WaitingInput(self._ready)

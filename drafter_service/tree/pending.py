@@ -18,7 +18,7 @@ from tandem.engine.schedule.batch import SHORT
 from tandem.protos import tree
 from tandem.protos.types import Context
 
-Read: TypeAlias = Callable[[Sequence[int]], tuple[int, ...]]
+ReadTokens: TypeAlias = Callable[[Sequence[int]], tuple[int, ...]]
 """A function from tokens of a text to the tokens that the draft model is fed, one for each."""
 
 
@@ -33,21 +33,21 @@ class PendingTokens:
     """A session's `pending` tokens. While there are any, nothing can be proposed after the text."""
 
     def __init__(
-        self, sessions: Sessions, session: Session, context: Context, read: Read = tuple
+        self, sessions: Sessions, session: Session, context: Context, read: ReadTokens = tuple
     ) -> None:
         self.session = session
         self.pending: list[int] = []
         self._sessions = sessions
         self._context = context
-        self._as_fed = read
+        self._read = read
 
     def next(self) -> Segment:
         """Return the pending tokens, or as many as are fed at once; raises Busy."""
         tokens = self.pending[:SHORT]
         self._sessions.reserve(self.session, self.session.length + len(tokens))
-        return chain_segment(self.session, self._as_fed(tokens))
+        return chain_segment(self.session, self._read(tokens))
 
-    def read(self) -> bool:
+    def mark_fed(self) -> bool:
         """Note that the tokens of `next` were fed. Returns whether none are pending any more."""
         tokens = self.pending[:SHORT]
         self._sessions.advance(self.session, tokens, range(len(tokens)))
