@@ -24,10 +24,10 @@ from tandem.protos.errors import Unusable
 from tandem.protos.fingerprint import tokens_by_id
 from tandem.protos.tokenizer import tokenizer_of
 
-WINDOW = 256  # tokens that a token sees
-HEAD = 32
-NARROWEST = 64
-SHALLOWEST, DEEPEST = 4, 8  # layers
+SLIDING_WINDOW = 256  # tokens that a token sees
+HEAD_SIZE = 32
+MIN_WIDTH = 64
+MIN_LAYERS, MAX_LAYERS = 4, 8
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("chat_template.jinja", "added_tokens.json"),
@@ -64,27 +64,27 @@ class Shape:
         """Return the widest shape of at most `parameters` parameters with room for four layers, and
         as many layers as fit. Raises Unusable if there are too few parameters.
         """
-        width = NARROWEST
-        if cls(vocabulary, width, SHALLOWEST).parameters > parameters:
-            least = cls(vocabulary, width, SHALLOWEST).parameters
+        width = MIN_WIDTH
+        if cls(vocabulary, width, MIN_LAYERS).parameters > parameters:
+            least = cls(vocabulary, width, MIN_LAYERS).parameters
             raise Unusable(
                 f"{parameters:,} parameters are too few for a vocabulary of {vocabulary:,}: it"
                 f" takes {least:,}"
             )
-        while cls(vocabulary, width + HEAD, SHALLOWEST).parameters <= parameters:
-            width += HEAD
-        layers = (parameters - vocabulary * width) // cls(vocabulary, width, 1).of_layer
-        return cls(vocabulary, width, min(DEEPEST, layers))
+        while cls(vocabulary, width + HEAD_SIZE, MIN_LAYERS).parameters <= parameters:
+            width += HEAD_SIZE
+        layers = (parameters - vocabulary * width) // cls(vocabulary, width, 1).layer_parameters
+        return cls(vocabulary, width, min(MAX_LAYERS, layers))
 
     @property
-    def of_layer(self) -> int:
+    def layer_parameters(self) -> int:
         """Parameters of a layer's matrices: half as many keys as queries, an MLP of 3 widths."""
         return 12 * self.width**2
 
     @property
     def parameters(self) -> int:
         """The parameters of all matrices."""
-        return self.vocabulary * self.width + self.layers * self.of_layer
+        return self.vocabulary * self.width + self.layers * self.layer_parameters
 
 
 def build(shape: Shape, target: Path) -> MistralForCausalLM:
@@ -92,7 +92,7 @@ def build(shape: Shape, target: Path) -> MistralForCausalLM:
     directions in which these differ most; random too, if the target's cannot be read.
     """
     given = _config(target)
-    heads = shape.width // HEAD
+    heads = shape.width // HEAD_SIZE
     config = MistralConfig(
         vocab_size=shape.vocabulary,
         hidden_size=shape.width,
@@ -100,8 +100,8 @@ def build(shape: Shape, target: Path) -> MistralForCausalLM:
         num_hidden_layers=shape.layers,
         num_attention_heads=heads,
         num_key_value_heads=heads // 2 if heads % 2 == 0 else heads,
-        head_dim=HEAD,
-        sliding_window=WINDOW,
+        head_dim=HEAD_SIZE,
+        sliding_window=SLIDING_WINDOW,
         max_position_embeddings=given.get("max_position_embeddings", 4096),
         tie_word_embeddings=True,
         bos_token_id=given.get("bos_token_id"),
@@ -161,7 +161,7 @@ def write_card(out: Path, target: Path, shape: Shape, tokens: int, course: Cours
         day=date.today().isoformat(),
         layers=shape.layers,
         width=shape.width,
-        window=WINDOW,
+        window=SLIDING_WINDOW,
         parameters=shape.parameters,
         tokens=tokens,
         minutes=course.minutes,

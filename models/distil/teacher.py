@@ -47,7 +47,7 @@ class Teacher:
 
     def __init__(self, client: AsyncClient, max_new_tokens: int, at_once: int) -> None:
         self._client = client
-        self._most = max_new_tokens
+        self._max_new_tokens = max_new_tokens
         self._at_once = at_once
         self._chats = True  # whether the target takes chats, as far as is known
 
@@ -85,7 +85,7 @@ class Teacher:
             prompt,
             temperature=question.temperature,
             seed=question.number,
-            max_new_tokens=self._most,
+            max_new_tokens=self._max_new_tokens,
             logprobs=TOP,
             return_token_ids=True,
         )
