@@ -52,8 +52,8 @@ SIZES = (1, 4, 16)  # nodes of a level
 SHAPE = DraftShape(levels=32, branches=4, nodes=64)
 STEPS = 16  # steps of generate()
 TEMPERATURES = (0.0, 0.7)
-WARM = 5  # turns that do not count
-TRIES = 20  # trees that are begun to find one that is wide enough
+WARM_UP_TURNS = 5  # turns that do not count
+MAX_TRIES = 20  # trees that are begun to find one that is wide enough
 NAME = b"levels"
 
 Action = Callable[[], tuple[float, float]]
@@ -88,7 +88,7 @@ class Drafter:
 
     def grown(self, nodes: int) -> tuple[SessionText, GrowingTree]:
         """Grow a tree that can feed `nodes` nodes at once; raises Unusable if none is so wide."""
-        for _ in range(TRIES):
+        for _ in range(MAX_TRIES):
             text, growing = self._begun()
             while 1 + len(list(growing.chances())) < nodes and growing.ready():
                 growing.take(self._forward([growing.segment(0)])[0])
@@ -149,11 +149,11 @@ def measure(folder: Path, repetitions: int) -> dict[tuple[str, int], Row]:
         actions |= {(what, nodes): partial(drafter.level, nodes) for nodes in SIZES}
     seconds: dict[tuple[str, int], list[tuple[float, float]]] = {each: [] for each in actions}
     order = list(actions)
-    for turn in track(range(WARM + repetitions), "measuring", transient=True):
+    for turn in track(range(WARM_UP_TURNS + repetitions), "measuring", transient=True):
         rng.shuffle(order)
         for name in order:
             took = actions[name]()
-            if turn >= WARM:
+            if turn >= WARM_UP_TURNS:
                 seconds[name].append(took)
     return {
         name: Row(*name, *(1e3 * median(each) for each in zip(*took, strict=True)))

@@ -42,7 +42,7 @@ GRAMMARS: tuple[dict[str, Any], ...] = (
     {"lark": 'start: "[" item ("," item)* "]"\nitem: /[0-9]+/ | start'},
     {"json_schema": '{"type": "object", "properties": {"a": {"enum": ["cat", "dog"]}}}'},
 )
-LOOSE = 1e-4  # how far a log-probability may be from a plain pass
+TOLERANCE = 1e-4  # how far a log-probability may be from a plain pass
 
 
 def drawn_request(
@@ -212,7 +212,7 @@ def main(
     report.publish(heading, shown, [row], file)
     for request in differing:
         print(f"differs: {request}")
-    raise SystemExit(bool(differing) or far > LOOSE)
+    raise SystemExit(bool(differing) or far > TOLERANCE)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ from tandem.verifier_service import service as verifier_service
 
 TEMPERATURES = (1.0, 0.7)
 DESCRIBE_SECONDS = 10.0
-HowTo = Callable[[DraftShape, SamplingParams, int], Expander]
+ExpanderFactory = Callable[[DraftShape, SamplingParams, int], Expander]
 
 
 def independent(shape: DraftShape, params: SamplingParams, root: int) -> Expander:
@@ -67,38 +67,38 @@ def independent(shape: DraftShape, params: SamplingParams, root: int) -> Expande
 
 
 @dataclass(slots=True)
-class Ear:
+class ProposalRecorder:
     """A stream of a drafting job that keeps the job's proposals."""
 
-    heard: list[Proposal] = field(default_factory=list)
+    proposals: list[Proposal] = field(default_factory=list)
     inbox: deque[CommitTokens] = field(default_factory=deque)
     paused: bool = False
 
     def emit(self, proposal: Proposal) -> None:
         """Keep a proposal."""
-        self.heard.append(proposal)
+        self.proposals.append(proposal)
 
 
 @dataclass(frozen=True, slots=True)
 class InProcess:
-    """A drafter in this process, which drafts in the way of `how` with `tokens` tokens in its
-    vocabulary.
+    """A drafter in this process, which drafts in the way of `expander_of` with `tokens` tokens in
+    its vocabulary.
     """
 
     host: Host
-    how: HowTo
+    expander_of: ExpanderFactory
     tokens: int
 
     async def propose(
         self, context: Context, shape: DraftShape, sampling: SamplingParams
     ) -> ProposeResult:
         """Propose a draft for the context."""
-        ear: Any = Ear()
+        recorder: Any = ProposalRecorder()
         if sampling.rule is Rule.REJECT:
             shape = branching(shape)
         opening = Drafting(context, sampling, shape, once=True)
-        await self.host.thread.run(context.session_id, lambda: self._draft(opening, ear))
-        (proposal,) = ear.heard
+        await self.host.thread.run(context.session_id, lambda: self._draft(opening, recorder))
+        (proposal,) = recorder.proposals
         return ProposeResult(draft_of(proposal), proposal.cached_len, proposal.epoch)
 
     async def close(self, session_id: bytes) -> None:
@@ -107,7 +107,7 @@ class InProcess:
 
     def _draft(self, opening: Drafting, stream: Any) -> Job:
         sessions, context = self.host.sessions, opening.context
-        proposal = partial(self.how, opening.shape, opening.sampling)
+        proposal = partial(self.expander_of, opening.shape, opening.sampling)
         with sessions.acquire(context, 0) as session:
             fresh = context.tokens[session.length - context.base :]
             first = yield from sessions.feed(context, chain_segment(session, fresh))
@@ -117,9 +117,9 @@ class InProcess:
             yield from whole_drafts(text, proposal, stream, first, once=True)
 
 
-def contenders(visible: torch.Tensor) -> dict[str, tuple[HowTo, Rule]]:
-    """Return for each contender how it drafts, and the rule by which the target decides."""
-    usual: HowTo = partial(expander, visible=visible)
+def contenders(visible: torch.Tensor) -> dict[str, tuple[ExpanderFactory, Rule]]:
+    """Return for each contender how it expands nodes, and the rule by which the target decides."""
+    usual: ExpanderFactory = partial(expander, visible=visible)
     return {
         "match": (usual, Rule.MATCH),
         "reject": (usual, Rule.REJECT),
@@ -140,12 +140,12 @@ async def measure(
         verifier = VerifierClient(channel)
         ends = frozenset((await verifier.describe(DESCRIBE_SECONDS)).end_token_ids)
         visible = visible_tokens(texts_of(draft, host.runner.model.token_count))
-        for name, (how, rule) in contenders(visible).items():
-            runner = Runner(InProcess(host, how, len(visible)), verifier, ends)
+        for name, (expander_of, rule) in contenders(visible).items():
+            runner = Runner(InProcess(host, expander_of, len(visible)), verifier, ends)
             for shape, temperature in product(shapes, TEMPERATURES):
                 sampling = SamplingParams(temperature, rule=rule)
-                told = await runner.complete(prompts, count, sampling, shape)
-                rounds = [each for _, its in told for each in its]
+                completions = await runner.complete(prompts, count, sampling, shape)
+                rounds = [each for _, its in completions for each in its]
                 accepted = sum(each.accepted for each in rounds)
                 found[name, shape, temperature] = accepted / len(rounds)
     return found

@@ -29,7 +29,7 @@ from tandem.benchmarks.peers.prompts import tokenised
 from tandem.client.client import Stream
 from tandem.protos.errors import TandemError
 
-LEARNED = 32  # first tokens of a stream, which do not count
+WARM_UP_TOKENS = 32  # first tokens of a stream, which do not count
 BACK_SECONDS = 30.0
 FAULTS = {
     "none": (),
@@ -109,7 +109,7 @@ class Streams:
         async with self._stream(number, rule, levels) as stream:
             async for chunk in stream:
                 ended, length = monotonic(), chunk.completion_tokens
-                if not began and length >= LEARNED:
+                if not began and length >= WARM_UP_TOKENS:
                     began, first = ended, length
         return (length - first) / (ended - began)
 

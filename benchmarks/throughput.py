@@ -24,7 +24,7 @@ from transformers.utils import logging
 from tandem import models
 from tandem.benchmarks.figures import report
 from tandem.benchmarks.peers import llamacpp
-from tandem.benchmarks.peers.contest import AT_ONCE, Contest, Runs
+from tandem.benchmarks.peers.contest import CONCURRENCY, Contest, Runs
 from tandem.benchmarks.peers.llamacpp import LlamaCpp
 from tandem.benchmarks.peers.prompts import story_count, tokenised
 from tandem.benchmarks.peers.systems import Plain, Prompt, System, Tandem, load, tandem_up
@@ -76,7 +76,7 @@ class Entry:
                 "Tandem, chain of 4": Tandem(stub, 4, 1, heat),
                 "Tandem, plain decoding": Tandem(stub, 0, temperature=heat),
             }
-            crowd = (f"Tandem, {AT_ONCE} at once", Tandem(stub, temperature=heat))
+            crowd = (f"Tandem, {CONCURRENCY} at once", Tandem(stub, temperature=heat))
             return await Contest(library | own, crowd, max_new_tokens).run(prompts)
 
 

@@ -25,7 +25,7 @@ from tandem.benchmarks.alerts.system import load, running
 from tandem.benchmarks.alerts.watchers import Webhook, watching
 from tandem.benchmarks.figures import report
 from tandem.benchmarks.figures.machine import described
-from tandem.benchmarks.peers.checkout import ignorant
+from tandem.benchmarks.peers.checkout import save_untrained
 from tandem.v1 import orchestrator_pb2 as api
 
 MAX_SECONDS = 60.0  # from a fault to its alert
@@ -135,7 +135,7 @@ async def lost_and_slow(
 async def bad_drafts(folder: Path, outcome: Outcome) -> None:
     """Run a drafter that was never trained, with a rule that verifies every draft."""
     async with (
-        running(ignorant(models.DRAFT, folder / "draft")) as system,
+        running(save_untrained(models.DRAFT, folder / "draft")) as system,
         watching(folder, system.pages) as webhook,
         load(system.stub, 3, rule=api.AcceptanceRule.Value("ACCEPTANCE_RULE_REJECT")),
     ):

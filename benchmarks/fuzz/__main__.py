@@ -36,10 +36,10 @@ from tandem.protos.errors import TandemError
 from tandem.protos.service.process import configure_logging
 from tandem.protos.transport import rpc
 
-BAD = ("INTERNAL", "UNKNOWN", "500")
-SETTLED = 0.1  # share of all requests after which memory is that of a process at work
-AT_ONCE = 8
-OF = {
+FAILURES = ("INTERNAL", "UNKNOWN", "500")
+WARM_UP_SHARE = 0.1  # share of all requests after which memory is that of a process at work
+CONCURRENCY = 8
+ROLES = {
     "OrchestratorService": CELL,
     "RegistrationService": CELL,
     "VerifierService": VERIFIER,
@@ -70,7 +70,7 @@ class Outcome:
     def add(self, number: int, name: str, status: str, message: str) -> None:
         """Count a request that has ended."""
         self.counts[name, status] += 1
-        if status in BAD:
+        if status in FAILURES:
             self.wrong.append(f"request {number}: {name}: {status}: {message[:300]}")
 
 
@@ -80,7 +80,7 @@ async def targets(system: System, port: int) -> AsyncIterator[list[Target]]:
     async with AsyncExitStack() as scope:
         found: list[Target] = []
         for method in methods():
-            member = system.members[OF[method.service]][0] if method.service in OF else None
+            member = system.members[ROLES[method.service]][0] if method.service in ROLES else None
             if member is None:
                 continue
             channel = await scope.enter_async_context(rpc.connect(member.address))
@@ -118,7 +118,7 @@ async def ask(
             done()
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(AT_ONCE):
+        for _ in range(CONCURRENCY):
             group.create_task(caller())
 
 
@@ -134,11 +134,11 @@ async def whole(
         system = await scope.enter_async_context(running(folder, draft, 1, 1, 1))
         asked = await scope.enter_async_context(targets(system, port))
         before, began = pids(system), time.monotonic()
-        first = range(requests.start, requests.start + max(1, int(len(requests) * SETTLED)))
+        first = range(requests.start, requests.start + max(1, int(len(requests) * WARM_UP_SHARE)))
         rest = range(first.stop, requests.stop)
         with Progress(transient=True) as progress:
             task = progress.add_task("requests", total=len(requests))
-            for part, share in ((first, SETTLED), (rest, 1.0)):
+            for part, share in ((first, WARM_UP_SHARE), (rest, 1.0)):
                 until = began + seconds * share
                 await ask(asked, part, seed, until, outcome, lambda: progress.advance(task))
                 for role, used in memory(system).items():

@@ -111,12 +111,12 @@ class Suffix:
 
 def replay(session: Session, prompt: Tokens, answer: Tokens, count: Count) -> None:
     """Count the accepted tokens of a drafter along an answer."""
-    told = 0
-    while told < len(answer):
-        draft = session.draft(prompt + answer[:told])
-        nodes = right(draft, answer[told:-1])
-        session.accepted(nodes, answer[told])
-        told += len(nodes) + 1
+    length = 0
+    while length < len(answer):
+        draft = session.draft(prompt + answer[:length])
+        nodes = right(draft, answer[length:-1])
+        session.accepted(nodes, answer[length])
+        length += len(nodes) + 1
         count.rounds += 1
         count.without_a_draft += not len(draft)
         count.drafted += len(draft)

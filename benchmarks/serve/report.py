@@ -30,7 +30,7 @@ SHOWN = {
     "spec_decode_acceptance_length": "tokens per step",
 }
 PER_POSITION = "spec_decode_per_position_acceptance_rates"
-POSITIONS = 8  # positions shown at most
+MAX_POSITIONS = 8  # positions shown at most
 
 Results = dict[str, dict[str, Any]]
 
@@ -43,7 +43,7 @@ def show(heading: str, found: Results) -> None:
         if any(value is not None for value in values):
             shown.add_row(label, *("" if v is None else f"{v:.2f}" for v in values))
     rates = [result.get(PER_POSITION) or [] for result in found.values()]
-    for place in range(min(POSITIONS, max(map(len, rates)))):
+    for place in range(min(MAX_POSITIONS, max(map(len, rates)))):
         values = [each[place] if place < len(each) else None for each in rates]
         label = f"accepted at position {place}"
         shown.add_row(label, *("" if v is None else f"{v:.2f}" for v in values))
