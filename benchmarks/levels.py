@@ -83,20 +83,20 @@ class Drafter:
             forward.pool, forward.model.context_length, 1, lambda: 1, 60.0, time.monotonic
         )
         with self._sessions.acquire(self._context, 0) as self._session:
-            (self._first,) = forward([chain_segment(self._session, text)])
+            (self._root_logits,) = forward([chain_segment(self._session, text)])
             self._sessions.keep(self._session, self._context, ())
 
-    def grown(self, nodes: int) -> tuple[SessionText, GrowingTree]:
+    def wide_tree(self, nodes: int) -> tuple[SessionText, GrowingTree]:
         """Grow a tree that can feed `nodes` nodes at once; raises Unusable if none is so wide."""
         for _ in range(MAX_TRIES):
-            text, growing = self._begun()
+            text, growing = self._begin()
             while 1 + len(list(growing.chances())) < nodes and growing.ready():
                 growing.take(self._forward([growing.segment(0)])[0])
             if 1 + len(list(growing.chances())) >= nodes and growing.ready():
                 return text, growing
         raise Unusable(f"the model is so sure that no level has {nodes} nodes")
 
-    def _begun(self) -> tuple[SessionText, GrowingTree]:
+    def _begin(self) -> tuple[SessionText, GrowingTree]:
         """Begin a tree whose root was fed."""
         params = SamplingParams(self._temperature, seed=next(self._seeds))
         worth = Worth(Conditions(), Rates(), DrafterHistory(), 0.0)
@@ -106,11 +106,13 @@ class Drafter:
         text = SessionText(self._sessions, self._session, opening, growth, Vocabulary(tokens))
         proposal = expander(SHAPE, params, LENGTH, torch.ones(tokens))
         stream = JobStream[CommitTokens, Proposal](deque(), 1, 1)
-        return text, GrowingTree(text, proposal, stream, worth, time.perf_counter, self._first)
+        return text, GrowingTree(
+            text, proposal, stream, worth, time.perf_counter, self._root_logits
+        )
 
     def level(self, nodes: int) -> tuple[float, float]:
         """Return the seconds of one level, and those of its pass."""
-        text, growing = self.grown(nodes)
+        text, growing = self.wide_tree(nodes)
         job = text.feed(growing)
         step_input = next(job)
         began = time.thread_time()

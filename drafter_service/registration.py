@@ -92,13 +92,13 @@ class Registration:
         the model as it is now. While the drafter cannot serve, its messages say that it is leaving,
         so that it gets no new sessions.
         """
-        drafter, told = self._drafter, monotonic()
+        drafter, described_at = self._drafter, monotonic()
         async with aclosing(drafter.serve(self._requests(call), self._address)) as responses:
             async for response in responses:
                 message = registration_pb2.RegisterRequest(response=response)
                 message.leaving = not drafter.health.serving
-                if monotonic() - told >= DESCRIBE_SECONDS:
-                    told = monotonic()
+                if monotonic() - described_at >= DESCRIBE_SECONDS:
+                    described_at = monotonic()
                     message.model.CopyFrom(encode_model(drafter.describe()))
                 await call.write(message)
 
