@@ -42,7 +42,7 @@ PROMPT = story_prompts()[0]
 LARGE_PROMPT = "x" * (512 << 10)
 LARGE_PROMPT_SECONDS = 0.2  # between two large prompts, on average
 TOKENS = 64
-STEADY_TIMEOUT_SECONDS = 60.0  # seconds
+STEADY_TIMEOUT_SECONDS = 60.0  # of a request of the steady clients
 UNREAD_PAUSE = 1.0  # seconds, until a stream that nobody reads is opened again
 SMALL_WINDOW = (("grpc.http2.lookahead_bytes", 64), ("grpc.http2.bdp_probe", 0))
 

@@ -190,16 +190,18 @@ def suffix_proposal(
         return Proposal(behind)
     steps = np.arange(shape.levels) % (len(searched) - ends)[:, None]  # past the end, repeat
     followers = Followers(searched[ends[:, None] + steps].tolist(), matched.tolist())
-    most = -math.log(max(MIN_CHANCE, price))
+    max_cost = -math.log(max(MIN_CHANCE, price))
     tokens, parents, scores = list[int](), list[int](), list[float]()
+    # best first: the cost of a node, a number that decides between equals, its parent, its depth
     heap: list[tuple[float, int, int, int, Following]] = []
-    cost, count, depth, ranks = 0.0, 0, 0, list(range(len(ends)))
+    cost, pushed, depth, ranks = 0.0, 0, 0, list(range(len(ends)))
     while len(tokens) < shape.nodes:
         if depth < shape.levels:
             for each in followers.after(ranks, depth)[: shape.branches]:
-                count, below = count + 1, cost - min(0.0, math.log(each.chance) + trust)
-                if below <= most:
-                    heappush(heap, (below, count, len(tokens), depth + 1, each))
+                pushed += 1
+                child_cost = cost - min(0.0, math.log(each.chance) + trust)
+                if child_cost <= max_cost:
+                    heappush(heap, (child_cost, pushed, len(tokens), depth + 1, each))
         if not heap:
             break
         cost, _, parent, depth, node = heappop(heap)

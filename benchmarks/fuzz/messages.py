@@ -41,16 +41,17 @@ def change(message: Message, rng: Random, depth: int = 0) -> None:
 
 
 def _change(message: Message, field: FieldDescriptor, rng: Random, depth: int) -> None:
+    """Change one field of a message, by its kind: a map, messages, values, or a single one."""
     held: Any = getattr(message, field.name)
     nested = field.message_type
     if nested and nested.GetOptions().map_entry:
         _change_map(held, nested.fields_by_name, rng, depth)
     elif nested and field.is_repeated:
         for _ in range(rng.choice(odd.LIST_LENGTHS)):
-            _go_on(held.add(), rng, depth)
+            _change_nested(held.add(), rng, depth)
     elif nested:
         held.SetInParent()
-        _go_on(held, rng, depth)
+        _change_nested(held, rng, depth)
     elif field.is_repeated:
         held.extend(_scalar(field, rng) for _ in range(rng.choice(odd.LIST_LENGTHS)))
     elif rng.random() < 0.1:
@@ -63,12 +64,13 @@ def _change_map(held: Any, fields: Any, rng: Random, depth: int) -> None:
     for _ in range(rng.choice(odd.LIST_LENGTHS)):
         key = _scalar(fields["key"], rng)
         if fields["value"].message_type:
-            _go_on(held[key], rng, depth)
+            _change_nested(held[key], rng, depth)
         else:
             held[key] = _scalar(fields["value"], rng)
 
 
-def _go_on(message: Message, rng: Random, depth: int) -> None:
+def _change_nested(message: Message, rng: Random, depth: int) -> None:
+    """Change a message within another one, most of the times and down to MAX_DEPTH."""
     if depth < MAX_DEPTH and rng.random() < 0.8:
         change(message, rng, depth + 1)
 

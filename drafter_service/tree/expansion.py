@@ -104,6 +104,9 @@ def sampled_children(params: SamplingParams, branches: int, root: int) -> Expand
 
 
 def _sampled(row: torch.Tensor, params: SamplingParams, position: int, count: int) -> Expansion:
+    """Draw `count` children without replacement from the part of a row's distribution that is
+    sent, with its probabilities rounded to integer weights.
+    """
     if params.greedy:
         (token,), (score,) = (each[0].tolist() for each in leading(row[None], TEMPERATURE_ONE, 1))
         return Expansion([Child(token, 0.0, math.exp(score))], Distribution((token,), (1,)))
