@@ -192,7 +192,7 @@ def entry(row: Figures) -> dict[str, Any]:
 def main(
     target: Annotated[Path, typer.Option(help="directory or GGUF file")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="directory or GGUF file")] = models.DRAFT,
-    prompts: Annotated[int, typer.Option(help="number of prompts", min=1, max=story_count())] = 40,
+    prompts: Annotated[int, typer.Option(help="number of prompts", min=1)] = 40,
     file: Annotated[
         Path | None,
         typer.Option(help="chats of JSON lines with prompt, question or turns; not stories"),
@@ -206,11 +206,16 @@ def main(
     ] = None,
 ) -> None:
     """Measure the tokens per round of a pair, by draft shape and temperature."""
+    if not file and prompts > (stories := story_count()):
+        problem = f"there are {stories} stories, not {prompts}; --file takes other prompts"
+        raise typer.BadParameter(problem, param_hint="--prompts")
     configure_logging("warning")
     logging.disable_progress_bar()
     try:
-        given = chats(target, [each.text for each in read(file, prompts)]) if file else []
-        asked = given or tokenised(target, prompts)
+        if file:
+            asked = chats(target, [each.text for each in read(file, prompts)])
+        else:
+            asked = tokenised(target, prompts)
         rows = asyncio.run(measure_all(target, draft, draft_weights, asked, max_new_tokens))
     except TandemError as problem:
         raise SystemExit(f"error: {problem}") from None

@@ -15,9 +15,9 @@ Another target gets tasks that are made from the story prompts:
 
     edited    tell a text of JOINED prompts again with one word changed, as `models.training.editor`
               teaches. The right answer repeats the text; the embedded target does not copy.
-    circling  a prompt and the first TOLD tokens of its story, which the target is to tell on. By
-              then its greedy stories go in circles, so the right answer repeats the end of the
-              prompt over and over. Stories that have ended by then are left out.
+    circling  a prompt and the first STORY_TOKENS tokens of its story, which the target is to tell
+              on. By then its greedy stories go in circles, so the right answer repeats the end of
+              the prompt over and over. Stories that have ended by then are left out.
     story     a prompt alone
     again     the same prompts, each behind the end of another one
 """
@@ -63,8 +63,8 @@ SHAPES = {
     "tree of 16": DraftShape(levels=8, branches=4, nodes=16),
     "tree of 64": DraftShape(levels=32, branches=4, nodes=64),
 }
-REMEMBERED = ModelServiceConfig.model_fields["recent_tokens"].default
-TOLD, JOINED, DISTURBING = 240, 4, 3
+RECENT_TOKENS = ModelServiceConfig.model_fields["recent_tokens"].default
+STORY_TOKENS, JOINED, DISTURBING = 240, 4, 3
 DESCRIBE_SECONDS = 10.0
 Answered = list[tuple[Tokens, Tokens]]  # prompts and their answers
 Begin = Callable[[DraftShape, Tokens], Session]
@@ -120,12 +120,14 @@ async def tasks(folder: Path, target: Runner, prompts: int) -> dict[str, list[To
         }
     stories = tokenised(folder, prompts)
     line_break = tuple(load_tokenizer(folder).encode("\n").ids)
-    told = await target.complete(stories, TOLD, SamplingParams(), SHAPES["chain of 8"])
+    completions = await target.complete(
+        stories, STORY_TOKENS, SamplingParams(), SHAPES["chain of 8"]
+    )
     return {
         "edited": edits(stories, line_break),
         "circling": [
             prompt + completion
-            for prompt, (completion, _) in zip(stories, told, strict=True)
+            for prompt, (completion, _) in zip(stories, completions, strict=True)
             if completion[-1] not in target.end_token_ids
         ],
         "story": stories,
@@ -150,8 +152,9 @@ async def measure_all(folder: Path, prompts: int, count: int) -> list[Figures]:
         texts = [text for each in asked.values() for text in each]
         for temperature in TEMPERATURES:
             sampling = SamplingParams(temperature)
-            told = await target.complete(texts, count, sampling, SHAPES["chain of 8"])
-            answers = iter([(text, answer) for text, (answer, _) in zip(texts, told, strict=True)])
+            completions = await target.complete(texts, count, sampling, SHAPES["chain of 8"])
+            pairs = zip(texts, completions, strict=True)
+            answers = iter([(text, answer) for text, (answer, _) in pairs])
             answered = {name: [next(answers) for _ in each] for name, each in asked.items()}
             rows += judge(answered, temperature)
     return rows
@@ -162,7 +165,7 @@ def judge(answered: dict[str, Answered], temperature: float) -> list[Figures]:
     rows = list[Figures]()
     for name, shape in SHAPES.items():
         drafters: dict[str, Begin] = {
-            "suffix": partial(Suffix, Sources.of_all(REMEMBERED)),
+            "suffix": partial(Suffix, Sources.of_all(RECENT_TOKENS)),
             "text alone": partial(Suffix, Sources.of_all()),
             "transformers": PromptLookup,
         }

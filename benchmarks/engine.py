@@ -66,7 +66,7 @@ FEEDS = (
     Feed(8, tree.chain(5)),
     TOGETHER,
 )
-MOST = max(feed.sessions for feed in FEEDS)
+MAX_SESSIONS = max(feed.sessions for feed in FEEDS)
 TANDEM, LLAMA, FLASH = "tandem", "llama.cpp", "and flash"
 SYSTEMS = (TANDEM, LLAMA, FLASH, LIBRARY)
 
@@ -79,7 +79,7 @@ def measure(folder: Path, dtype: str, repetitions: int) -> Figures:
     library = None if file else Library(folder, DTYPES[dtype], text)
     read = weights_read(library.network) if library else weights_bytes(model)
     actions = {(FLOOR, ONE): reading(read)}
-    engine = Engine(partial(HFRunner, model), text, MOST)
+    engine = Engine(partial(HFRunner, model), text, MAX_SESSIONS)
     actions |= {(TANDEM, feed): engine.step(feed) for feed in FEEDS}
     chains = [feed for feed in FEEDS if tree.is_chain(feed.parents)]
     for name, llama in peers(folder, dtype, text).items():
@@ -111,7 +111,9 @@ def peers(folder: Path, dtype: str, text: Text) -> dict[str, llamacpp.Steps]:
             file = Path(temporary) / "model.gguf"
             llamacpp.convert(folder, file, dtype)
         ways = {LLAMA: False, FLASH: True}
-        return {name: llamacpp.Steps(file, text, MOST, flash) for name, flash in ways.items()}
+        return {
+            name: llamacpp.Steps(file, text, MAX_SESSIONS, flash) for name, flash in ways.items()
+        }
 
 
 def step_table(figures: Figures) -> Table:

@@ -33,7 +33,7 @@ from tandem.benchmarks.peers.systems import ALWAYS, Prompt, Tandem, tandem_up
 from tandem.engine.model.load import load
 from tandem.protos.errors import TandemError
 
-NEAR = 1e-3  # a near-tie: the two largest logits differ by less
+NEAR_TIE = 1e-3  # a near-tie: the two largest logits differ by less
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +161,11 @@ def main(
         {"sequence": number, "token": place, "margin": margin}
         for number, (_, one, _) in enumerate(compared)
         for place, margin in enumerate(one.margins)
-        if margin < NEAR
+        if margin < NEAR_TIE
     ]
-    shown = Table("sequences", "tokens", "sequences that differ", f"margins below {NEAR}", box=None)
+    shown = Table(
+        "sequences", "tokens", "sequences that differ", f"margins below {NEAR_TIE}", box=None
+    )
     shown.add_row(str(len(compared)), str(len(margins)), str(len(differing)), str(len(near)))
     heading = report.title(target, draft, f"{at_once} requests at once against generate()")
     places = [difference(one, other) for _, one, other in differing]

@@ -60,12 +60,12 @@ class Decoder:
         """Decode until cancelled. A text that reaches the end of the context is cut to its first
         half and goes on.
         """
-        most = self.host.sessions.context_length
+        limit = self.host.sessions.context_length
         while True:
-            await self._run(most)
-            del self.tokens[most // 2 :]
+            await self._run(limit)
+            del self.tokens[limit // 2 :]
 
-    async def say(self) -> None:
+    async def decode_one(self) -> None:
         """Decode one token."""
         await self._run(len(self.tokens) + 1)
 
@@ -124,15 +124,15 @@ async def run(
     rng = random.Random(0)
     decoders = [Decoder(host, bytes([i]) * 16, random.Random(i), drafted) for i in range(sessions)]
     for decoder in decoders:
-        most = min(448, host.sessions.context_length // 2)
-        decoder.tokens += some_tokens(rng, host, rng.randint(min(64, most), most))
+        limit = min(448, host.sessions.context_length // 2)
+        decoder.tokens += some_tokens(rng, host, rng.randint(min(64, limit), limit))
     loops = [asyncio.create_task(decoder.decode()) for decoder in decoders]
     await asyncio.sleep(seconds)  # the first prompts are taken in, and the cost model learns
     began = time.perf_counter()
     await asyncio.sleep(seconds)
     arrival = time.perf_counter()
     newcomer = Decoder(host, b"n" * 16, rng, 0, tokens=list(some_tokens(rng, host, prompt)))
-    await newcomer.say()
+    await newcomer.decode_one()
     answered = time.perf_counter()
     for loop in loops:
         loop.cancel()

@@ -52,8 +52,8 @@ SIZES = (1, 4, 16)  # nodes of a level
 SHAPE = DraftShape(levels=32, branches=4, nodes=64)
 STEPS = 16  # steps of generate()
 TEMPERATURES = (0.0, 0.7)
-WARM = 5  # turns that do not count
-TRIES = 20  # trees that are begun to find one that is wide enough
+WARM_UP_TURNS = 5  # turns that do not count
+MAX_TRIES = 20  # trees that are begun to find one that is wide enough
 NAME = b"levels"
 
 Action = Callable[[], tuple[float, float]]
@@ -75,27 +75,28 @@ class Drafter:
     """
 
     def __init__(self, forward: HFRunner, text: tuple[int, ...], temperature: float) -> None:
-        self._forward, self._temperature = forward, temperature
+        self._forward = forward
+        self._temperature = temperature
         self._seeds = count()
         self._context = Context(NAME, 1, 0, text)
         self._sessions = Sessions(
             forward.pool, forward.model.context_length, 1, lambda: 1, 60.0, time.monotonic
         )
         with self._sessions.acquire(self._context, 0) as self._session:
-            (self._first,) = forward([chain_segment(self._session, text)])
+            (self._root_logits,) = forward([chain_segment(self._session, text)])
             self._sessions.keep(self._session, self._context, ())
 
-    def grown(self, nodes: int) -> tuple[SessionText, GrowingTree]:
+    def wide_tree(self, nodes: int) -> tuple[SessionText, GrowingTree]:
         """Grow a tree that can feed `nodes` nodes at once; raises Unusable if none is so wide."""
-        for _ in range(TRIES):
-            text, growing = self._begun()
+        for _ in range(MAX_TRIES):
+            text, growing = self._begin()
             while 1 + len(list(growing.chances())) < nodes and growing.ready():
                 growing.take(self._forward([growing.segment(0)])[0])
             if 1 + len(list(growing.chances())) >= nodes and growing.ready():
                 return text, growing
         raise Unusable(f"the model is so sure that no level has {nodes} nodes")
 
-    def _begun(self) -> tuple[SessionText, GrowingTree]:
+    def _begin(self) -> tuple[SessionText, GrowingTree]:
         """Begin a tree whose root was fed."""
         params = SamplingParams(self._temperature, seed=next(self._seeds))
         worth = Worth(Conditions(), AverageStepTimes(), DrafterHistory(), 0.0)
@@ -105,11 +106,13 @@ class Drafter:
         text = SessionText(self._sessions, self._session, opening, growth, Vocabulary(tokens))
         proposal = expander(SHAPE, params, LENGTH, torch.ones(tokens))
         stream = JobStream[CommitTokens, Proposal](deque(), 1, 1)
-        return text, GrowingTree(text, proposal, stream, worth, time.perf_counter, self._first)
+        return text, GrowingTree(
+            text, proposal, stream, worth, time.perf_counter, self._root_logits
+        )
 
     def level(self, nodes: int) -> tuple[float, float]:
         """Return the seconds of one level, and those of its pass."""
-        text, growing = self.grown(nodes)
+        text, growing = self.wide_tree(nodes)
         job = text.feed(growing)
         step_input = next(job)
         began = time.thread_time()
@@ -148,11 +151,11 @@ def measure(folder: Path, repetitions: int) -> dict[tuple[str, int], Row]:
         actions |= {(what, nodes): partial(drafter.level, nodes) for nodes in SIZES}
     seconds: dict[tuple[str, int], list[tuple[float, float]]] = {each: [] for each in actions}
     order = list(actions)
-    for turn in track(range(WARM + repetitions), "measuring", transient=True):
+    for turn in track(range(WARM_UP_TURNS + repetitions), "measuring", transient=True):
         rng.shuffle(order)
         for name in order:
             took = actions[name]()
-            if turn >= WARM:
+            if turn >= WARM_UP_TURNS:
                 seconds[name].append(took)
     return {
         name: Row(*name, *(1e3 * median(each) for each in zip(*took, strict=True)))

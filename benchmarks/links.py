@@ -2,9 +2,9 @@
 through its client API, beside plain decoding and, if one is given, beside another checkout of the
 project.
 
-In each cell the systems take turns in random order on the same requests, so that whatever else the
+In each case the systems take turns in random order on the same requests, so that whatever else the
 machine does hits them alike. The figures are medians of ratios within a turn. The first turn does
-not count; orchestrators start anew in each cell, services for each drafter. Texts that differ are
+not count; orchestrators start anew in each case, services for each drafter. Texts that differ are
 counted. The processor time, in ms per token, is that of all services without the threads that run
 models. `up` and `down` are bytes per token of the text, from orchestrator to drafter and back.
 
@@ -30,8 +30,8 @@ from transformers.utils import logging
 
 from tandem import models
 from tandem.benchmarks.figures import report
-from tandem.benchmarks.peers.cell import KINDS, Cell
-from tandem.benchmarks.peers.checkout import HERE, Checkout, ignorant, serving
+from tandem.benchmarks.peers.case import KINDS, Case
+from tandem.benchmarks.peers.checkout import HERE, Checkout, save_untrained, serving
 from tandem.benchmarks.peers.delay import State
 from tandem.benchmarks.peers.prompts import story_prompts
 from tandem.benchmarks.peers.turns import Job, Turn, Turns, figures, ratio, take, texts
@@ -40,7 +40,7 @@ from tandem.protos.errors import TandemError
 
 SETTLE_SECONDS = 0.2
 REQUESTS = 2  # requests of a turn for each that runs at once
-SHARING = 16  # with so many requests at once a turn takes twice the time
+SHARED_REQUESTS = 16  # with so many requests at once a turn takes twice the time
 DRAFTS, PLAIN, OTHER, AGAIN, OTHERS_PLAIN = "drafts", "plain", "other", "plain again", "other plain"
 RATIOS = {
     "to plain": (DRAFTS, PLAIN),
@@ -87,34 +87,34 @@ class System:
     stub: Any
     levels: int | None = None
 
-    async def turn(self, jobs: Sequence[Job], cell: Cell, seconds: float) -> Turn:
+    async def turn(self, jobs: Sequence[Job], case: Case, seconds: float) -> Turn:
         """Take a turn of requests, longer where more of them share the time. Then wait until
         requests that were given up have ended.
         """
-        seconds *= 1 + cell.at_once / SHARING
+        seconds *= 1 + case.at_once / SHARED_REQUESTS
         before = await self.checkout.spent()
-        turn = await take(self.stub, self.levels, jobs, cell.at_once, seconds)
+        turn = await take(self.stub, self.levels, jobs, case.at_once, seconds)
         after = await self.checkout.spent()
-        await asyncio.sleep(SETTLE_SECONDS + cell.link.longest)
+        await asyncio.sleep(SETTLE_SECONDS + case.link.longest)
         return replace(turn, spent=after.since(before))
 
 
-async def measure(systems: Mapping[str, System], cell: Cell, plan: Plan) -> Turns:
-    """Take all turns of a cell; of the first turn only the texts count."""
-    rng, prompts, turns = random.Random(repr(cell)), cycle(story_prompts()), []
+async def measure(systems: Mapping[str, System], case: Case, plan: Plan) -> Turns:
+    """Take all turns of a case; of the first turn only the texts count."""
+    rng, prompts, turns = random.Random(repr(case)), cycle(story_prompts()), []
     for _ in range(1 + plan.turns):
-        batch = islice(prompts, REQUESTS * cell.at_once)
-        jobs = [Job.drawn(prompt, cell.temperature, plan.tokens, rng) for prompt in batch]
+        batch = islice(prompts, REQUESTS * case.at_once)
+        jobs = [Job.drawn(prompt, case.temperature, plan.tokens, rng) for prompt in batch]
         order = rng.sample(list(systems), len(systems))
-        turns.append({name: await systems[name].turn(jobs, cell, plan.seconds) for name in order})
+        turns.append({name: await systems[name].turn(jobs, case, plan.seconds) for name in order})
     return turns
 
 
-def row(cell: Cell, turns: Turns, skip: int) -> dict[str, Any]:
-    """Return the figures of a cell's turns."""
+def row(case: Case, turns: Turns, skip: int) -> dict[str, Any]:
+    """Return the figures of a case's turns."""
     compared, differing = texts(turns)
     return {
-        **asdict(cell),
+        **asdict(case),
         "skip": skip,
         "ratios": {name: ratio(turns[1:], *pair) for name, pair in RATIOS.items()},
         "ratios_after": {name: ratio(turns[1:], *pair, skip) for name, pair in RATIOS.items()},
@@ -124,21 +124,21 @@ def row(cell: Cell, turns: Turns, skip: int) -> dict[str, Any]:
     }
 
 
-async def rows(plan: Plan, cells: Sequence[Cell], untrained: Path) -> AsyncIterator[dict[str, Any]]:
-    """Measure all cells, and yield the figures of each as it is done."""
-    for kind in dict.fromkeys(cell.drafter for cell in cells):
+async def rows(plan: Plan, cases: Sequence[Case], untrained: Path) -> AsyncIterator[dict[str, Any]]:
+    """Measure all cases, and yield the figures of each as it is done."""
+    for kind in dict.fromkeys(case.drafter for case in cases):
         draft = untrained if kind == "random" else plan.draft
         async with AsyncExitStack() as stack:
             checkouts = [
                 await stack.enter_async_context(serving(folder, plan.target, draft, plan.tls))
                 for folder in plan.folders
             ]
-            for cell in (cell for cell in cells if cell.drafter == kind):
-                yield row(cell, await turns_of(checkouts, cell, plan), plan.skip)
+            for case in (case for case in cases if case.drafter == kind):
+                yield row(case, await turns_of(checkouts, case, plan), plan.skip)
 
 
-async def turns_of(checkouts: Sequence[Checkout], cell: Cell, plan: Plan) -> Turns:
-    """Start an orchestrator for each checkout over a good link, change the link to the cell's, and
+async def turns_of(checkouts: Sequence[Checkout], case: Case, plan: Plan) -> Turns:
+    """Start an orchestrator for each checkout over a good link, change the link to the case's, and
     measure.
     """
     async with AsyncExitStack() as stack:
@@ -155,8 +155,8 @@ async def turns_of(checkouts: Sequence[Checkout], cell: Cell, plan: Plan) -> Tur
                 systems[OTHERS_PLAIN] = System(checkout, stub, 0)
         try:
             for each in checkouts:
-                await each.link(cell.link)
-            return await measure(systems, cell, plan)
+                await each.link(case.link)
+            return await measure(systems, case, plan)
         finally:
             for each in checkouts:
                 await each.link(State())
@@ -185,16 +185,16 @@ def line(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def written(cells: Sequence[str]) -> str:
+def written(texts: Sequence[str]) -> str:
     """Join texts to a line, each below its heading."""
-    return "  ".join(c.rjust(max(7, len(h))) for c, h in zip(cells, HEADINGS, strict=True))
+    return "  ".join(c.rjust(max(7, len(h))) for c, h in zip(texts, HEADINGS, strict=True))
 
 
-async def run(plan: Plan, cells: Sequence[Cell], untrained: Path, file: Path | None) -> None:
+async def run(plan: Plan, cases: Sequence[Case], untrained: Path, file: Path | None) -> None:
     """Print each row as it is done, and write all rows so far to `file`, if one is given."""
     print(plan.heading, written(HEADINGS), sep="\n", flush=True)
     found = []
-    async for each in rows(plan, cells, untrained):
+    async for each in rows(plan, cases, untrained):
         found.append(each)
         print(written(line(each)), flush=True)
         if file:
@@ -216,7 +216,7 @@ def main(
     loss: Annotated[float, typer.Option(help="percent of segments", min=0, max=50)] = 0.0,
     rate: Annotated[list[float], typer.Option(help="kb/s, 0 = any", min=0)] = [0.0],  # noqa: B006
     tokens: Annotated[int, typer.Option(help="per request, half of it more or less", min=2)] = 64,
-    turns: Annotated[int, typer.Option(help="of every system in a cell", min=1)] = 3,
+    turns: Annotated[int, typer.Option(help="of every system in a case", min=1)] = 3,
     seconds: Annotated[float, typer.Option(help="of a turn of one request at once")] = 1.5,
     skip: Annotated[int, typer.Option(help="tokens of each answer, for what comes after")] = 32,
     controls: Annotated[bool, typer.Option(help="plain twice, and of the other one")] = False,
@@ -229,15 +229,15 @@ def main(
     logging.disable_progress_bar()
     folders = [folder.resolve() for folder in (this, other) if folder]
     each = product(drafter, temperature, at_once, round_trip, rate)
-    cells = [Cell(kind, heat, n, trip, jitter, loss, most) for kind, heat, n, trip, most in each]
+    cases = [Case(kind, heat, n, trip, jitter, loss, most) for kind, heat, n, trip, most in each]
     with tempfile.TemporaryDirectory() as name:
-        untrained = ignorant(draft, Path(name)) if "random" in drafter else draft
+        untrained = save_untrained(draft, Path(name)) if "random" in drafter else draft
         keys = Path(name) if tls and certificates.make(Path(name)) else None
         target, draft = target.resolve(), draft.resolve()
         link = f", {jitter:g} ms jitter, {loss:g} % loss" if jitter or loss else ""
         plan = Plan(folders, target, draft, tokens, turns, seconds, skip, controls, keys, link)
         try:
-            asyncio.run(run(plan, cells, untrained, json))
+            asyncio.run(run(plan, cases, untrained, json))
         except TandemError as problem:
             raise SystemExit(f"error: {problem}") from None
 

@@ -42,7 +42,7 @@ GRAMMARS: tuple[dict[str, Any], ...] = (
     {"lark": 'start: "[" item ("," item)* "]"\nitem: /[0-9]+/ | start'},
     {"json_schema": '{"type": "object", "properties": {"a": {"enum": ["cat", "dog"]}}}'},
 )
-LOOSE = 1e-4  # how far a log-probability may be from a plain pass
+TOLERANCE = 1e-4  # how far a log-probability may be from a plain pass
 
 
 def drawn_request(
@@ -54,8 +54,8 @@ def drawn_request(
         return value if rng.random() < 0.35 else None
 
     prompt = rng.choice(prompts)[: rng.randint(1, 40)]
-    told = maybe(rng.choice([0, 1, 5, 20]))
-    tokens = rng.randint(0 if told is not None else 1, 48)
+    reported = maybe(rng.choice([0, 1, 5, 20]))
+    tokens = rng.randint(0 if reported is not None else 1, 48)
     temperature = rng.choice([0.0, 0.0, rng.uniform(0.1, 1.5)])
     request = api.GenerateRequest(
         token_ids=api.TokenIds(ids=prompt),
@@ -79,7 +79,7 @@ def drawn_request(
             ignore_eos=maybe(True),
         ),
         logprobs=maybe(rng.choice([0, 1, 5, 20])),
-        prompt_logprobs=told,
+        prompt_logprobs=reported,
         echo=maybe(True),
         return_token_ids=maybe(True),
     )
@@ -132,15 +132,15 @@ def farthest(network: Any, prompt: Sequence[int], answer: api.GenerateResponse) 
     of_prompt = answer.prompt_logprobs or [None] * (len(prompt) - 1)
     of_answer = answer.logprobs or [None] * len(answer.token_ids)
     far = 0.0
-    for row, token, told in zip(scores[:-1], tokens[1:], (*of_prompt, *of_answer), strict=True):
-        if told is None:
+    for row, token, reported in zip(scores[:-1], tokens[1:], (*of_prompt, *of_answer), strict=True):
+        if reported is None:
             continue
-        count = len(told.top_ids)
+        count = len(reported.top_ids)
         likeliest = row.topk(count).values
         for mine, theirs in (
-            (torch.tensor([told.logprob]), row[[token]]),
-            (torch.tensor(told.top_logprobs), likeliest),
-            (torch.tensor(told.top_logprobs), row[list(told.top_ids)]),
+            (torch.tensor([reported.logprob]), row[[token]]),
+            (torch.tensor(reported.top_logprobs), likeliest),
+            (torch.tensor(reported.top_logprobs), row[list(reported.top_ids)]),
         ):
             if len(mine):
                 far = max(far, float((mine - theirs).abs().max()))
@@ -166,13 +166,15 @@ async def compare(
     answers = await asyncio.gather(*(one(*each) for each in asked))
     pairs = list(zip(asked, answers, strict=True))
     differing = [request for (request, _), answer in pairs if not same(*answer)]
-    told = [
+    scored = [
         (request.token_ids.ids, drafted)
         for (request, _), (_, drafted) in pairs
         if request.HasField("logprobs") or request.HasField("prompt_logprobs")
     ]
     far = await asyncio.to_thread(
-        lambda: max((farthest(network, *each) for each in track(told, "plain passes")), default=0.0)
+        lambda: max(
+            (farthest(network, *each) for each in track(scored, "plain passes")), default=0.0
+        )
     )
     tokens = sum(len(drafted.token_ids) for _, drafted in answers)
     accepted = sum(drafted.speculation.num_accepted_draft_tokens for _, drafted in answers)
@@ -212,7 +214,7 @@ def main(
     report.publish(heading, shown, [row], file)
     for request in differing:
         print(f"differs: {request}")
-    raise SystemExit(bool(differing) or far > LOOSE)
+    raise SystemExit(bool(differing) or far > TOLERANCE)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,8 @@ class System:
     """The processes of the measurement: the verifier, the cell, and this process, the client."""
 
     def __init__(self, verifier: Process, cell: Process) -> None:
-        self._verifier, self._cell = verifier, cell
+        self._verifier = verifier
+        self._cell = cell
 
     def processor_seconds(self) -> list[float]:
         """Return the processor seconds that each of PARTS has spent."""

@@ -39,10 +39,10 @@ from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
 
 PROMPT = story_prompts()[0]
-LARGE = "x" * (512 << 10)
-LARGE_SECONDS = 0.2  # between two large prompts, on average
+LARGE_PROMPT = "x" * (512 << 10)
+LARGE_PROMPT_SECONDS = 0.2  # between two large prompts, on average
 TOKENS = 64
-PATIENCE = 60.0  # seconds
+STEADY_TIMEOUT_SECONDS = 60.0  # of a request of the steady clients
 UNREAD_PAUSE = 1.0  # seconds, until a stream that nobody reads is opened again
 SMALL_WINDOW = (("grpc.http2.lookahead_bytes", 64), ("grpc.http2.bdp_probe", 0))
 
@@ -143,7 +143,7 @@ async def measure(target: Path, draft: Path, places: int, times: float, seconds:
             own.metadata = ((CLIENT_KEY, name),)
             return await scope.enter_async_context(own)
 
-        patient, hasty = await client("steady", PATIENCE), await client("crowd")
+        patient, hasty = await client("steady", STEADY_TIMEOUT_SECONDS), await client("crowd")
         sender = await client("large")
         before, during, crowd, large = Seen(), Seen(), Seen(), Seen()
         steady = Seen()  # of the streams that run in both stretches
@@ -162,7 +162,7 @@ async def measure(target: Path, draft: Path, places: int, times: float, seconds:
             steady.gaps, steady.ends = during.gaps, during.ends
             async with background(
                 arrive(times * rate, lambda: crowd.ask(hasty, PROMPT)),
-                arrive(1 / LARGE_SECONDS, lambda: large.ask(sender, LARGE)),
+                arrive(1 / LARGE_PROMPT_SECONDS, lambda: large.ask(sender, LARGE_PROMPT)),
                 *(unread(system.addresses[0]) for _ in range(places)),
             ):
                 await asyncio.sleep(seconds)

@@ -95,7 +95,8 @@ class System:
     """A client of the running system, and the links to the replicas that the partition cuts off."""
 
     def __init__(self, client: AsyncClient, links: list[delay.Link]) -> None:
-        self.client, self.links = client, links
+        self.client = client
+        self.links = links
         self.readers: list[Reader] = []
 
 

@@ -38,8 +38,8 @@ from tandem.protos.errors import TandemError
 POSITIONS = 2048
 CONTEXT = 64  # tokens before the rows
 ROWS = (1, 9, 64)
-IN_A_ROW = 3  # passes; the first finds the processor's caches as another way left them
-WANTED = 5  # logits at most
+REPEATS = 3  # passes; the first finds the processor's caches as another way left them
+MAX_LOGITS = 5  # logits at most
 CALLS = ("_linear", "_attend", "_norm", "_gate", "_program")
 CODE, PROGRAM = "its own code", "its program"
 
@@ -126,8 +126,8 @@ def least(dtype: str, ways: Mapping[str, HFRunner], repetitions: int) -> list[Ro
         for rows in ROWS:
             parents, tokens = tree.chain(rows), tuple(range(rows))
             for way, forward in ways.items():
-                segment = Segment(prompts[way], CONTEXT, tokens, parents, min(rows, WANTED))
-                for _ in range(IN_A_ROW):
+                segment = Segment(prompts[way], CONTEXT, tokens, parents, min(rows, MAX_LOGITS))
+                for _ in range(REPEATS):
                     with timed() as inside:
                         began = time.thread_time()
                         forward([segment])

@@ -40,7 +40,7 @@ from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
 
 SERVICE = "tandem.v1.OrchestratorService"
-LOOK_SECONDS = 0.5  # between two looks at which cells are SERVING
+POLL_SECONDS = 0.5  # between two looks at which cells are SERVING
 LAME_DUCK_SECONDS = 5.0
 STEADY_SECONDS = 2.0  # between two updates
 PROMPTS = 4
@@ -53,7 +53,8 @@ class Ready:
     """Keeps the numbers of the cells that are SERVING."""
 
     def __init__(self, addresses: list[str]) -> None:
-        self._addresses, self._turn = addresses, 0
+        self._addresses = addresses
+        self._turn = 0
         self._now = list(range(len(addresses)))
 
     def next(self) -> int:
@@ -62,18 +63,18 @@ class Ready:
         return self._now[self._turn % len(self._now)]
 
     async def follow(self) -> None:
-        """Check every LOOK_SECONDS which cells serve, until cancelled. If none does, the last that
+        """Check every POLL_SECONDS which cells serve, until cancelled. If none does, the last that
         served stay.
         """
         while True:
             found = await asyncio.gather(*map(_serving, self._addresses))
             self._now = [number for number, up in enumerate(found) if up] or self._now
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
 
 async def _serving(address: str) -> bool:
     async with rpc.connect(address) as channel:
-        return await is_serving(channel, SERVICE, LOOK_SECONDS)
+        return await is_serving(channel, SERVICE, POLL_SECONDS)
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -32,9 +32,8 @@ from tandem.drafter_service.tree.node import Child, Expansion
 from tandem.drafter_service.tree.pending import chain_segment
 from tandem.drafter_service.tree.session_text import CommitTokens, SessionText
 from tandem.drafter_service.tree.token_tree import TokenTree
-from tandem.drafter_service.tree.vocabulary import Vocabulary
+from tandem.drafter_service.tree.vocabulary import Vocabulary, visible_tokens
 from tandem.drafter_service.tree.whole import whole_drafts
-from tandem.drafter_service.visible import visible_tokens
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.host import Host, hosting
 from tandem.engine.sampling.sampler import warp
@@ -43,6 +42,7 @@ from tandem.orchestrator.fleet.clients import VerifierClient
 from tandem.protos.errors import TandemError
 from tandem.protos.service.process import configure_logging
 from tandem.protos.streams import Drafting, Proposal
+from tandem.protos.tokenizer import texts_of
 from tandem.protos.transport import rpc
 from tandem.protos.types import MAX_NODES, Context, DraftShape, ProposeResult, Rule, SamplingParams
 from tandem.protos.wire.drafting import draft_of
@@ -50,7 +50,7 @@ from tandem.verifier_service import service as verifier_service
 
 TEMPERATURES = (1.0, 0.7)
 DESCRIBE_SECONDS = 10.0
-HowTo = Callable[[DraftShape, SamplingParams, int], Expander]
+ExpanderFactory = Callable[[DraftShape, SamplingParams, int], Expander]
 
 
 def independent(shape: DraftShape, params: SamplingParams, root: int) -> Expander:
@@ -67,38 +67,38 @@ def independent(shape: DraftShape, params: SamplingParams, root: int) -> Expande
 
 
 @dataclass(slots=True)
-class Ear:
+class ProposalRecorder:
     """A stream of a drafting job that keeps the job's proposals."""
 
-    heard: list[Proposal] = field(default_factory=list)
+    proposals: list[Proposal] = field(default_factory=list)
     inbox: deque[CommitTokens] = field(default_factory=deque)
     paused: bool = False
 
     def emit(self, proposal: Proposal) -> None:
         """Keep a proposal."""
-        self.heard.append(proposal)
+        self.proposals.append(proposal)
 
 
 @dataclass(frozen=True, slots=True)
 class InProcess:
-    """A drafter in this process, which drafts in the way of `how` with `tokens` tokens in its
-    vocabulary.
+    """A drafter in this process, which drafts in the way of `expander_of` with `tokens` tokens in
+    its vocabulary.
     """
 
     host: Host
-    how: HowTo
+    expander_of: ExpanderFactory
     tokens: int
 
     async def propose(
         self, context: Context, shape: DraftShape, sampling: SamplingParams
     ) -> ProposeResult:
         """Propose a draft for the context."""
-        ear: Any = Ear()
+        recorder: Any = ProposalRecorder()
         if sampling.rule is Rule.REJECT:
             shape = branching(shape)
         opening = Drafting(context, sampling, shape, once=True)
-        await self.host.thread.run(context.session_id, lambda: self._draft(opening, ear))
-        (proposal,) = ear.heard
+        await self.host.thread.run(context.session_id, lambda: self._draft(opening, recorder))
+        (proposal,) = recorder.proposals
         return ProposeResult(draft_of(proposal), proposal.cached_len, proposal.epoch)
 
     async def close(self, session_id: bytes) -> None:
@@ -107,7 +107,7 @@ class InProcess:
 
     def _draft(self, opening: Drafting, stream: Any) -> Job:
         sessions, context = self.host.sessions, opening.context
-        proposal = partial(self.how, opening.shape, opening.sampling)
+        proposal = partial(self.expander_of, opening.shape, opening.sampling)
         with sessions.acquire(context, 0) as session:
             fresh = context.tokens[session.length - context.base :]
             first = yield from sessions.feed(context, chain_segment(session, fresh))
@@ -117,9 +117,9 @@ class InProcess:
             yield from whole_drafts(text, proposal, stream, first, once=True)
 
 
-def contenders(visible: torch.Tensor) -> dict[str, tuple[HowTo, Rule]]:
-    """Return for each contender how it drafts, and the rule by which the target decides."""
-    usual: HowTo = partial(expander, visible=visible)
+def contenders(visible: torch.Tensor) -> dict[str, tuple[ExpanderFactory, Rule]]:
+    """Return for each contender how it expands nodes, and the rule by which the target decides."""
+    usual: ExpanderFactory = partial(expander, visible=visible)
     return {
         "match": (usual, Rule.MATCH),
         "reject": (usual, Rule.REJECT),
@@ -139,13 +139,13 @@ async def measure(
     ):
         verifier = VerifierClient(channel)
         ends = frozenset((await verifier.describe(DESCRIBE_SECONDS)).end_token_ids)
-        visible = visible_tokens(draft, host.runner.model.token_count)
-        for name, (how, rule) in contenders(visible).items():
-            runner = Runner(InProcess(host, how, len(visible)), verifier, ends)
+        visible = visible_tokens(texts_of(draft, host.runner.model.token_count))
+        for name, (expander_of, rule) in contenders(visible).items():
+            runner = Runner(InProcess(host, expander_of, len(visible)), verifier, ends)
             for shape, temperature in product(shapes, TEMPERATURES):
                 sampling = SamplingParams(temperature, rule=rule)
-                told = await runner.complete(prompts, count, sampling, shape)
-                rounds = [each for _, its in told for each in its]
+                completions = await runner.complete(prompts, count, sampling, shape)
+                rounds = [each for _, its in completions for each in its]
                 accepted = sum(each.accepted for each in rounds)
                 found[name, shape, temperature] = accepted / len(rounds)
     return found
@@ -157,6 +157,9 @@ def main(
     prompts: Annotated[int, typer.Option(help="stories", min=1, max=story_count())] = 80,
     max_new_tokens: Annotated[int, typer.Option(help="tokens of each answer", min=2)] = 64,
     nodes: Annotated[int, typer.Option(help="nodes of a draft", min=1, max=MAX_NODES)] = 16,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="write the figures to this file too")
+    ] = None,
 ) -> None:
     """Measure accepted tokens per round, rule by rule."""
     configure_logging("warning")
@@ -168,19 +171,28 @@ def main(
         found = asyncio.run(measure(target, draft, stories, max_new_tokens, shapes))
     except TandemError as problem:
         raise SystemExit(f"error: {problem}") from None
+    rows = [
+        {"temperature": temperature, "shape": asdict(shape)}
+        | {name: found[name, shape, temperature] for name in ("match", "reject", "independent")}
+        for shape, temperature in product(shapes, TEMPERATURES)
+    ]
+    heading = report.title(target, draft, f"accepted tokens per round, {prompts} prompts")
+    report.publish(heading, table(rows), rows, json)
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Return the table that people see."""
     shown = Table("T", "levels", "branches", "nodes", "match", "reject", "independent", box=None)
     shown.add_column("match / independent")
-    for shape, temperature in product(shapes, TEMPERATURES):
-        each = {
-            name: found[name, shape, temperature] for name in ("match", "reject", "independent")
-        }
+    for row in rows:
+        ratio = row["match"] / row["independent"] if row["independent"] else None
         shown.add_row(
-            *(f"{temperature:g}", str(shape.levels), str(shape.branches), str(shape.nodes)),
-            *(f"{accepted:.2f}" for accepted in each.values()),
-            f"{each['match'] / each['independent']:.2f}" if each["independent"] else "",
+            f"{row['temperature']:g}",
+            *(str(row["shape"][name]) for name in ("levels", "branches", "nodes")),
+            *(f"{row[name]:.2f}" for name in ("match", "reject", "independent")),
+            "" if ratio is None else f"{ratio:.2f}",
         )
-    heading = report.title(target, draft, f"accepted tokens per round, {prompts} prompts")
-    report.publish(heading, shown, [], None)
+    return shown
 
 
 if __name__ == "__main__":

@@ -89,7 +89,8 @@ class Node:
     """Draws at each of some nodes, whose logits are `rows`, [nodes, vocab]."""
 
     def __init__(self, rows: torch.Tensor, params: SamplingParams) -> None:
-        self._rows, self._params = rows, params
+        self._rows = rows
+        self._params = params
         self._adjustment = LogitsProcessor(params, text(rows.shape[-1]))
 
     def defined(self, node: int) -> object:

@@ -29,7 +29,7 @@ from tandem.benchmarks.peers.prompts import tokenised
 from tandem.client.client import Stream
 from tandem.protos.errors import TandemError
 
-LEARNED = 32  # first tokens of a stream, which do not count
+WARM_UP_TOKENS = 32  # first tokens of a stream, which do not count
 BACK_SECONDS = 30.0
 FAULTS = {
     "none": (),
@@ -73,7 +73,9 @@ class Streams:
     """Asks for streams at once, on different prompts."""
 
     def __init__(self, client: AsyncClient, prompts: list[list[int]], tokens: int) -> None:
-        self._client, self._prompts, self._tokens = client, prompts, tokens
+        self._client = client
+        self._prompts = prompts
+        self._tokens = tokens
 
     async def speed(self, rule: str, levels: int | None, count: int) -> float:
         """Return the tokens per second of a stream, as the mean of `count` streams at once."""
@@ -107,7 +109,7 @@ class Streams:
         async with self._stream(number, rule, levels) as stream:
             async for chunk in stream:
                 ended, length = monotonic(), chunk.completion_tokens
-                if not began and length >= LEARNED:
+                if not began and length >= WARM_UP_TOKENS:
                     began, first = ended, length
         return (length - first) / (ended - began)
 

@@ -22,7 +22,7 @@ from transformers.utils import logging
 
 from tandem import models
 from tandem.benchmarks.figures import report
-from tandem.benchmarks.peers.checkout import ignorant
+from tandem.benchmarks.peers.checkout import save_untrained
 from tandem.benchmarks.peers.systems import ALWAYS, tandem_up
 from tandem.engine.sampling.matcher import GrammarMatcher
 from tandem.protos.errors import TandemError
@@ -31,11 +31,11 @@ from tandem.protos.matching import GrammarCompiler
 from tandem.protos.tokenizer import tokenizer_of
 from tandem.v1 import orchestrator_pb2 as api
 
-ALONE = {  # ways that need no drafter
+WITHOUT_DRAFTER = {  # ways that need no drafter
     "no drafts": api.Speculation(num_speculative_tokens=0),
     "suffix": api.Speculation(method=api.DRAFT_METHOD_SUFFIX),
 }
-LONGEST = 400  # tokens of an answer
+MAX_NEW_TOKENS = 400  # tokens of an answer
 PROMPTS = ("Once upon a time", "The little girl said", "A list of what the dog found:")
 
 
@@ -111,7 +111,7 @@ async def ask(
 ) -> api.GenerateResponse:
     """Ask for one answer."""
     sampling = api.Sampling(temperature=temperature, seed=11, json_schema=json.dumps(schema))
-    stopping = api.Stopping(max_new_tokens=LONGEST)
+    stopping = api.Stopping(max_new_tokens=MAX_NEW_TOKENS)
     request = api.GenerateRequest(
         text=prompt, sampling=sampling, stopping=stopping, speculation=way
     )
@@ -140,7 +140,7 @@ async def compare(
                 async with places:
                     return await ask(stub, *each, way)
 
-            for name, way in ({} if answers else ALONE).items():
+            for name, way in ({} if answers else WITHOUT_DRAFTER).items():
                 answers[name] = await asyncio.gather(*(one(each, way) for each in asked))
             trees = (one(each, api.Speculation()) for each in asked)
             answers[f"trees, {drafter.name}"] = await asyncio.gather(*trees)
@@ -201,7 +201,7 @@ def main(
     logging.disable_progress_bar()
     time_alone((target, *(tokenizer or ())))
     with TemporaryDirectory() as folder:
-        drafters = [*draft, ignorant(draft[0], Path(folder, "untrained"))]
+        drafters = [*draft, save_untrained(draft[0], Path(folder, "untrained"))]
         try:
             rows = asyncio.run(compare(target, drafters, schemas, at_once))
         except TandemError as problem:

@@ -24,7 +24,7 @@ from transformers.utils import logging
 from tandem import models
 from tandem.benchmarks.figures import report
 from tandem.benchmarks.peers import llamacpp
-from tandem.benchmarks.peers.contest import AT_ONCE, Contest, Runs
+from tandem.benchmarks.peers.contest import CONCURRENCY, Contest, Runs
 from tandem.benchmarks.peers.llamacpp import LlamaCpp
 from tandem.benchmarks.peers.prompts import story_count, tokenised
 from tandem.benchmarks.peers.systems import Plain, Prompt, System, Tandem, load, tandem_up
@@ -68,15 +68,15 @@ class Entry:
         torch.set_num_threads(1)
         os.environ["TANDEM__VERIFIER__DTYPE"] = self.dtype  # for the process that is started now
         os.environ["TANDEM__VERIFIER__RECENT_TOKENS"] = "0"  # Tandem learns from no earlier answer
-        heat = self.temperature
+        temperature = self.temperature
         library = self.library()
         async with tandem_up(self.target, self.draft, self.ray) as stub:
             own: dict[str, System] = {
-                "Tandem": Tandem(stub, temperature=heat),
-                "Tandem, chain of 4": Tandem(stub, 4, 1, heat),
-                "Tandem, plain decoding": Tandem(stub, 0, temperature=heat),
+                "Tandem": Tandem(stub, temperature=temperature),
+                "Tandem, chain of 4": Tandem(stub, 4, 1, temperature),
+                "Tandem, plain decoding": Tandem(stub, 0, temperature=temperature),
             }
-            crowd = (f"Tandem, {AT_ONCE} at once", Tandem(stub, temperature=heat))
+            crowd = (f"Tandem, {CONCURRENCY} at once", Tandem(stub, temperature=temperature))
             return await Contest(library | own, crowd, max_new_tokens).run(prompts)
 
 

@@ -22,17 +22,16 @@ from tandem.drafter_service.tree.expansion import branching, is_whole
 from tandem.drafter_service.tree.growing import GrowingTree
 from tandem.drafter_service.tree.session_text import CommitTokens, SessionText
 from tandem.drafter_service.tree.token_tree import TokenTree
-from tandem.drafter_service.tree.vocabulary import Vocabulary
+from tandem.drafter_service.tree.vocabulary import Vocabulary, visible_tokens
 from tandem.drafter_service.tree.whole import whole_drafts
 from tandem.drafter_service.tree.worth import Conditions, DrafterHistory, Worth
-from tandem.drafter_service.visible import visible_tokens
 from tandem.engine.grammars import Grammars
 from tandem.engine.host import Host
 from tandem.engine.schedule.job_stream import JobStream
 from tandem.engine.schedule.task import Job
 from tandem.protos.fingerprint import Likeness, fingerprint, likeness, tokens_by_id
 from tandem.protos.streams import Drafting, Proposal
-from tandem.protos.tokenizer import tokenizer_of
+from tandem.protos.tokenizer import texts_of, tokenizer_of
 from tandem.protos.types import ModelDescription
 
 log = structlog.get_logger()
@@ -91,14 +90,17 @@ class TreeDrafter:
     """
 
     def __init__(self, host: Host, spoken: Spoken | None = None) -> None:
-        self._host, self._sessions = host, host.sessions
+        self._host = host
+        self._sessions = host.sessions
         self._history = DrafterHistory()
         model = host.runner.model
-        self._visible = visible_tokens(host.config.model, model.token_count).to(model.device)
-        self._vocabulary, self._spoken = Vocabulary(model.token_count), spoken
+        texts = texts_of(host.config.model, model.token_count)
+        self._visible = visible_tokens(texts).to(model.device)
+        self._spoken = spoken
+        self._vocabulary = Vocabulary(model.token_count)
         if spoken:
             self._vocabulary = Vocabulary.shared(model.token_count, spoken.own, spoken.tokens)
-        masked = self._vocabulary.foreign
+        masked = self._vocabulary.masked
         ends = [token for token in model.end_token_ids if token not in masked]
         read = spoken.model if spoken else host.config.model
         self._grammars = Grammars(read, ends, host.thread.wake)
@@ -142,7 +144,7 @@ class TreeDrafter:
         """Describe the draft model, as one with the target's tokens where they are spoken."""
         model = self._host.describe()
         if self._spoken:
-            return self._spoken.as_spoken(model, len(self._vocabulary.foreign))
+            return self._spoken.as_spoken(model, len(self._vocabulary.masked))
         return replace(model, tokenizer=Likeness.EQUAL)
 
 
@@ -150,18 +152,19 @@ class ChainDrafter:
     """Drafts chains for a target with another tokenizer, whose tokens are `spoken`."""
 
     def __init__(self, host: Host, spoken: Spoken) -> None:
-        self._host, self._spoken = host, spoken
+        self._host = host
+        self._spoken = spoken
         draft, target = (tokenizer_of(model) for model in (host.config.model, spoken.model))
         self._texts = TargetTexts(2 * host.config.max_sessions)
         tokens = host.runner.model.token_count
         translation = Translation(draft, target)
-        self._engine = ChainSetup(host.sessions, translation, self._texts, tokens)
+        self._setup = ChainSetup(host.sessions, translation, self._texts, tokens)
 
     def draft(
         self, opening: Drafting, stream: JobStream[CommitTokens, Proposal], conditions: Conditions
     ) -> Job:
         """Send chains of tokens, translated to the target's."""
-        return ChainJob(self._engine, opening, stream).run()
+        return ChainJob(self._setup, opening, stream).run()
 
     def close(self, session_id: bytes, turn: int) -> None:
         """Forget a session and its text."""

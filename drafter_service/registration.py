@@ -55,14 +55,15 @@ class Registration:
     """One front end, at which the drafter is registered while it can serve."""
 
     def __init__(self, drafter: Registrant, address: str, channel: aio.Channel) -> None:
-        self._drafter, self._address = drafter, address
+        self._drafter = drafter
+        self._address = address
         self._stub: Any = registration_pb2_grpc.RegistrationServiceStub(channel)
         self._received = 0
 
     async def run(self) -> None:
         """Register again whenever the registration is lost, while the drafter can serve."""
-        least, most = BACK_OFF_SECONDS
-        pause = least
+        shortest, longest = BACK_OFF_SECONDS
+        pause = shortest
         while True:
             await self._drafter.health.until(True)
             began, problem = monotonic(), "the front end has ended the call"
@@ -70,12 +71,12 @@ class Registration:
                 await self._register()
             except Exception as error:  # whatever a front end does, the drafter must come back
                 problem = described(error)
-            if monotonic() - began > most:  # a drafter of the same name has not replaced it at once
-                pause = least
+            if monotonic() - began > longest:  # no drafter of the same name replaced it at once
+                pause = shortest
             if self._drafter.health.serving:
                 log.warning("not registered", front_end=self._address, problem=problem)
             await asyncio.sleep(pause * random.uniform(0.5, 1))
-            pause = min(most, 2 * pause)
+            pause = min(longest, 2 * pause)
 
     async def _register(self) -> None:
         drafter = self._drafter
@@ -91,13 +92,13 @@ class Registration:
         the model as it is now. While the drafter cannot serve, its messages say that it is leaving,
         so that it gets no new sessions.
         """
-        drafter, told = self._drafter, monotonic()
+        drafter, described_at = self._drafter, monotonic()
         async with aclosing(drafter.serve(self._requests(call), self._address)) as responses:
             async for response in responses:
                 message = registration_pb2.RegisterRequest(response=response)
                 message.leaving = not drafter.health.serving
-                if monotonic() - told >= DESCRIBE_SECONDS:
-                    told = monotonic()
+                if monotonic() - described_at >= DESCRIBE_SECONDS:
+                    described_at = monotonic()
                     message.model.CopyFrom(encode_model(drafter.describe()))
                 await call.write(message)
 

@@ -31,9 +31,9 @@ from tandem.protos.wire import codec
 from tandem.protos.wire.drafting import encode_proposal
 from tandem.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 
-MOST = 200  # proposals per message: 3 MB if each has 64 nodes and their distributions
-LARGEST = 1e6  # upper limit of any number in a message
-INBOX = 1024  # commits of a session that may wait for its next step
+MAX_PROPOSALS_PER_MESSAGE = 200  # 3 MB if each has 64 nodes and their distributions
+MAX_NUMBER = 1e6  # to which the numbers of a caller are limited
+MAX_WAITING_COMMITS = 1024  # of a session, for its next step
 
 RpcContext: TypeAlias = "aio.ServicerContext[Any, Any]"
 Caller: TypeAlias = Call[CommitTokens, Proposal]
@@ -103,7 +103,11 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         """
         stream = caller.streams.get(commit.stream)
         tokens = tuple(commit.tokens)
-        if stream and len(stream.inbox) < INBOX and max(tokens, default=0) < self._vocab_size:
+        if (
+            stream
+            and len(stream.inbox) < MAX_WAITING_COMMITS
+            and max(tokens, default=0) < self._vocab_size
+        ):
             stream.inbox.append((commit.start, tokens))
 
     def _respond(self, caller: Caller) -> drafter_pb2.ProposeResponse:
@@ -117,7 +121,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         if not caller.described:
             caller.described = True
             response.model.CopyFrom(codec.encode_model(self.describe()))
-        while caller.outgoing and len(response.proposals) < MOST:
+        while caller.outgoing and len(response.proposals) < MAX_PROPOSALS_PER_MESSAGE:
             response.proposals.append(encode_proposal(*caller.outgoing.popleft()))
         while caller.failures:
             response.failures.append(caller.failures.popleft())
@@ -130,7 +134,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
 
 def bounded(number: float) -> float:
     """Limit a number that a caller may have made up."""
-    return min(max(0.0, number), LARGEST)
+    return min(max(0.0, number), MAX_NUMBER)
 
 
 @asynccontextmanager

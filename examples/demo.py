@@ -44,7 +44,7 @@ MEASURED = (
 
 
 @dataclass(frozen=True)
-class Told:
+class Story:
     """One story: the answer with drafts, and the answer without."""
 
     temperature: float
@@ -93,7 +93,7 @@ def running(mark: str, target: Path) -> Iterator[str]:
         process.wait(STOPPING_SECONDS)
 
 
-def tell(client: Client, screen: Console, prompt: str, temperature: float) -> Told:
+def run_story(client: Client, screen: Console, prompt: str, temperature: float) -> Story:
     """Stream a story with drafts, run the same request without drafts, and print both speeds."""
     options = {"temperature": temperature, "seed": 1, "max_new_tokens": TOKENS}
     screen.print(f"\n[bold]Temperature {temperature:g}[/]")
@@ -107,7 +107,7 @@ def tell(client: Client, screen: Console, prompt: str, temperature: float) -> To
     plain = client.generate(prompt, num_speculative_tokens=0, **options)
     ratio = speed([drafted]) / speed([plain])
     screen.print(f"[dim] {speed([plain]):.0f} tokens/s:[/] {ratio:.2f} times as fast")
-    return Told(temperature, drafted, plain)
+    return Story(temperature, drafted, plain)
 
 
 def speed(answers: Sequence[api.GenerateResponse]) -> float:
@@ -116,7 +116,7 @@ def speed(answers: Sequence[api.GenerateResponse]) -> float:
     return sum(each.usage.completion_tokens for each in answers) / seconds
 
 
-def table(told: Sequence[Told]) -> Table:
+def table(stories: Sequence[Story]) -> Table:
     """Return a table that compares all stories with and without drafts, by temperature."""
     shown = Table("temperature", box=None)
     for name in (
@@ -128,14 +128,14 @@ def table(told: Sequence[Told]) -> Table:
         "text",
     ):
         shown.add_column(name, justify="right")
-    for heat in (*dict.fromkeys(each.temperature for each in told), None):
-        some = [each for each in told if heat in (None, each.temperature)]
+    for temperature in (*dict.fromkeys(each.temperature for each in stories), None):
+        some = [each for each in stories if temperature in (None, each.temperature)]
         drafted, plain = [each.drafted for each in some], [each.plain for each in some]
         tokens = sum(each.usage.completion_tokens for each in drafted)
         steps = sum(each.speculation.num_spec_steps for each in drafted)
         differing = sum(one.text != other.text for one, other in zip(drafted, plain, strict=True))
         shown.add_row(
-            "all" if heat is None else f"{heat:g}",
+            "all" if temperature is None else f"{temperature:g}",
             *(str(tokens), f"{speed(plain):.1f}", f"{speed(drafted):.1f}"),
             *(f"[bold]{speed(drafted) / speed(plain):.2f}[/]", f"{tokens / steps:.2f}"),
             f"{differing} differ" if differing else "the same",
@@ -168,9 +168,9 @@ def main() -> None:
         screen.print("[green]Green[/] text is what drafts brought." if screen.is_terminal else "")
         for levels in (None, 0):
             client.generate(FIRST, max_new_tokens=TOKENS // 4, num_speculative_tokens=levels)
-        told = [tell(client, screen, *story) for story in STORIES]
+        stories = [run_story(client, screen, *story) for story in STORIES]
         screen.print()
-        screen.print(table(told))
+        screen.print(table(stories))
         screen.print(f"\n{MEASURED}")
     if left := left_running(mark):
         raise SystemExit(f"error: {len(left)} processes are left: {left}")

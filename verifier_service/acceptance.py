@@ -102,6 +102,9 @@ def acceptance_chances(
 
 
 def _weights(drawn: Distribution, target: torch.Tensor) -> torch.Tensor:
+    """Return the weights of a distribution with zeros for all other tokens, [vocab], like the
+    target's.
+    """
     weights = torch.zeros_like(target)
     weights[list(drawn.tokens)] = torch.tensor(drawn.weights, dtype=weights.dtype).to(weights)
     return weights

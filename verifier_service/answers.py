@@ -12,17 +12,18 @@ import numpy as np
 
 from tandem.verifier_service.suffix_drafts import BOUNDARY, Tokens
 
-SCOPES = 16  # scopes whose answers fit in memory if each has as many tokens as it may
-NONE: Tokens = np.empty(0, np.int32)
+MAX_FULL_SCOPES = 16  # scopes whose answers fit in memory if each has as many tokens as it may
+NO_TOKENS: Tokens = np.empty(0, np.int32)
 
 
 class RecentAnswers:
-    """The newest `tokens` tokens of each scope's answers, and SCOPES times as many in all. Beyond
-    that, the least recently used scope is forgotten. A token takes 4 bytes.
+    """The newest `tokens` tokens of each scope's answers, and MAX_FULL_SCOPES times as many in all.
+    Beyond that, the least recently used scope is forgotten. A token takes 4 bytes.
     """
 
     def __init__(self, tokens: int) -> None:
-        self._tokens, self._total = tokens, 0
+        self._tokens = tokens
+        self._total = 0
         self._scopes: OrderedDict[bytes, Tokens] = OrderedDict()
 
     def __len__(self) -> int:
@@ -32,7 +33,7 @@ class RecentAnswers:
     def of(self, scope: bytes) -> Tokens:
         """Return all answers of a scope, each with a boundary behind it: int32 [tokens]."""
         if (known := self._scopes.get(scope)) is None:
-            return NONE
+            return NO_TOKENS
         self._scopes.move_to_end(scope)
         return known
 
@@ -44,5 +45,5 @@ class RecentAnswers:
         kept = older[max(0, len(older) + len(newest) - self._tokens) :]
         self._scopes[scope] = np.concatenate((kept, newest))
         self._total += len(kept) + len(newest) - len(older)
-        while self._total > SCOPES * self._tokens:
+        while self._total > MAX_FULL_SCOPES * self._tokens:
             self._total -= len(self._scopes.popitem(last=False)[1])

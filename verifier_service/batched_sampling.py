@@ -19,12 +19,12 @@ from tandem.engine.sampling.likeliest import logprobs
 from tandem.protos.types import Rule, SamplingParams, TokenLogprobs
 from tandem.verifier_service.target_sampler import NodeSample, TargetSampler
 
-LIKELIEST = SamplingParams()  # draws the likeliest of all tokens
-TOGETHER = 64  # rows whose log-probabilities are computed at once
+GREEDY = SamplingParams()  # draws the likeliest of all tokens
+MAX_LOGPROB_ROWS = 64  # rows whose log-probabilities are computed at once
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class BatchedSampler:
     """A sampler with the indices of its rows in a batch: the rows to draw from, the rows to find
     the likeliest tokens of, and the rows that show whether its logits are numbers.
     """
@@ -35,7 +35,7 @@ class Asked:
     checked: int
 
     @property
-    def told(self) -> int | None:
+    def reported(self) -> int | None:
         """How many of the likeliest tokens are reported with log-probabilities before the walk;
         None if none are. On a CPU the log-probabilities are computed after the walk, only for the
         nodes that it reached.
@@ -50,19 +50,19 @@ def sample_batch(samplers: Sequence[TargetSampler]) -> None:
         return
     batch: list[Rows] = []
     pairs = zip(samplers, _adjusted(samplers), strict=True)
-    asked = [_asked(sampler, logits, batch) for sampler, logits in pairs]
-    tokens, told = draw_batch(batch), _by_count(asked)
-    tables = [_logprobs(same, tokens, count) for count, same in told.items()]
+    batched = [_add_rows(sampler, logits, batch) for sampler, logits in pairs]
+    tokens, reported = draw_batch(batch), _by_count(batched)
+    tables = [_logprobs(same, tokens, count) for count, same in reported.items()]
     numbers = iter(_joined(tokens, tables).tolist())  # the one copy
     drawn = [[int(next(numbers)) for _ in rows.positions] for rows in batch]
-    for each in asked:
+    for each in batched:
         each.sampler.samples = _samples(each, batch, drawn)
-    for count, same in told.items():
+    for count, same in reported.items():
         for each in same:
             for node in range(1 + len(each.sampler.draft)):
                 columns = [next(numbers) for _ in range(2 + 2 * count)]
                 sure = min(drawn[each.drawn][node], drawn[each.likeliest][node]) >= 0
-                _tell(each.sampler, node, columns if sure else None, count)
+                _add_logprobs(each.sampler, node, columns if sure else None, count)
 
 
 def samples_before_walk(sampler: TargetSampler) -> bool:
@@ -87,7 +87,7 @@ def _adjusted(samplers: Sequence[TargetSampler]) -> list[torch.Tensor]:
     return [next(adjusted) if each.params.adjusting else each.logits for each in samplers]
 
 
-def _asked(sampler: TargetSampler, logits: torch.Tensor, batch: list[Rows]) -> Asked:
+def _add_rows(sampler: TargetSampler, logits: torch.Tensor, batch: list[Rows]) -> BatchedSampler:
     """Add a sampler's rows, with its adjusted logits, to a batch."""
 
     def added(rows: Rows) -> int:
@@ -97,22 +97,24 @@ def _asked(sampler: TargetSampler, logits: torch.Tensor, batch: list[Rows]) -> A
     rows = Rows(logits, sampler.params, sampler.positions())
     drawn = likeliest = checked = added(rows)
     if sampler.params.rule is Rule.TOP1 and not sampler.params.greedy:
-        likeliest = added(rows._replace(params=LIKELIEST))
+        likeliest = added(rows._replace(params=GREEDY))
     if sampler.params.adjusting:  # adjusting may have removed logits that are not numbers
-        checked = added(Rows(sampler.logits, LIKELIEST, rows.positions))
-    return Asked(sampler, drawn, likeliest, checked)
+        checked = added(Rows(sampler.logits, GREEDY, rows.positions))
+    return BatchedSampler(sampler, drawn, likeliest, checked)
 
 
-def _by_count(asked: Sequence[Asked]) -> dict[int, list[Asked]]:
+def _by_count(batched: Sequence[BatchedSampler]) -> dict[int, list[BatchedSampler]]:
     """Group the samplers that report log-probabilities before the walk by the count asked for."""
-    told = defaultdict[int, list[Asked]](list)
-    for each in asked:
-        if each.told is not None:
-            told[each.told].append(each)
-    return told
+    reported = defaultdict[int, list[BatchedSampler]](list)
+    for each in batched:
+        if each.reported is not None:
+            reported[each.reported].append(each)
+    return reported
 
 
-def _logprobs(same: Sequence[Asked], tokens: Sequence[torch.Tensor], count: int) -> torch.Tensor:
+def _logprobs(
+    same: Sequence[BatchedSampler], tokens: Sequence[torch.Tensor], count: int
+) -> torch.Tensor:
     """Return log-probabilities after all nodes, float64 [nodes, 2 + 2 count]: those of the drawn
     and of the likeliest token, then the ids and log-probabilities of the `count` likeliest tokens.
     """
@@ -121,8 +123,8 @@ def _logprobs(same: Sequence[Asked], tokens: Sequence[torch.Tensor], count: int)
     pairs = torch.stack([drawn, likeliest], 1).clamp(min=0)
     rows = [row for each in same for row in each.sampler.logits.unbind()]
     parts = []
-    for start in range(0, len(rows), TOGETHER):
-        part = slice(start, start + TOGETHER)
+    for start in range(0, len(rows), MAX_LOGPROB_ROWS):
+        part = slice(start, start + MAX_LOGPROB_ROWS)
         scores = torch.stack(rows[part]).log_softmax(-1)
         top = scores.topk(count)
         own = scores.gather(-1, pairs[part])
@@ -138,7 +140,9 @@ def _joined(tokens: Sequence[torch.Tensor], tables: Sequence[torch.Tensor]) -> t
     return torch.cat([every.double(), *(table.flatten() for table in tables)])
 
 
-def _samples(each: Asked, batch: Sequence[Rows], drawn: Sequence[list[int]]) -> list[NodeSample]:
+def _samples(
+    each: BatchedSampler, batch: Sequence[Rows], drawn: Sequence[list[int]]
+) -> list[NodeSample]:
     """Return the sample after each node."""
     overflowed = [token == NAN for token in drawn[each.checked]]
     own, likeliest = drawn[each.drawn], drawn[each.likeliest]
@@ -151,7 +155,9 @@ def _samples(each: Asked, batch: Sequence[Rows], drawn: Sequence[list[int]]) -> 
     return [NodeSample(*row) for row in zip(own, likeliest, overflowed, strict=True)]
 
 
-def _tell(sampler: TargetSampler, node: int, columns: Sequence[float] | None, count: int) -> None:
+def _add_logprobs(
+    sampler: TargetSampler, node: int, columns: Sequence[float] | None, count: int
+) -> None:
     """Add log-probabilities to the sample after a node: those in `columns` if they are given, else
     computed from its logits.
     """

@@ -1,5 +1,5 @@
-"""Log-probabilities of a prompt's tokens. The prompt is fed piece by piece, and the
-log-probabilities of a piece are reported before the next piece is fed.
+"""Log-probabilities of a prompt's tokens. The prompt is fed chunk by chunk, and the
+log-probabilities of a chunk are reported before the next chunk is fed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tandem.protos import tree
 from tandem.protos.streams import Commit, Decoding, PromptLogprobs, Proposal
 from tandem.protos.types import Context
 
-PIECE = 64  # rows, as many as a whole draft has: logits of 40 MB with 152,000 tokens
+CHUNK_ROWS = 64  # as many as a whole draft has: logits of 40 MB with 152,000 tokens
 
 
 def read_prompt(
@@ -36,7 +36,7 @@ def read_prompt(
 
 @dataclass(slots=True, eq=False)
 class PromptReading(FixedInput):
-    """The pieces of a whole context whose logits are all wanted, as step inputs."""
+    """The chunks of a whole context whose logits are all wanted, as step inputs."""
 
     sessions: Sessions
     session: Session
@@ -55,19 +55,19 @@ class PromptReading(FixedInput):
         while (start := self.session.length) < self.wanted.until - 1:
             logits = yield from self.sessions.feed(self.context, self)
             stop = start + len(logits)
-            told = logprobs_of_rows(logits, text[start + 1 : stop + 1], self.wanted.top)
+            reported = logprobs_of_rows(logits, text[start + 1 : stop + 1], self.wanted.top)
             self.sessions.advance(self.session, text[start:stop], range(len(logits)))
             begin = max(first, start + 1)
             if tokens := text[begin : stop + 1]:
-                self.stream.emit(Commit(begin, tokens, logprobs=tuple(told[-len(tokens) :])))
+                self.stream.emit(Commit(begin, tokens, logprobs=tuple(reported[-len(tokens) :])))
         return reused
 
     def ready(self) -> Segment | None:
-        """Return the next piece, or None while the stream is paused."""
+        """Return the next chunk, or None while the stream is paused."""
         if self.stream.paused:
             return None
         start = self.session.length
-        stop = min(start + PIECE, self.wanted.until - 1)
+        stop = min(start + CHUNK_ROWS, self.wanted.until - 1)
         self.sessions.reserve(self.session, stop)
         tokens, chain = self.context.tokens[start:stop], tree.chain(stop - start)
         return Segment(self.session.table, start, tokens, chain, stop - start, divisible=True)

@@ -40,7 +40,8 @@ class ProposedNode:
     __slots__ = ("checked", "children", "claimed", "claims", "position", "token")
 
     def __init__(self, token: int, position: int) -> None:
-        self.token, self.position = token, position
+        self.token = token
+        self.position = position
         self.children: dict[int, ProposedNode] | None = None
         self.claims: dict[Source, Claim] = {}
         self.claimed: dict[Source, float] = {}

@@ -30,8 +30,8 @@ from tandem.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from tandem.verifier_service.decoding import DecodeJob, sample_step
 from tandem.verifier_service.sources import Sources
 
-INBOX = 64  # proposals of a session that may wait for its next step
-MOST = 200  # commits per message: 2 MB if each has 65 tokens with 20 log-probabilities
+MAX_WAITING_PROPOSALS = 64  # of a session, for its next step
+MAX_COMMITS_PER_MESSAGE = 200  # 2 MB if each has 65 tokens with 20 log-probabilities
 
 RpcContext: TypeAlias = "aio.ServicerContext[Any, Any]"
 Caller: TypeAlias = Call[Proposal, Commit]
@@ -109,7 +109,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         stream = caller.streams.get(message.stream)
         if stream is None:
             return
-        if len(stream.inbox) >= INBOX:
+        if len(stream.inbox) >= MAX_WAITING_PROPOSALS:
             stream.inbox.popleft()
         try:
             proposal = decode_proposal(message, time.perf_counter())
@@ -137,7 +137,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         if not caller.described:
             caller.described = True
             response.model.CopyFrom(codec.encode_model(self._host.describe()))
-        while caller.outgoing and len(response.commits) < MOST:
+        while caller.outgoing and len(response.commits) < MAX_COMMITS_PER_MESSAGE:
             stream, commit = caller.outgoing.popleft()
             response.commits.append(codec.encode_commit(stream, commit))
         while caller.failures and not caller.outgoing:  # a stream's commits come first

@@ -25,12 +25,14 @@ from tandem.protos.types import DraftShape
 
 Tokens = npt.NDArray[np.int32]
 Numbers = npt.NDArray[np.intp]
-PLACES = 32  # matching places that are followed, at most
-FEW, RECENT, COMPARED = 4, 4096, 256  # longer matches than FEW are sought in RECENT places only
-REPLACED = 8  # tokens that have to match before a token that may stand for another one
-DOUBT = 1.5  # length of a match, in tokens, that is wrong as often as right
-LEAST = 0.01  # the least chance of a node that is proposed
-NOWHERE: Numbers = np.empty(0, np.intp)
+MAX_MATCHES = 32  # matches that are followed
+SHORT_MATCH = 4  # tokens of a match that is sought everywhere
+MAX_LONG_MATCHES = 4096  # newest places in which longer matches are sought
+MAX_COMPARED_MATCHES = 256  # newest places at which the length of the match is measured
+MIN_MATCH_BEFORE_CHANGE = 8  # tokens that match before a token that may stand for another one
+HALF_DOUBT_MATCH = 1.5  # length of a match, in tokens, that is wrong as often as right
+MIN_CHANCE = 0.01  # the least chance of a node that is proposed
+NO_MATCHES: Numbers = np.empty(0, np.intp)
 BOUNDARY = -1  # stands, in place of a token, between two texts
 
 
@@ -90,8 +92,8 @@ class Followers:
         counts, chances = Counter[int](), defaultdict[int, float](float)
         found: dict[int, list[int]] = {}
         left, total = 1.0, 0
-        for matched, places in groupby(ranks, self.matched.__getitem__):
-            for rank in places:
+        for matched, equal in groupby(ranks, self.matched.__getitem__):
+            for rank in equal:
                 if (token := self.tokens[rank][depth]) != BOUNDARY:
                     counts[token] += 1
                     total += 1
@@ -108,7 +110,7 @@ def doubt_after(matched: int) -> float:
     """Return the doubt, from 0 to 1, that what followed where so many tokens match will follow
     again.
     """
-    return DOUBT / (matched + DOUBT)
+    return HALF_DOUBT_MATCH / (matched + HALF_DOUBT_MATCH)
 
 
 def least_match(chance: float) -> int:
@@ -122,49 +124,49 @@ def least_match(chance: float) -> int:
     return matched
 
 
-def places(searched: Tokens, suffix: Tokens, least: int) -> tuple[Numbers, Numbers]:
+def find_matches(searched: Tokens, suffix: Tokens, least: int) -> tuple[Numbers, Numbers]:
     """Find where in the tokens searched a suffix of at least `least` tokens ends before their last
     token. Returns how many tokens match, and the places behind the matches; the longest matches
     first, then the latest.
     """
     longest = min(LONGEST_MATCH, len(suffix), len(searched) - 1)
     if longest < least:
-        return NOWHERE, NOWHERE
+        return NO_MATCHES, NO_MATCHES
     ends = np.flatnonzero(searched[:-1] == suffix[-1]) + 1
     for size in range(2, longest + 1):
-        if not len(ends) or (size > least and len(ends) <= COMPARED):
+        if not len(ends) or (size > least and len(ends) <= MAX_COMPARED_MATCHES):
             break
         ends = ends[ends >= size]
         longer = ends[searched[ends - size] == suffix[-size]]
         if size > least and not len(longer):
             break
-        ends = longer[-RECENT:] if size > FEW else longer
+        ends = longer[-MAX_LONG_MATCHES:] if size > SHORT_MATCH else longer
     if not len(ends):
-        return NOWHERE, NOWHERE
-    ends = ends[-COMPARED:]
+        return NO_MATCHES, NO_MATCHES
+    ends = ends[-MAX_COMPARED_MATCHES:]
     back = np.arange(1, longest + 1)
     at = ends[:, None] - back  # [places, longest]
     differs = (at < 0) | (searched[at] != suffix[-back])
     matched = np.where(differs.any(1), differs.argmax(1), longest)
-    order = np.lexsort((-ends, -matched))[:PLACES]
+    order = np.lexsort((-ends, -matched))[:MAX_MATCHES]
     return matched[order], ends[order]
 
 
-def places_to_follow(searched: Tokens, suffix: Tokens, least: int) -> tuple[Numbers, Numbers]:
-    """Find places as `places` does. If few tokens match, add the places where all tokens but the
-    newest match, because the newest may stand for another one, like a changed name. A quarter of
-    the tokens of such a match counts.
+def find_matches_to_follow(searched: Tokens, suffix: Tokens, least: int) -> tuple[Numbers, Numbers]:
+    """Find places as `find_matches` does. If few tokens match, add the places where all tokens but
+    the newest match, because the newest may stand for another one, like a changed name. A quarter
+    of the tokens of such a match counts.
     """
-    matched, ends = places(searched, suffix, least)
-    if len(ends) and matched[0] >= FEW:
+    matched, ends = find_matches(searched, suffix, least)
+    if len(ends) and matched[0] >= SHORT_MATCH:
         return matched, ends
-    before, replaced = places(searched[:-1], suffix[:-1], REPLACED)
+    before, replaced = find_matches(searched[:-1], suffix[:-1], MIN_MATCH_BEFORE_CHANGE)
     if not len(replaced):
         return matched, ends
     known = searched[replaced] != BOUNDARY
     matched = np.concatenate((matched, before[known] // 4))
     ends = np.concatenate((ends, replaced[known] + 1))
-    order = np.argsort(-matched, kind="stable")[:PLACES]
+    order = np.argsort(-matched, kind="stable")[:MAX_MATCHES]
     return matched[order], ends[order]
 
 
@@ -183,21 +185,23 @@ def suffix_proposal(
     """
     if (needed := least_match(price / math.exp(trust))) > LONGEST_MATCH:
         return Proposal(behind)
-    matched, ends = places_to_follow(searched, suffix, max(least, needed))
+    matched, ends = find_matches_to_follow(searched, suffix, max(least, needed))
     if not len(ends):
         return Proposal(behind)
     steps = np.arange(shape.levels) % (len(searched) - ends)[:, None]  # past the end, repeat
     followers = Followers(searched[ends[:, None] + steps].tolist(), matched.tolist())
-    most = -math.log(max(LEAST, price))
+    max_cost = -math.log(max(MIN_CHANCE, price))
     tokens, parents, scores = list[int](), list[int](), list[float]()
+    # best first: the cost of a node, a number that decides between equals, its parent, its depth
     heap: list[tuple[float, int, int, int, Following]] = []
-    cost, count, depth, ranks = 0.0, 0, 0, list(range(len(ends)))
+    cost, pushed, depth, ranks = 0.0, 0, 0, list(range(len(ends)))
     while len(tokens) < shape.nodes:
         if depth < shape.levels:
             for each in followers.after(ranks, depth)[: shape.branches]:
-                count, below = count + 1, cost - min(0.0, math.log(each.chance) + trust)
-                if below <= most:
-                    heappush(heap, (below, count, len(tokens), depth + 1, each))
+                pushed += 1
+                child_cost = cost - min(0.0, math.log(each.chance) + trust)
+                if child_cost <= max_cost:
+                    heappush(heap, (child_cost, pushed, len(tokens), depth + 1, each))
         if not heap:
             break
         cost, _, parent, depth, node = heappop(heap)

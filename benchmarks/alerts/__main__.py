@@ -13,6 +13,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -22,10 +23,12 @@ import typer
 from tandem import models
 from tandem.benchmarks.alerts.system import load, running
 from tandem.benchmarks.alerts.watchers import Webhook, watching
-from tandem.benchmarks.peers.checkout import ignorant
+from tandem.benchmarks.figures import report
+from tandem.benchmarks.figures.machine import described
+from tandem.benchmarks.peers.checkout import save_untrained
 from tandem.v1 import orchestrator_pb2 as api
 
-MOST_SECONDS = 60.0
+MAX_SECONDS = 60.0  # from a fault to its alert
 SLOW_SECONDS = {
     "TandemLatencySLOBurn": 1200.0,  # the alert looks back an hour, of which most was good
     "TandemErrorRatioHigh": 180.0,  # two clients wait 30 s for an error, the alert needs four
@@ -56,23 +59,53 @@ ALERTS = {
 }
 
 
-async def expect(webhook: Webhook, fault: Fault) -> bool:
-    """Print how long each alert of a fault took; return whether all came in time."""
-    began, all_came = time.monotonic(), True
-    for name in set(ALERTS[fault]) & set(webhook.firing):
-        print(f"{fault:18} {name:30} was firing already", flush=True)
-        all_came = False
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """An alert that a fault must fire. `seconds` is the time from the fault until the alert was
+    reported; None if it was not reported in time.
+    """
+
+    fault: Fault
+    alert: str
+    seconds: float | None
+    early: bool  # whether the alert was firing before the fault
+
+    def __str__(self) -> str:
+        seconds = "not in time" if self.seconds is None else f"{self.seconds:5.1f} s"
+        told = "was firing already" if self.early else seconds
+        return f"{self.fault:18} {self.alert:30} {told}"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The alerts of all faults, and whether all went well while there was no fault."""
+
+    clean: bool = True
+    alerts: list[Expected] = field(default_factory=list)
+
+    @property
+    def good(self) -> bool:
+        """Whether every alert came, in time and not before its fault."""
+        return self.clean and all(
+            each.seconds is not None and not each.early for each in self.alerts
+        )
+
+
+async def expect(webhook: Webhook, fault: Fault, outcome: Outcome) -> None:
+    """Wait for each alert of a fault, print how long it took, and add it to the outcome."""
+    began, early = time.monotonic(), set(webhook.firing)
     for name in ALERTS[fault]:
-        left = began + SLOW_SECONDS.get(name, MOST_SECONDS) - time.monotonic()
+        left = began + SLOW_SECONDS.get(name, MAX_SECONDS) - time.monotonic()
         came = await webhook.until(name, left)
-        seconds = f"{webhook.firing[name] - began:5.1f} s" if came else "not in time"
-        print(f"{fault:18} {name:30} {seconds}", flush=True)
-        all_came &= came
-    return all_came
+        seconds = max(0.0, webhook.firing[name] - began) if came else None
+        outcome.alerts.append(Expected(fault, name, seconds, name in early))
+        print(outcome.alerts[-1], flush=True)
 
 
-async def lost_and_slow(clean: float, faults: Collection[Fault], folder: Path) -> bool:
-    """Make the faults of processes, links and load. Returns whether all went as it must."""
+async def lost_and_slow(
+    clean: float, faults: Collection[Fault], folder: Path, outcome: Outcome
+) -> None:
+    """Make the faults of processes, links and load, after `clean` seconds without a fault."""
     async with (
         running(models.DRAFT, "--max-running", "8") as system,
         watching(folder, system.pages) as webhook,
@@ -84,7 +117,7 @@ async def lost_and_slow(clean: float, faults: Collection[Fault], folder: Path) -
             " health checks failed",
             flush=True,
         )
-        good = not webhook.ever and not alarms
+        outcome.clean = not webhook.ever and not alarms
         happenings = {
             Fault.FAR_DRAFTER: system.far(),
             Fault.OVERLOAD: load(system.stub, 40, text=LONG),
@@ -96,39 +129,45 @@ async def lost_and_slow(clean: float, faults: Collection[Fault], folder: Path) -
         for fault, happening in happenings.items():
             if fault in faults:
                 async with happening:
-                    good &= await expect(webhook, fault)
-    return good
+                    await expect(webhook, fault, outcome)
 
 
-async def bad_drafts(folder: Path) -> bool:
-    """Run a drafter that was never trained, with a rule that verifies every draft. Returns whether
-    the alerts came.
-    """
+async def bad_drafts(folder: Path, outcome: Outcome) -> None:
+    """Run a drafter that was never trained, with a rule that verifies every draft."""
     async with (
-        running(ignorant(models.DRAFT, folder / "draft")) as system,
+        running(save_untrained(models.DRAFT, folder / "draft")) as system,
         watching(folder, system.pages) as webhook,
         load(system.stub, 3, rule=api.AcceptanceRule.Value("ACCEPTANCE_RULE_REJECT")),
     ):
-        return await expect(webhook, Fault.BAD_DRAFTS)
+        await expect(webhook, Fault.BAD_DRAFTS, outcome)
 
 
 def main(
     clean: Annotated[float, typer.Option(help="seconds of load without a fault, at first")] = 30.0,
     fault: Annotated[list[Fault], typer.Option(help="fault; may be repeated")] = list(Fault),  # noqa: B006
+    json: Annotated[
+        Path | None, typer.Option("--json", help="write the figures to this file too")
+    ] = None,
 ) -> None:
     """Make each alert fire by its fault. Exits with 1 if an alert fires without a fault, or too
     late after its own.
     """
+    outcome = Outcome()
 
-    async def both(folder: Path) -> bool:
+    async def both(folder: Path) -> None:
         (folder / "one").mkdir()
         (folder / "two").mkdir()
-        good = await lost_and_slow(clean, fault, folder / "one")
-        return (Fault.BAD_DRAFTS not in fault or await bad_drafts(folder / "two")) and good
+        await lost_and_slow(clean, fault, folder / "one", outcome)
+        if Fault.BAD_DRAFTS in fault:
+            await bad_drafts(folder / "two", outcome)
 
     with tempfile.TemporaryDirectory() as folder:
-        if not asyncio.run(both(Path(folder))):
-            raise typer.Exit(1)
+        asyncio.run(both(Path(folder)))
+    if json:
+        heading = f"alerts after their faults, {described('one thread per model')}"
+        report.write(heading, [asdict(each) for each in outcome.alerts], json)
+    if not outcome.good:
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from tandem.protos.errors import Unusable
 from tandem.protos.transport import rpc
 
 FILES, HOST = HERE / "deploy" / "prometheus", "127.0.0.1"
-LOOK_SECONDS = 0.2  # between two looks at the firing alerts
+POLL_SECONDS = 0.2  # between two looks at the firing alerts
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Webhook:
         """Wait at most `seconds` for an alert; return whether it fires."""
         until = time.monotonic() + seconds
         while name not in self.firing and time.monotonic() < until:  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
         return name in self.firing
 
     def listen(self) -> ThreadingHTTPServer:

@@ -82,8 +82,10 @@ class Watch:
     ) -> None:
         self.done = False
         self._record = record
-        self._client, self._asked = client, asked
-        self._rng, self._streams = random.Random(seed), count()
+        self._client = client
+        self._asked = asked
+        self._rng = random.Random(seed)
+        self._streams = count()
 
     async def learn(self) -> None:
         """Record the right answers, before the first fault."""

@@ -134,6 +134,7 @@ def judge(history: Iterable[Event]) -> Verdict:
 
 
 def _compare(verdict: Verdict, truth: Tokens, chunks: Sequence[Received], error: str) -> None:
+    """Add one stream to the verdict: its chunks beside the right answer, and its error if any."""
     tokens = tuple(token for chunk in chunks for token in chunk.tokens)
     verdict.streams += 1
     verdict.tokens += len(tokens)
@@ -153,6 +154,9 @@ def _compare(verdict: Verdict, truth: Tokens, chunks: Sequence[Received], error:
 def _gaps(
     times: Sequence[float], strikes: Sequence[Struck], healed: Sequence[float]
 ) -> Iterator[tuple[str, float, float]]:
+    """Yield for each gap between two times the fault that it counts for, its seconds, and the
+    longest part of it in which no fault lasted.
+    """
     for before, after in pairwise(times):
         first, end = (
             bisect_right(strikes, at, key=lambda strike: strike.at) for at in (before - LAG, after)
@@ -168,6 +172,9 @@ def _gaps(
 
 
 def _healthy(before: float, after: float, faults: Iterable[tuple[float, float]]) -> float:
+    """Return the longest part of the time from `before` to `after` in which none of the faults
+    lasted, of which the beginnings and ends are given.
+    """
     longest = 0.0
     for begin, end in faults:
         longest = max(longest, min(begin, after) - before)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tandem.benchmarks.chaos import victim
 from tandem.benchmarks.chaos.plan import Fault, Kind
-from tandem.benchmarks.peers.checkout import FORGETFUL, address, python
+from tandem.benchmarks.peers.checkout import NO_RECENT_ANSWERS, address, python
 from tandem.protos.errors import Unusable
 from tandem.protos.service.tasks import background
 from tandem.protos.transport import rpc
@@ -132,7 +132,9 @@ async def running(
         return [Member(role, flags, rpc.free_port(HOST)) for _ in range(count)]
 
     models = {
-        VERIFIER: of(VERIFIER, verifiers, "--model", str(target), "--threads", "1", *FORGETFUL),
+        VERIFIER: of(
+            VERIFIER, verifiers, "--model", str(target), "--threads", "1", *NO_RECENT_ANSWERS
+        ),
         DRAFTER: of(DRAFTER, drafters, "--model", str(draft), "--threads", "1"),
     }
     known = [f"--{role}={','.join(each.address for each in some)}" for role, some in models.items()]

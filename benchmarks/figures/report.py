@@ -22,7 +22,7 @@ from rich.console import Console, RenderableType
 
 from tandem.benchmarks.figures.machine import described, processor
 
-NARROWEST = 110  # columns; a log file is as wide as its longest line
+MIN_COLUMNS = 110  # a log file is as wide as its longest line
 
 
 def title(target: Path, draft: Path, what: str, dtype: str = "float32") -> str:
@@ -35,7 +35,7 @@ def publish(
 ) -> None:
     """Print a table, or a group of them, and, if a file is given, write its rows there."""
     console = Console(highlight=False)
-    console.width = max(console.width, NARROWEST)
+    console.width = max(console.width, MIN_COLUMNS)
     console.print(heading, soft_wrap=True)
     console.print(tables)
     if file:

@@ -29,8 +29,8 @@ from tandem.protos.errors import Unusable
 
 Action = Callable[[], object]
 Name = TypeVar("Name")
-ALONE = 256  # cached tokens of one session
-FEWEST, MOST = 64, 448  # cached tokens of several sessions
+CACHED_ALONE = 256  # cached tokens of one session
+MIN_CACHED, MAX_CACHED = 64, 448  # cached tokens of several sessions
 CPU = torch.device("cpu")
 
 
@@ -63,7 +63,7 @@ class Text:
     @classmethod
     def fit(cls, model: HFModel, most_fed: int) -> Text:
         """Make a text as long as the model's context allows; raises Unusable if it is too short."""
-        limit = min(MOST, model.context_length - most_fed)
+        limit = min(MAX_CACHED, model.context_length - most_fed)
         if limit < 1:
             raise Unusable(f"a context of {model.context_length} tokens is too short to measure")
         rng = random.Random(0)
@@ -72,8 +72,8 @@ class Text:
     def contexts(self, sessions: int) -> list[int]:
         """Return how many tokens each session has cached: evenly spread from few to many."""
         if sessions == 1:
-            return [min(ALONE, self.limit)]
-        first, last = min(FEWEST, self.limit), min(MOST, self.limit)
+            return [min(CACHED_ALONE, self.limit)]
+        first, last = min(MIN_CACHED, self.limit), min(MAX_CACHED, self.limit)
         return [first + (last - first) * session // (sessions - 1) for session in range(sessions)]
 
 

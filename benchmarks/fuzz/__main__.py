@@ -36,10 +36,10 @@ from tandem.protos.errors import TandemError
 from tandem.protos.service.process import configure_logging
 from tandem.protos.transport import rpc
 
-BAD = ("INTERNAL", "UNKNOWN", "500")
-SETTLED = 0.1  # share of all requests after which memory is that of a process at work
-AT_ONCE = 8
-OF = {
+FAILURES = ("INTERNAL", "UNKNOWN", "500")
+WARM_UP_SHARE = 0.1  # share of all requests after which memory is that of a process at work
+CONCURRENCY = 8
+ROLES = {
     "OrchestratorService": CELL,
     "RegistrationService": CELL,
     "VerifierService": VERIFIER,
@@ -55,10 +55,22 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
     memory: dict[str, list[float]] = field(default_factory=dict)  # MB, at first and at the end
 
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The counts and then the memory of each process, for programs."""
+        counts: list[dict[str, Any]] = [
+            {"target": name, "status": status, "times": times}
+            for (name, status), times in sorted(self.counts.items())
+        ]
+        return counts + [
+            {"process": role, "megabytes_at_work": before, "megabytes_at_the_end": after}
+            for role, (before, after) in self.memory.items()
+        ]
+
     def add(self, number: int, name: str, status: str, message: str) -> None:
         """Count a request that has ended."""
         self.counts[name, status] += 1
-        if status in BAD:
+        if status in FAILURES:
             self.wrong.append(f"request {number}: {name}: {status}: {message[:300]}")
 
 
@@ -68,7 +80,7 @@ async def targets(system: System, port: int) -> AsyncIterator[list[Target]]:
     async with AsyncExitStack() as scope:
         found: list[Target] = []
         for method in methods():
-            member = system.members[OF[method.service]][0] if method.service in OF else None
+            member = system.members[ROLES[method.service]][0] if method.service in ROLES else None
             if member is None:
                 continue
             channel = await scope.enter_async_context(rpc.connect(member.address))
@@ -106,7 +118,7 @@ async def ask(
             done()
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(AT_ONCE):
+        for _ in range(CONCURRENCY):
             group.create_task(caller())
 
 
@@ -122,11 +134,11 @@ async def whole(
         system = await scope.enter_async_context(running(folder, draft, 1, 1, 1))
         asked = await scope.enter_async_context(targets(system, port))
         before, began = pids(system), time.monotonic()
-        first = range(requests.start, requests.start + max(1, int(len(requests) * SETTLED)))
+        first = range(requests.start, requests.start + max(1, int(len(requests) * WARM_UP_SHARE)))
         rest = range(first.stop, requests.stop)
         with Progress(transient=True) as progress:
             task = progress.add_task("requests", total=len(requests))
-            for part, share in ((first, SETTLED), (rest, 1.0)):
+            for part, share in ((first, WARM_UP_SHARE), (rest, 1.0)):
                 until = began + seconds * share
                 await ask(asked, part, seed, until, outcome, lambda: progress.advance(task))
                 for role, used in memory(system).items():
@@ -143,6 +155,9 @@ def main(
     seed: Annotated[int, typer.Option()] = 0,
     target: Annotated[Path, typer.Option()] = models.TARGET,
     draft: Annotated[Path, typer.Option()] = models.DRAFT,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="write the figures to this file too")
+    ] = None,
 ) -> None:
     """Send generated requests, and print the outcome. Exits with 1 if anything was wrong."""
     configure_logging("critical")
@@ -159,7 +174,8 @@ def main(
         shown.add_row(role, "MB, after a tenth and at the end", f"{before:.0f}, {after:.0f}")
     total = sum(outcome.counts.values())
     ends = "every process lived" if lived else "a process has ended"
-    report.publish(f"{total} requests, {len(outcome.wrong)} wrong; {ends}", shown, [], None)
+    heading = f"{total} requests, {len(outcome.wrong)} wrong; {ends}"
+    report.publish(heading, shown, outcome.rows, json)
     for line in outcome.wrong[:20]:
         print(line)
     if outcome.wrong or not lived:

@@ -37,7 +37,7 @@ VALID: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {  # fields, and a bo
     ),
     "/detokenize": ((*DetokenizeBody.model_fields,), {"tokens": [5]}),
 }
-CHANGES = (1, 1, 1, 2, 4)
+CHANGE_COUNTS = (1, 1, 1, 2, 4)
 LIKELY: dict[str, tuple[Any, ...]] = {  # values of the right kind, by field
     "temperature": (0, 0.7, 1e-45, 3.4e38),
     "top_p": (1e-45, 0.5, 1),
@@ -95,7 +95,7 @@ def body(path: str, rng: Random) -> bytes:
         return rng.choice((b"", b"{", b"[" * 1000, b"null", rng.randbytes(50), b'"\\ud800"'))
     fields, valid = VALID[path]
     content = dict(valid)
-    for _ in range(rng.choice(CHANGES)):
+    for _ in range(rng.choice(CHANGE_COUNTS)):
         name = rng.choice(fields)
         if name in LIKELY and rng.random() < 0.5:
             content[name] = rng.choice(LIKELY[name])

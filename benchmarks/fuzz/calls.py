@@ -25,8 +25,8 @@ from tandem.v1 import (
 MODULES = (orchestrator_pb2, verifier_pb2, drafter_pb2, registration_pb2)
 SECONDS = 1.0  # timeout of a call
 ENDED_WHILE_SENDING = "Internal error from Core"  # an error of the gRPC library at the caller
-ENOUGH = 40  # responses of a stream after which the call is cancelled
-SENT = (1, 1, 2, 3)  # messages of a stream
+MAX_RESPONSES = 40  # responses of a stream after which the call is cancelled
+MESSAGE_COUNTS = (1, 1, 2, 3)  # messages of a stream
 GARBLED = 0.03  # share of messages that are random bytes
 
 
@@ -46,7 +46,8 @@ class Method:
 
     def messages(self, rng: Random) -> list[bytes]:
         """Make the messages of one call."""
-        return [self._message(rng) for _ in range(rng.choice(SENT) if self.takes_stream else 1)]
+        count = rng.choice(MESSAGE_COUNTS) if self.takes_stream else 1
+        return [self._message(rng) for _ in range(count)]
 
     def _message(self, rng: Random) -> bytes:
         message = type(self.base)()
@@ -89,7 +90,7 @@ async def call(
             count = 0
             async for _ in running:
                 count += 1
-                if count == ENOUGH:
+                if count == MAX_RESPONSES:
                     running.cancel()
                     break
         else:

@@ -20,8 +20,8 @@ LIKELY: dict[str, tuple[str, ...]] = {  # likely texts, by the name of a field
     "arguments": ("{}", "[]"),
     "role": ("user", "assistant", "tool"),
 }
-DEEPEST = 4
-CHANGES = (1, 1, 1, 2, 4)
+MAX_DEPTH = 4
+CHANGE_COUNTS = (1, 1, 1, 2, 4)
 SIGNED_32 = (
     FieldDescriptor.TYPE_INT32,
     FieldDescriptor.TYPE_SINT32,
@@ -36,23 +36,24 @@ FLOATS = FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE
 def change(message: Message, rng: Random, depth: int = 0) -> None:
     """Change one or several fields of a message, at any depth."""
     fields: Any = message.DESCRIPTOR.fields
-    for _ in range(rng.choice(CHANGES) if fields else 0):
+    for _ in range(rng.choice(CHANGE_COUNTS) if fields else 0):
         _change(message, rng.choice(fields), rng, depth)
 
 
 def _change(message: Message, field: FieldDescriptor, rng: Random, depth: int) -> None:
+    """Change one field of a message, by its kind: a map, messages, values, or a single one."""
     held: Any = getattr(message, field.name)
     nested = field.message_type
     if nested and nested.GetOptions().map_entry:
         _change_map(held, nested.fields_by_name, rng, depth)
     elif nested and field.is_repeated:
-        for _ in range(rng.choice(odd.LISTED)):
-            _go_on(held.add(), rng, depth)
+        for _ in range(rng.choice(odd.LIST_LENGTHS)):
+            _change_nested(held.add(), rng, depth)
     elif nested:
         held.SetInParent()
-        _go_on(held, rng, depth)
+        _change_nested(held, rng, depth)
     elif field.is_repeated:
-        held.extend(_scalar(field, rng) for _ in range(rng.choice(odd.LISTED)))
+        held.extend(_scalar(field, rng) for _ in range(rng.choice(odd.LIST_LENGTHS)))
     elif rng.random() < 0.1:
         message.ClearField(field.name)
     else:
@@ -60,16 +61,17 @@ def _change(message: Message, field: FieldDescriptor, rng: Random, depth: int) -
 
 
 def _change_map(held: Any, fields: Any, rng: Random, depth: int) -> None:
-    for _ in range(rng.choice(odd.LISTED)):
+    for _ in range(rng.choice(odd.LIST_LENGTHS)):
         key = _scalar(fields["key"], rng)
         if fields["value"].message_type:
-            _go_on(held[key], rng, depth)
+            _change_nested(held[key], rng, depth)
         else:
             held[key] = _scalar(fields["value"], rng)
 
 
-def _go_on(message: Message, rng: Random, depth: int) -> None:
-    if depth < DEEPEST and rng.random() < 0.8:
+def _change_nested(message: Message, rng: Random, depth: int) -> None:
+    """Change a message within another one, most of the times and down to MAX_DEPTH."""
+    if depth < MAX_DEPTH and rng.random() < 0.8:
         change(message, rng, depth + 1)
 
 

@@ -40,7 +40,7 @@ GRAMMARS: dict[str, tuple[Any, ...]] = {  # by vLLM's names
         "%llguidance {}",
     ),
 }
-LISTED = (1, 1, 2, 40)  # entries of a list
+LIST_LENGTHS = (1, 1, 2, 40)  # entries of a list
 
 
 def whole(rng: Random, bits: int, signed: bool) -> int:

@@ -20,7 +20,7 @@ TEMPLATE = """{# tools <tool_call> <think> #}{% for m in messages %}
 {{- m.role ~ ': ' ~ m.content | trim ~ tone }}
 {% endfor %}"""
 JSON = {"content-type": "application/json"}
-LEFT = 0.1  # share of answers over HTTP before whose end the client leaves
+LEAVING_SHARE = 0.1  # share of answers over HTTP before whose end the client leaves
 
 
 def with_template(model: Path, folder: Path) -> Path:
@@ -88,7 +88,7 @@ class HttpPort:
     async def _ask(self, rng: Random) -> tuple[str, str]:
         content, url = body(self.name, rng), self.url + self.name
         async with self.client.stream("POST", url, content=content, headers=JSON) as response:
-            if rng.random() < LEFT:
+            if rng.random() < LEAVING_SHARE:
                 return str(response.status_code), ""
             text = (await response.aread()).decode(errors="replace")
         failed = '"type":"server_error"' in text.replace(" ", "") and response.status_code == 200

@@ -29,7 +29,7 @@ from tandem.protos.transport import rpc
 from tandem.v1 import orchestrator_pb2_grpc
 
 HERE = Path(__file__).resolve().parents[2]
-FORGETFUL = "--recent-tokens", "0"  # earlier answers must not help: requests come several times
+NO_RECENT_ANSWERS = ("--recent-tokens", "0")  # as requests come again, answers must not help
 GRACE_SECONDS = 20.0
 QUIET = ("--log-level", "error")
 
@@ -53,14 +53,14 @@ class Spent:
         `processor` seconds without the threads that run models. In a process with a model, the
         busiest thread is taken for the one that runs it.
         """
-        models = map(grown, self.models, before.models)
-        beside = [*map(sum, map(grown, self.others, before.others))]
+        models = map(increases, self.models, before.models)
+        beside = [*map(sum, map(increases, self.others, before.others))]
         beside += [sum(threads) - max(threads, default=0.0) for threads in models]
         carried = {way: self.carried[way] - before.carried[way] for way in self.carried}
         return {**carried, "processor": sum(beside)}
 
 
-def grown(now: Threads, before: Threads) -> list[float]:
+def increases(now: Threads, before: Threads) -> list[float]:
     """Return the seconds that each thread has taken since `before`."""
     return [seconds - before.get(thread, 0.0) for thread, seconds in now.items()]
 
@@ -83,8 +83,8 @@ class Checkout:
     async def link(self, state: State | None = None) -> Mapping[str, int]:
         """Change the link, if a state is given. Returns the bytes that it has carried."""
         assert self.delay.stdin and self.delay.stdout
-        told = asdict(state) if state else {}
-        self.delay.stdin.write(json.dumps(told).encode() + b"\n")
+        changes = asdict(state) if state else {}
+        self.delay.stdin.write(json.dumps(changes).encode() + b"\n")
         carried: Mapping[str, int] = json.loads(await self.delay.stdout.readline())
         return carried
 
@@ -127,7 +127,7 @@ async def serving(
                     folder,
                     f"{role}_service",
                     *("--model", str(model), "--threads", "1"),
-                    *(FORGETFUL if folder == HERE and role == "verifier" else ()),
+                    *(NO_RECENT_ANSWERS if folder == HERE and role == "verifier" else ()),
                     *credentials(tls, role),
                     *QUIET,
                 )
@@ -193,15 +193,15 @@ async def address(process: Process) -> str:
     """Wait until a process serves, and return its address; raises Unusable."""
     assert process.stdout
     async for line in process.stdout:
-        commit = announcement(line)
-        if commit and commit["event"] == "failed":
-            raise Unusable(commit["problem"])
-        if commit and commit["event"] == "serving":
-            return commit["address"]
+        message = announcement(line)
+        if message and message["event"] == "failed":
+            raise Unusable(message["problem"])
+        if message and message["event"] == "serving":
+            return message["address"]
     raise Unusable("a service did not start; its own line above says why")
 
 
-def ignorant(draft: Path, folder: Path) -> Path:
+def save_untrained(draft: Path, folder: Path) -> Path:
     """Save a draft model in a folder with random weights, as if it had never been trained."""
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(draft)).save_pretrained(folder)

@@ -12,7 +12,7 @@ from rich.progress import track
 
 from tandem.benchmarks.peers.systems import Completion, Prompt, System
 
-AT_ONCE = 8
+CONCURRENCY = 8
 
 
 @dataclass(slots=True)
@@ -81,9 +81,9 @@ class Contest:
                 await timed(
                     self.alone[name], prompts[index : index + 1], self.max_new_tokens, runs[name]
                 )
-            if index % AT_ONCE == 0:
+            if index % CONCURRENCY == 0:
                 name, system = self.together
-                batch = [prompts[(index + place) % len(prompts)] for place in range(AT_ONCE)]
+                batch = [prompts[(index + place) % len(prompts)] for place in range(CONCURRENCY)]
                 await timed(system, batch, self.max_new_tokens, runs[name])
         return runs
 

@@ -108,7 +108,8 @@ class End(asyncio.Protocol):
     """One end of a connection, at which one direction begins and the other ends."""
 
     def __init__(self, away: Way, home: Way) -> None:
-        self._away, self._home = away, home
+        self._away = away
+        self._home = home
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the transport (asyncio calls this), and deliver bytes that have arrived already."""
@@ -131,7 +132,7 @@ class Link:
     def __init__(self, host: str, port: int) -> None:
         self.state = State()
         self.port = 0
-        self._service = host, port
+        self._service = (host, port)
         self.busy = {False: 0.0, True: 0.0}  # by direction (back or not), until when it sends
         self._ways: list[tuple[Way, Way]] = []
         self._dialling: set[asyncio.Task[None]] = set()

@@ -130,7 +130,8 @@ class LlamaCpp:
     ) -> None:
         self._target = Llama(target, tokens, flash=draft is None)  # whichever is faster
         self._draft = Llama(draft, tokens) if draft else None
-        self._drafted, self._temperature = drafted, temperature
+        self._drafted = drafted
+        self._temperature = temperature
         self._known: list[int] = []  # tokens in the draft model's cache
         self._random = np.random.default_rng(0)
 

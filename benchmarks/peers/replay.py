@@ -80,9 +80,12 @@ class Suffix:
         opening = Decoding(
             Context(b"", 1, 0, prompt), SamplingParams(), 1 << 20, suffix_shape=shape
         )
-        self._sources, self._shape, self._known = sources.begun(), shape, len(prompt)
+        self._sources = sources.begun()
+        self._shape = shape
+        self._known = len(prompt)
         self._suffixes = SuffixSources(opening, prompt, sources.answers, b"")
-        self._proposals, self._draft = Proposals(len(prompt), 1 << 20), NO_DRAFT
+        self._proposals = Proposals(len(prompt), 1 << 20)
+        self._draft: Draft = NO_DRAFT
 
     def draft(self, text: Tokens) -> Draft:
         """Return a tree, or a chain if the shape is one."""
@@ -108,12 +111,12 @@ class Suffix:
 
 def replay(session: Session, prompt: Tokens, answer: Tokens, count: Count) -> None:
     """Count the accepted tokens of a drafter along an answer."""
-    told = 0
-    while told < len(answer):
-        draft = session.draft(prompt + answer[:told])
-        nodes = right(draft, answer[told:-1])
-        session.accepted(nodes, answer[told])
-        told += len(nodes) + 1
+    length = 0
+    while length < len(answer):
+        draft = session.draft(prompt + answer[:length])
+        nodes = right(draft, answer[length:-1])
+        session.accepted(nodes, answer[length])
+        length += len(nodes) + 1
         count.rounds += 1
         count.without_a_draft += not len(draft)
         count.drafted += len(draft)

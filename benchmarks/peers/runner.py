@@ -27,7 +27,7 @@ from tandem.protos.types import (
 from tandem.protos.wire import codec
 
 Tokens = tuple[int, ...]
-AT_ONCE = 8
+CONCURRENCY = 8
 
 
 class Drafter(Protocol):
@@ -61,7 +61,7 @@ class Round:
     accepted: int
 
 
-Told = tuple[Tokens, list[Round]]
+CompletionRounds = tuple[Tokens, list[Round]]
 """A completion and its rounds."""
 
 
@@ -79,14 +79,14 @@ class Runner:
         count: int,
         sampling: SamplingParams,
         shape: DraftShape,
-        at_once: int = AT_ONCE,
-    ) -> list[Told]:
+        at_once: int = CONCURRENCY,
+    ) -> list[CompletionRounds]:
         """Complete every prompt, with its index as the seed, `at_once` of them at a time. Returns
         each completion with its rounds. Raises a TandemError.
         """
         places = asyncio.Semaphore(at_once)
 
-        async def one(seed: int, prompt: Tokens) -> Told:
+        async def one(seed: int, prompt: Tokens) -> CompletionRounds:
             session_id = secrets.token_bytes(codec.SESSION_ID_BYTES)
             own = replace(sampling, seed=seed)
             generation = Generation(session_id, prompt, own, count, self.end_token_ids)

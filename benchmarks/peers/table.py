@@ -21,7 +21,7 @@ from tandem.protos.transport import rpc
 from tandem.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 
 HEAD, CONTEXT = 4, 1 << 16
-MANY = 1000  # commits of a message at most
+MAX_COMMITS_PER_MESSAGE = 1000
 
 
 def token_at(head: tuple[int, ...], position: int, vocabulary: int) -> int:
@@ -30,7 +30,7 @@ def token_at(head: tuple[int, ...], position: int, vocabulary: int) -> int:
 
 
 @dataclass(slots=True)
-class Open:
+class OpenStream:
     """An open stream: the first tokens of its text, its length so far, and where it ends."""
 
     head: tuple[int, ...]
@@ -43,13 +43,15 @@ class TableVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     """A verifier that takes a step for all sessions at every multiple of `seconds`."""
 
     def __init__(self, model: common_pb2.ModelDescription, seconds: float, tokens: int) -> None:
-        self._model, self._seconds, self._tokens = model, seconds, tokens
+        self._model = model
+        self._seconds = seconds
+        self._tokens = tokens
 
     async def Decode(
         self, requests: AsyncIterator[verifier_pb2.DecodeRequest], context: Any
     ) -> AsyncIterator[verifier_pb2.DecodeResponse]:
         """Send the commits of every step until the caller ends the call."""
-        streams: dict[int, Open] = {}
+        streams: dict[int, OpenStream] = {}
         sent = 0.0
 
         async def read() -> None:
@@ -58,7 +60,8 @@ class TableVerifier(verifier_pb2_grpc.VerifierServiceServicer):
                 sent = request.sent
                 for opening in request.open:
                     tokens = opening.context.tokens
-                    streams[opening.stream] = Open(tuple(tokens[:HEAD]), len(tokens), opening.until)
+                    head = tuple(tokens[:HEAD])
+                    streams[opening.stream] = OpenStream(head, len(tokens), opening.until)
                 for flow in request.flows:
                     if stream := streams.get(flow.stream):
                         stream.paused = flow.paused
@@ -71,8 +74,9 @@ class TableVerifier(verifier_pb2_grpc.VerifierServiceServicer):
                 tick += 1
                 await asyncio.sleep(tick * self._seconds - clock())
                 commits = [self._step(number, each) for number, each in streams.items()]
-                for start in range(0, len(commits) or 1, MANY):
-                    some = [commit for commit in commits[start : start + MANY] if commit]
+                for start in range(0, len(commits) or 1, MAX_COMMITS_PER_MESSAGE):
+                    part = commits[start : start + MAX_COMMITS_PER_MESSAGE]
+                    some = [commit for commit in part if commit]
                     yield verifier_pb2.DecodeResponse(commits=some, sent=sent)
                 for number in [n for n, each in streams.items() if each.length >= each.until]:
                     del streams[number]
@@ -85,7 +89,7 @@ class TableVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         """Describe the table as a model."""
         return verifier_pb2.DescribeVerifierResponse(model=self._model)
 
-    def _step(self, number: int, stream: Open) -> common_pb2.Commit | None:
+    def _step(self, number: int, stream: OpenStream) -> common_pb2.Commit | None:
         if stream.paused:
             return None
         start = stream.length

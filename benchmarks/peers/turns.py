@@ -19,9 +19,9 @@ from grpc import aio
 
 from tandem.v1 import orchestrator_pb2 as api
 
-LONGEST_SECONDS = 20.0  # of a turn in which no answer has ended
-LOOK_SECONDS = 0.01  # between two looks whether a turn is over
-FEWEST_TOKENS, FEWEST_SECONDS = 16, 2.0  # so many tokens or seconds make a rate
+MAX_TURN_SECONDS = 20.0  # of a turn in which no answer has ended
+POLL_SECONDS = 0.01  # between two looks whether a turn is over
+MIN_RATE_TOKENS, MIN_RATE_SECONDS = 16, 2.0  # either makes a rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Turn:
         """
         paced = [answer.paced(skip, self.end) for answer in self.answers]
         tokens, seconds = sum(each for each, _ in paced), sum(each for _, each in paced)
-        if tokens < FEWEST_TOKENS and seconds < FEWEST_SECONDS:
+        if tokens < MIN_RATE_TOKENS and seconds < MIN_RATE_SECONDS:
             return None
         return self.at_once * tokens / seconds
 
@@ -122,10 +122,10 @@ async def take(
 
     places = [asyncio.create_task(place()) for _ in range(at_once)]
     while not any(each.done() for each in places):
-        limit = seconds if any(answer.ended for answer in answers) else LONGEST_SECONDS
+        limit = seconds if any(answer.ended for answer in answers) else MAX_TURN_SECONDS
         if time.perf_counter() - began > max(seconds, limit):
             break
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
     turn = Turn(answers, at_once, time.perf_counter())
     ended = [each for each in places if each.done()]
     for each in places:

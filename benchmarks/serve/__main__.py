@@ -11,20 +11,48 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.progress import Progress
 
-from tandem.benchmarks.serve import asking, flags, load, plot, prompts, report, summary
+from tandem.benchmarks.serve import asking, load, prompts, report, summary
 from tandem.benchmarks.serve.load import Ask, Load
 from tandem.benchmarks.serve.record import Record
 from tandem.orchestrator.cli.flags import FrontEnd, connecting
 from tandem.protos.errors import TandemError
 
 DRAFTS, PLAIN = "drafts", "plain"
-ALL = float("inf")
+ALL_AT_ONCE = float("inf")  # a request rate
+LIMITED = ("ttft", "tpot", "e2el")  # figures that --goodput may limit
 Groups = dict[str, list[Record]]
 Measured = tuple[str, Groups, dict[str, float]]  # the model, records and seconds
+
+# The options have the names of vLLM's command where they do the same.
+Url = Annotated[str, typer.Option(help="an OpenAI server instead, http://127.0.0.1:8000/v1")]
+Model = Annotated[str, typer.Option(help="model to ask, with --url; by default the server's first")]
+Key = Annotated[str, typer.Option(help="API key, with --url", envvar="OPENAI_API_KEY")]
+File = Annotated[
+    Path | None, typer.Option("--prompts", help="JSONL with prompt, or Spec-Bench's turns")
+]
+Count = Annotated[int, typer.Option("--num-prompts", min=1)]
+Rate = Annotated[
+    float,
+    typer.Option("--request-rate", help="requests a second, Poisson; inf sends all", min=0.001),
+]
+AtOnce = Annotated[int | None, typer.Option("--max-concurrency", help="requests at once", min=1)]
+Tokens = Annotated[int, typer.Option("--max-tokens", help="tokens of an answer at most", min=1)]
+Temperature = Annotated[float, typer.Option(min=0.0)]
+Seed = Annotated[int, typer.Option(help="seed of arrivals and of answers", min=0)]
+IgnoreEos = Annotated[bool, typer.Option(help="answers of full length")]
+Baseline = Annotated[bool, typer.Option(help="measure without drafts too; not with --url")]
+Turns = Annotated[int, typer.Option(help="turns of requests with and without drafts", min=1)]
+Goodput = Annotated[
+    list[str] | None, typer.Option(help="ttft:MS, tpot:MS or e2el:MS; may be repeated")
+]
+Out = Annotated[Path | None, typer.Option("--json", help="write all figures")]
+Picture = Annotated[Path | None, typer.Option("--plot", help="write distributions; matplotlib")]
 
 
 async def measure(
@@ -56,25 +84,25 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)  # rich's tables 
 @connecting
 def main(
     front_end: FrontEnd,
-    url: flags.Url = "",
-    model: flags.Model = "",
-    key: flags.Key = "none",
-    file: flags.File = None,
-    count: flags.Count = 80,
-    rate: flags.Rate = ALL,
-    at_once: flags.AtOnce = None,
-    tokens: flags.Tokens = 64,
-    temperature: flags.Temperature = 0.0,
-    seed: flags.Seed = 0,
-    ignore_eos: flags.IgnoreEos = True,
-    baseline: flags.Baseline = True,
-    turns: flags.Turns = 4,
-    goodput: flags.Goodput = None,
-    out: flags.Out = None,
-    picture: flags.Picture = None,
+    url: Url = "",
+    model: Model = "",
+    key: Key = "none",
+    file: File = None,
+    count: Count = 80,
+    rate: Rate = ALL_AT_ONCE,
+    at_once: AtOnce = None,
+    tokens: Tokens = 64,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    ignore_eos: IgnoreEos = True,
+    baseline: Baseline = True,
+    turns: Turns = 4,
+    goodput: Goodput = None,
+    out: Out = None,
+    picture: Picture = None,
 ) -> None:
     """Put load on a server, and print what users notice; exits with 1 if a request failed."""
-    limits = flags.limits_of(goodput or ())
+    limits = limits_of(goodput or ())
     options = asking.Options(tokens, temperature, seed, ignore_eos)
     endpoint, how = asking.endpoint(url, model, options, key), Load(rate, at_once, seed)
     server = endpoint if url else asking.tandem(front_end, options)
@@ -84,7 +112,7 @@ def main(
             measure(server, asked, how, turns, baseline and not url)
         )
         if picture:
-            plot.draw(picture, groups)
+            report.draw(picture, groups)
     except TandemError as problem:
         raise SystemExit(f"error: {problem}") from None
     found = {group: summary.results(own, seconds[group], limits) for group, own in groups.items()}
@@ -94,13 +122,27 @@ def main(
             "backend": "openai" if url else "tandem",
             "model_id": served,
             "num_prompts": count,
-            "request_rate": "inf" if rate == ALL else rate,
+            "request_rate": "inf" if rate == ALL_AT_ONCE else rate,
             "max_concurrency": at_once,
             "categories": summary.by_category(groups[DRAFTS]),
         }
         report.write(out, about, found)
     if errors := [error for result in found.values() for error in result["errors"]]:
         raise SystemExit(f"error: {len(errors)} requests failed, the first with {errors[0]}")
+
+
+def limits_of(given: Sequence[str]) -> dict[str, float]:
+    """Parse limits such as `ttft:500`, in ms."""
+    found = {}
+    for each in given:
+        name, _, limit = each.partition(":")
+        try:
+            if name not in LIMITED:
+                raise ValueError
+            found[name] = float(limit)
+        except ValueError:
+            raise typer.BadParameter(f"{each} is not ttft:MS, tpot:MS or e2el:MS") from None
+    return found
 
 
 if __name__ == "__main__":

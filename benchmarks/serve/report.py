@@ -1,16 +1,21 @@
-"""Report the results: a table for people, and JSON with the keys of vLLM's command."""
+"""Report the results: a table for people, JSON with the keys of vLLM's command, and a picture of
+the distributions of the times.
+"""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from tandem.benchmarks.serve.summary import TIMES
+from tandem.benchmarks.serve.record import Record
+from tandem.benchmarks.serve.summary import TIMES, times
+from tandem.protos.errors import Unusable
 
 SHOWN = {
     "request_throughput": "requests/s",
@@ -25,7 +30,7 @@ SHOWN = {
     "spec_decode_acceptance_length": "tokens per step",
 }
 PER_POSITION = "spec_decode_per_position_acceptance_rates"
-POSITIONS = 8  # positions shown at most
+MAX_POSITIONS = 8  # positions shown at most
 
 Results = dict[str, dict[str, Any]]
 
@@ -38,7 +43,7 @@ def show(heading: str, found: Results) -> None:
         if any(value is not None for value in values):
             shown.add_row(label, *("" if v is None else f"{v:.2f}" for v in values))
     rates = [result.get(PER_POSITION) or [] for result in found.values()]
-    for place in range(min(POSITIONS, max(map(len, rates)))):
+    for place in range(min(MAX_POSITIONS, max(map(len, rates)))):
         values = [each[place] if place < len(each) else None for each in rates]
         label = f"accepted at position {place}"
         shown.add_row(label, *("" if v is None else f"{v:.2f}" for v in values))
@@ -51,3 +56,22 @@ def write(file: Path, about: dict[str, Any], found: Results) -> None:
     whole = {"date": time.strftime("%Y%m%d-%H%M%S")} | about | found[first]
     whole |= {name: found[name] for name in others}
     file.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+
+
+def draw(file: Path, groups: Mapping[str, Sequence[Record]]) -> None:
+    """Draw the times of each group to a file; raises Unusable if matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        problem = "matplotlib is not installed: pip install 'tandem-serving[bench]'"
+        raise Unusable(problem) from error
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    for axes, name in zip(figure.subplots(2, 2).flat, TIMES, strict=True):
+        for label, records in groups.items():
+            good = [record for record in records if not record.error]
+            values = sorted(value * 1000 for value in times(good)[name])
+            parts = [(place + 1) / len(values) for place in range(len(values))]
+            axes.step(values, parts, where="post", label=label)
+        axes.set(title=name.upper(), xlabel="ms", ylabel="part of all", ylim=(0, 1))
+        axes.legend()
+    figure.savefig(file)

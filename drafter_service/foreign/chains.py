@@ -16,10 +16,9 @@ import torch
 from tandem.drafter_service.foreign.target_text import TargetTexts
 from tandem.drafter_service.foreign.translation import Translation
 from tandem.drafter_service.tree.expansion import LOGIT_ERROR
-from tandem.drafter_service.tree.pending import PendingTokens, chain_segment
+from tandem.drafter_service.tree.pending import PendingTokens, WaitingInput, chain_segment
 from tandem.drafter_service.tree.session_text import CommitTokens, new_tokens
 from tandem.drafter_service.tree.token_tree import adapted
-from tandem.drafter_service.tree.waiting_input import WaitingInput
 from tandem.engine.cache.session import Session
 from tandem.engine.cache.sessions import Sessions
 from tandem.engine.forward.segment import Segment
@@ -30,10 +29,10 @@ from tandem.protos import tree
 from tandem.protos.streams import Drafting, Proposal
 from tandem.protos.types import DraftShape, Rule
 
-LONGEST = 8  # times the draft model's context: a longer opening is not translated
-SPARE = 4  # tokens beyond the levels asked for: a word may have more tokens here than at the target
-LEAST_LEFT = 2  # with so many tokens of a chain left, no other chain is drafted
-LEAST_CHANCE = 0.2  # no token is drafted after one with a lower chance to be accepted. This was
+MAX_OPENING_CONTEXTS = 8  # contexts of the draft model: a longer opening is not translated
+EXTRA_TOKENS = 4  # beyond the levels asked for: a word may have more tokens than at the target
+MIN_TOKENS_LEFT = 2  # while so many tokens of a chain are left, no other chain is drafted
+MIN_CHANCE = 0.2  # no token is drafted after one with a lower chance to be accepted. This was
 # measured at temperature 0: of a chain of 4, 1.47 tokens are accepted instead of 1.53, for 3.4
 # steps instead of 4.1; of a chain of 8, 1.64 instead of 1.81, for 4.1 steps instead of 8.4
 
@@ -66,9 +65,9 @@ class Chain:
         likely = (logits / math.hypot(self.temperature, LOGIT_ERROR)).softmax(-1)
         self.tokens.append(int(likely.argmax()))
         self.chances.append(float(likely.max()) * (self.chances[-1] if self.chances else 1.0))
-        return self.chances[-1] >= LEAST_CHANCE and self._is_confident(logits)
+        return self.chances[-1] >= MIN_CHANCE and self._is_confident(logits)
 
-    def gains(self, count: int) -> tuple[float, ...]:
+    def logprobs(self, count: int) -> tuple[float, ...]:
         """Return log-probabilities for the chain's text as `count` tokens of the target: for each
         token, that it is accepted if the token before it is.
         """
@@ -90,23 +89,27 @@ class ChainJob:
     """
 
     def __init__(
-        self, engine: ChainSetup, opening: Drafting, stream: JobStream[CommitTokens, Proposal]
+        self, setup: ChainSetup, opening: Drafting, stream: JobStream[CommitTokens, Proposal]
     ) -> None:
-        self._engine, self._opening, self._stream = engine, opening, stream
+        self._setup = setup
+        self._opening = opening
+        self._stream = stream
         self._shape = opening.shape
         self._sent = 0  # number of nodes
         self._drafted: tuple[int, ...] = ()  # target's tokens of the chain ahead of the text
         self._session: Session
         self._pending: PendingTokens  # the draft model's tokens to be fed
-        self._text = engine.texts.find(opening.context)
+        self._text = setup.texts.find(opening.context)
         self._draft_tokens = array("I")
-        self._possible = opening.context.length <= LONGEST * engine.sessions.context_length
+        self._translatable = (
+            opening.context.length <= MAX_OPENING_CONTEXTS * setup.sessions.context_length
+        )
         self._extend(opening.context.tokens)
-        self._possible = bool(self._draft_tokens) and self._fits  # half a character is no text
+        self._translatable = bool(self._draft_tokens) and self._fits  # half a character is no text
 
     def run(self) -> Job:
         """Draft after the opening and then after commits; raises StaleTurn, Busy, Internal."""
-        context, sessions = self._opening.context, self._engine.sessions
+        context, sessions = self._opening.context, self._setup.sessions
         if not self._fits:
             self._emit(epoch=context.epoch, held=context.base)
             while not self._opening.once:
@@ -123,12 +126,12 @@ class ChainJob:
                 yield from self._draft(logits)
                 if self._opening.once:
                     text = replace(self._text, epoch=self._session.epoch)
-                    self._engine.texts.keep(context.session_id, text)
+                    self._setup.texts.keep(context.session_id, text)
                     return
                 known = False
                 while not known:
                     logits = yield from self._pending.feed(WaitingInput(self._ready))
-                    known = self._pending.read()
+                    known = self._pending.mark_fed()
 
     def _ready(self) -> Segment | None:
         """Take in commits. Returns the draft model's tokens to feed, after which a chain is wanted,
@@ -142,7 +145,7 @@ class ChainJob:
             self._drafted = self._drafted[len(tokens) :] if accepted and self._fits else ()
             if not self._fits:
                 self._emit()
-            elif self._opening.lockstep or len(self._drafted) < LEAST_LEFT:
+            elif self._opening.lockstep or len(self._drafted) < MIN_TOKENS_LEFT:
                 self._rewind()
         if self._stream.paused or not (self._fits and self._pending.pending):
             return None
@@ -157,13 +160,15 @@ class ChainJob:
         """Whether the draft model's context has space for a chain after the translated text, as it
         had after the opening's.
         """
-        end = len(self._draft_tokens) + self._levels + SPARE
-        return self._possible and self._levels > 0 and end <= self._engine.sessions.context_length
+        end = len(self._draft_tokens) + self._levels + EXTRA_TOKENS
+        return (
+            self._translatable and self._levels > 0 and end <= self._setup.sessions.context_length
+        )
 
     def _extend(self, tokens: Sequence[int]) -> None:
         """Take in committed tokens of the target."""
-        if self._possible:
-            self._text, self._draft_tokens = self._text.extended(tokens, self._engine.translation)
+        if self._translatable:
+            self._text, self._draft_tokens = self._text.extended(tokens, self._setup.translation)
         else:
             self._text = replace(self._text, tokens=self._text.tokens + array("I", tokens))
 
@@ -172,19 +177,19 @@ class ChainJob:
         least the text's newest token to be fed.
         """
         held = self._session.common_prefix_with(self._draft_tokens[:-1])
-        count = self._engine.sessions.cut(self._session, held)
+        count = self._setup.sessions.cut(self._session, held)
         self._pending.pending, self._drafted = self._draft_tokens[count:].tolist(), ()
 
     def _draft(self, logits: torch.Tensor) -> Generator[StepInput, torch.Tensor, None]:
         """Draft a chain and send it. The session keeps the tokens that were fed, because the text
         may go on with them.
         """
-        session, sessions = self._session, self._engine.sessions
+        session, sessions = self._session, self._setup.sessions
         greedy = self._opening.sampling.rule is Rule.TOP1
         chain = Chain(self._shape, 0.0 if greedy else self._opening.sampling.temperature)
-        sessions.reserve(session, len(self._draft_tokens) + self._levels + SPARE)
+        sessions.reserve(session, len(self._draft_tokens) + self._levels + EXTRA_TOKENS)
         fed = 0
-        while chain.add(logits[0, : self._engine.tokens]) and not self._reaches(chain):
+        while chain.add(logits[0, : self._setup.tokens]) and not self._is_complete(chain):
             newest, parents = chain.tokens[-1:], tree.chain(len(chain.tokens))
             segment = Segment(session.table, session.length, tuple(newest), parents, num_logits=1)
             logits = yield from self._pending.feed(segment)
@@ -193,17 +198,17 @@ class ChainJob:
         self._drafted = tuple(self._target_tokens(chain)[: self._levels])
         self._emit(chain, session.epoch, len(self._text.tokens))
 
-    def _reaches(self, chain: Chain) -> bool:
+    def _is_complete(self, chain: Chain) -> bool:
         """Tell whether a chain has the levels asked for, or cannot go on."""
         count = len(chain.tokens)
         return (
-            count == self._levels + SPARE
-            or self._engine.translation.is_special(chain.tokens[-1])
+            count == self._levels + EXTRA_TOKENS
+            or self._setup.translation.is_special(chain.tokens[-1])
             or (count >= self._levels and len(self._target_tokens(chain)) >= self._levels)
         )
 
     def _target_tokens(self, chain: Chain) -> list[int]:
-        return self._engine.translation.to_target(self._text.tokens, chain.tokens)
+        return self._setup.translation.to_target(self._text.tokens, chain.tokens)
 
     def _emit(self, chain: Chain | None = None, epoch: int = 0, held: int = 0) -> None:
         """Send the drafted tokens."""
@@ -213,7 +218,7 @@ class ChainJob:
             len(self._text.tokens),
             tokens,
             (0, *range(first, self._sent))[: len(tokens)],
-            chain.gains(len(tokens)) if chain else (),
+            chain.logprobs(len(tokens)) if chain else (),
             first,
             self._opening.context.turn,
         )

@@ -10,10 +10,10 @@ from tandem.drafter_service.foreign.translation import Translation
 from tandem.protos.errors import SessionMiss
 from tandem.protos.types import Context
 
-TAIL = 32  # number of newest tokens, at least, that are translated again after every commit
+MIN_TAIL = 32  # newest tokens that are translated again after every commit
 
 
-def _none() -> array[int]:
+def _no_tokens() -> array[int]:
     return array("I")
 
 
@@ -23,9 +23,9 @@ class TargetText:
     translation of the first `settled` tokens, which does not change any more.
     """
 
-    tokens: array[int] = field(default_factory=_none)
+    tokens: array[int] = field(default_factory=_no_tokens)
     settled: int = 0
-    head: array[int] = field(default_factory=_none)
+    head: array[int] = field(default_factory=_no_tokens)
     epoch: int = 0
     client: bytes = b""
 
@@ -42,23 +42,23 @@ class TargetText:
         """
         tokens = self.tokens + array("I", tokens)
         settled, head, tail = self.settled, self.head, tokens[self.settled :]
-        border = translation.border(tail, near=TAIL) if len(tail) > 2 * TAIL else 0
-        if len(tail) > 4 * TAIL and not border:  # a text in a language that writes no spaces
-            border = translation.character(tail, near=TAIL)
-        if border:
-            head = head + array("I", translation.to_draft(tail[:border], opening=not settled))
-            settled, tail = settled + border, tail[border:]
-        translated = head + array("I", translation.to_draft(tail, opening=not settled))
+        boundary = translation.word_boundary(tail, near=MIN_TAIL) if len(tail) > 2 * MIN_TAIL else 0
+        if len(tail) > 4 * MIN_TAIL and not boundary:  # a text in a language that writes no spaces
+            boundary = translation.character_boundary(tail, near=MIN_TAIL)
+        if boundary:
+            head = head + array("I", translation.to_draft(tail[:boundary], at_start=not settled))
+            settled, tail = settled + boundary, tail[boundary:]
+        translated = head + array("I", translation.to_draft(tail, at_start=not settled))
         return replace(self, tokens=tokens, settled=settled, head=head), translated
 
 
 class TargetTexts:
-    """The texts of at most `most` sessions that were asked for single drafts. A new text replaces
-    the least recently used one.
+    """The texts of at most `max_sessions` sessions that were asked for single drafts. A new text
+    replaces the least recently used one.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_sessions: int) -> None:
+        self._max_sessions = max_sessions
         self._texts: dict[bytes, TargetText] = {}  # in the order of their last use
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class TargetTexts:
         """Keep a session's text, as the one used most recently."""
         self._texts.pop(session_id, None)
         self._texts[session_id] = text
-        if len(self._texts) > self._most:
+        if len(self._texts) > self._max_sessions:
             del self._texts[next(iter(self._texts))]
 
     def close(self, session_id: bytes) -> None:

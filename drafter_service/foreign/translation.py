@@ -11,11 +11,11 @@ from itertools import groupby
 
 from tokenizers import Tokenizer
 
-LOST = "\ufffd"  # decoded in place of bytes that are no character, or not yet one
-CONTEXTS = ("a", ".", "\n")  # texts put before a piece, so that it is not the start of a text
+REPLACEMENT = "\ufffd"  # decoded in place of bytes that are no character, or not yet one
+LEADING_TEXTS = ("a", ".", "\n")  # texts put before a piece, so that it is not the start of a text
 SPACES = ("Ġ", "▁", " ")  # how vocabularies write the space before a word
-WHITE = (*SPACES, "Ċ", "ċ", "č", "ĉ", "\n")
-ENDS = (
+WHITESPACE = (*SPACES, "Ċ", "ċ", "č", "ĉ", "\n")
+END_TOKENS = (
     "<|endoftext|>",
     "</s>",
     "<eos>",
@@ -26,7 +26,7 @@ ENDS = (
     "<end_of_turn>",
     "<|end|>",
 )
-NEAR, FAR = 3, 24  # least and most tokens between a border and the end of a text
+MIN_TAIL, MAX_TAIL = 3, 24  # tokens between a boundary and the end of a text
 
 
 class Fragments:
@@ -44,32 +44,34 @@ class Fragments:
         added = self._tokenizer.get_added_tokens_decoder()
         self.specials = {index: token.content for index, token in added.items() if token.special}
         named = {name: index for index, name in self.specials.items()}
-        self.end = next((named[name] for name in ENDS if name in named), None)
-        self.lead = self._leading()
-        self._contexts = [(context, ids) for context in CONTEXTS if (ids := self._ids(context))]
+        self.end = next((named[name] for name in END_TOKENS if name in named), None)
+        self.leading_tokens = self._leading_tokens()
+        self._contexts = [
+            (context, ids) for context in LEADING_TEXTS if (ids := self._ids(context))
+        ]
 
-    def encode(self, text: str, opening: bool = False) -> list[int]:
-        """Return the tokens of a text, as they are in the middle of a text unless this one is the
-        `opening`.
+    def encode(self, text: str, at_start: bool = False) -> list[int]:
+        """Return the tokens of a text, as they are in the middle of a longer text or, if
+        `at_start`, at its start.
         """
-        for context, ids in () if opening else self._contexts:
+        for context, ids in () if at_start else self._contexts:
             found = self._ids(context + text)
             if found[: len(ids)] == ids:
                 return found[len(ids) :]
         return self._ids(text)
 
-    def decode(self, ids: Sequence[int], opening: bool = False) -> str:
-        """Return the text of tokens, as it is in the middle of a text unless this one is the
-        `opening`.
+    def decode(self, ids: Sequence[int], at_start: bool = False) -> str:
+        """Return the text of tokens, as it is in the middle of a longer text or, if `at_start`, at
+        its start.
         """
         plain: str = self._tokenizer.decode(ids, skip_special_tokens=False)
-        if opening or not self._contexts:
+        if at_start or not self._contexts:
             return plain
         context, before = self._contexts[0]
         text: str = self._tokenizer.decode([*before, *ids], skip_special_tokens=False)
         return text[len(context) :] if text.startswith(context) else plain
 
-    def borders(self, ids: Sequence[int], at: int) -> bool:
+    def is_word_boundary(self, ids: Sequence[int], at: int) -> bool:
         """Tell whether a text may be cut before token `at`, because a word begins there. Both parts
         then have the same tokens as in the whole text.
         """
@@ -77,11 +79,11 @@ class Fragments:
         return (
             token.startswith(SPACES)
             and token[1:2].isalpha()
-            and not before.endswith(WHITE)
+            and not before.endswith(WHITESPACE)
             and ids[at - 1] not in self.specials
         )
 
-    def _leading(self) -> list[int]:
+    def _leading_tokens(self) -> list[int]:
         """Return the special tokens that every text of this model begins with."""
         whole = self._tokenizer.encode("a").ids
         rest = self._ids("a")
@@ -100,27 +102,29 @@ class Translation:
     """Translates tokens of the target to tokens of the draft model and back."""
 
     def __init__(self, draft: Tokenizer, target: Tokenizer) -> None:
-        self._draft, self._target = Fragments(draft), Fragments(target)
+        self._draft = Fragments(draft)
+        self._target = Fragments(target)
         self._draft_specials = _special_tokens(self._target, self._draft)
         self._target_specials = _special_tokens(self._draft, self._target)
 
-    def to_draft(self, tokens: Sequence[int], opening: bool = True) -> list[int]:
-        """Return committed tokens in the draft model's tokens. They are the `opening` of the text,
-        or else some that begin at a `border`. Half a character at the end is left out, and so are
-        special tokens that the draft model lacks.
+    def to_draft(self, tokens: Sequence[int], at_start: bool = True) -> list[int]:
+        """Return committed tokens in the draft model's tokens. They begin the text if
+        `at_start`, or else at a `word_boundary`. Half a character at the end is left out, and so
+        are special tokens that the draft model lacks.
         """
         draft: list[int] = []
-        lead = self._target.lead
-        if opening:
-            draft += self._draft.lead
-            tokens = tokens[len(lead) :] if list(tokens[: len(lead)]) == lead else tokens
+        leading = self._target.leading_tokens
+        if at_start:
+            draft += self._draft.leading_tokens
+            if list(tokens[: len(leading)]) == leading:
+                tokens = tokens[len(leading) :]
         for special, group in groupby(tokens, self._target.specials.__contains__):
             if special:
                 draft += _mapped(self._draft_specials, group)
             else:
-                text = self._target.decode(list(group), opening)
-                draft += self._draft.encode(text.rstrip(LOST), opening)
-            opening = False
+                text = self._target.decode(list(group), at_start)
+                draft += self._draft.encode(text.rstrip(REPLACEMENT), at_start)
+            at_start = False
         return draft
 
     def to_target(self, committed: Sequence[int], drafted: Sequence[int]) -> list[int]:
@@ -129,8 +133,8 @@ class Translation:
         any other.
         """
         count = next((at for at, token in enumerate(drafted) if self.is_special(token)), None)
-        text = self._draft.decode(drafted[:count]).partition(LOST)[0]
-        tokens = self._behind(committed, text) if text else []
+        text = self._draft.decode(drafted[:count]).partition(REPLACEMENT)[0]
+        tokens = self._following(committed, text) if text else []
         ends = () if count is None else _mapped(self._target_specials, drafted[count : count + 1])
         return [*tokens, *ends]
 
@@ -140,31 +144,33 @@ class Translation:
         """
         return token in self._draft.specials
 
-    def border(self, committed: Sequence[int], near: int = NEAR, far: int | None = None) -> int:
+    def word_boundary(
+        self, committed: Sequence[int], near: int = MIN_TAIL, far: int | None = None
+    ) -> int:
         """Return the last place from `far` to `near` tokens before the end at which the committed
         tokens may be cut between words; 0 if there is none.
         """
         stop = 0 if far is None else max(0, len(committed) - far)
         places = range(len(committed) - near, stop, -1)
-        return next((at for at in places if at and self._target.borders(committed, at)), 0)
+        return next((at for at in places if at and self._target.is_word_boundary(committed, at)), 0)
 
-    def character(self, committed: Sequence[int], near: int) -> int:
-        """Return a place at which the committed tokens may be cut if there is no `border`, perhaps
-        within a word, but not within a character; 0 if there is none.
+    def character_boundary(self, committed: Sequence[int], near: int) -> int:
+        """Return a place at which the committed tokens may be cut if there is no
+        `word_boundary`, perhaps within a word, but not within a character; 0 if there is none.
         """
         places = range(len(committed) - near, max(0, len(committed) - near - 4), -1)
         ends = ((at, self._target.decode(committed[max(0, at - 8) : at])) for at in places)
-        return next((at for at, text in ends if not text.endswith(LOST)), 0)
+        return next((at for at, text in ends if not text.endswith(REPLACEMENT)), 0)
 
-    def _behind(self, committed: Sequence[int], text: str) -> list[int]:
+    def _following(self, committed: Sequence[int], text: str) -> list[int]:
         """Return the target's tokens for a text after the committed tokens, which stay as they
         are.
         """
-        tail, tail_text, opening = self._tail(committed)
-        both = self._target.encode(tail_text.rstrip(LOST) + text, opening)
+        tail, tail_text, at_start = self._tail(committed)
+        both = self._target.encode(tail_text.rstrip(REPLACEMENT) + text, at_start)
         if both[: len(tail)] == tail:
             return both[len(tail) :]
-        if tail_text.endswith(LOST):
+        if tail_text.endswith(REPLACEMENT):
             return []  # the text ends with half a character, and the draft is not its other half
         return self._target.encode(text)  # a joint encoding would change the committed tokens
 
@@ -172,18 +178,16 @@ class Translation:
         """Return the last committed tokens, from a place at which they may be cut; their text; and
         whether they are all committed tokens.
         """
-        start = self.border(committed, far=FAR) or max(0, len(committed) - FAR)
+        start = self.word_boundary(committed, far=MAX_TAIL) or max(0, len(committed) - MAX_TAIL)
         for at in range(start, len(committed)):
             if committed[at] in self._target.specials:
                 start = at + 1
         for first in (*range(start, min(start + 4, len(committed))), start):
-            tail, opening = list(committed[first:]), first == 0
-            tail_text = self._target.decode(tail, opening)
-            if not tail_text.startswith(
-                LOST
-            ):  # the cut is not within a character, which has 4 bytes at most
-                break
-        return tail, tail_text, opening
+            tail, at_start = list(committed[first:]), first == 0
+            tail_text = self._target.decode(tail, at_start)
+            if not tail_text.startswith(REPLACEMENT):
+                break  # the cut is not within a character, which has 4 bytes at most
+        return tail, tail_text, at_start
 
 
 def _special_tokens(source: Fragments, target: Fragments) -> dict[int, int]:

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
-from tandem.drafter_service.tree.pending import Read, chain_segment
+from tandem.drafter_service.tree.pending import ReadTokens, WaitingInput, chain_segment
 from tandem.drafter_service.tree.session_text import CommitTokens, new_tokens
-from tandem.drafter_service.tree.waiting_input import WaitingInput
 from tandem.drafter_service.tree.worth import Worth
 from tandem.engine.cache.session import Session
 from tandem.engine.cache.sessions import Sessions
@@ -31,12 +30,15 @@ class DeferredPrefill:
         inbox: deque[CommitTokens],
         worth: Worth | None,
         clock: Callable[[], float],
-        read: Read = tuple,
+        read: ReadTokens = tuple,
     ) -> None:
         self.context = context
         self.step_input = WaitingInput(self._ready)
-        self._sessions, self._inbox = sessions, inbox
-        self._worth, self._clock, self._read = worth, clock, read
+        self._sessions = sessions
+        self._inbox = inbox
+        self._worth = worth
+        self._clock = clock
+        self._read = read
         self._scope = ExitStack()
         self._segment: Segment | None = None
 

@@ -20,66 +20,66 @@ from tandem.engine.sampling.noise import NoiseStream, gumbel
 from tandem.engine.sampling.sampler import warp
 from tandem.protos.types import Distribution, DraftShape, Method, Rule, SamplingParams
 
-LARGE = 16384  # tokens of a vocabulary from which on noise for all of them is not worth its time
+LARGE_VOCABULARY = 16384  # tokens, from which on noise for all of them is not worth its time
 SHORTLIST = 256  # likeliest tokens of a large vocabulary that get noise
-FEW = 16  # tokens with the highest sums of logit and noise, among which the target's draw should be
-SENT = 32  # likeliest tokens of a distribution, which are drawn from and sent
-WEIGHTS = 1 << 16  # the integer weight of probability 1, to which probabilities are rounded
-LOGIT_ERROR = (
-    0.6  # how far a draft logit is typically off; measured by `make acceptance`, flat over 0.5-0.7
-)
-HOTTEST = 1e6  # highest temperature computed with; above it only the noise counts anyway
+MIN_CANDIDATES = 16  # highest sums of logit and noise, among which the target's draw should be
+SENT_TOKENS = 32  # likeliest tokens of a distribution, from which is drawn and which are sent
+UNIT_WEIGHT = 1 << 16  # the integer weight of probability 1, to which probabilities are rounded
+LOGIT_ERROR = 0.6  # of a draft logit, typically; `make acceptance` found the same from 0.5 to 0.7
+MAX_TEMPERATURE = 1e6  # above it only the noise counts anyway
 FIRST_TEMPERATURE = 0.9  # for Medusa-lite's first tokens where the target is greedy
 FIRST_TOP_P = 0.95  # for Medusa-lite's first tokens
-PLAIN = SamplingParams(temperature=1.0)
+TEMPERATURE_ONE = SamplingParams(temperature=1.0)
 
 Expander = Callable[[torch.Tensor, Sequence[int]], list[Expansion]]
 """A function from adjusted logits [rows, vocab] and the position of each row's next token to the
 children of each row's node."""
 
 
-def likeliest_children(params: SamplingParams, count: int, sure: bool = False) -> Expander:
+def likeliest_children(
+    params: SamplingParams, count: int, with_probabilities: bool = False
+) -> Expander:
     """Propose the `count` tokens that most likely are the target's draw, with log-probabilities
-    and, if `sure`, with their probabilities by the draft model.
+    and, if `with_probabilities`, with the draft model's probabilities.
 
     The target draws argmax(logit + temperature x noise). The drafter's logits are off by some
     scale, so softmax((logit + temperature x noise) / scale) predicts who wins.
     """
 
-    few = max(FEW, count)
+    candidates = max(MIN_CANDIDATES, count)
 
     def propose(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
-        tokens, keys = _favoured(logits, params, positions, few)  # [rows, few]
-        gains = (keys / LOGIT_ERROR).log_softmax(-1)[:, :count].tolist()
+        tokens, keys = _likeliest_draws(logits, params, positions, candidates)  # [rows, candidates]
+        logprobs = (keys / LOGIT_ERROR).log_softmax(-1)[:, :count].tolist()
         tokens = tokens[:, :count]
-        chances = [[1.0] * count] * len(gains)
-        if sure:
-            plain = warp(logits, PLAIN if params.greedy else params)
+        chances = [[1.0] * count] * len(logprobs)
+        if with_probabilities:
+            plain = warp(logits, TEMPERATURE_ONE if params.greedy else params)
             chances = plain.gather(-1, tokens).exp().tolist()
-        rows = zip(tokens.tolist(), gains, chances, strict=True)
-        return [Expansion([c for c in map(Child, *row) if c.gain > -math.inf]) for row in rows]
+        rows = zip(tokens.tolist(), logprobs, chances, strict=True)
+        return [Expansion([c for c in map(Child, *row) if c.logprob > -math.inf]) for row in rows]
 
     return propose
 
 
-def _favoured(
-    logits: torch.Tensor, params: SamplingParams, positions: Sequence[int], few: int
+def _likeliest_draws(
+    logits: torch.Tensor, params: SamplingParams, positions: Sequence[int], candidates: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the `few` tokens of each row [rows, vocab] that the target draws most likely, and
-    their unnormalised logits with the target's noise, highest first. Both are [rows, few], or
+    """Return the tokens of each row [rows, vocab] that the target draws most likely, and their
+    unnormalised logits with the target's noise, highest first. Both are [rows, candidates], or
     narrower for a smaller vocabulary.
     """
-    heat, ids = min(params.temperature, HOTTEST), None
-    if logits.shape[-1] >= LARGE or logits.device.type != "cpu":
-        ids, logits = leading(logits, PLAIN if params.greedy else params, SHORTLIST)
-        if heat:
-            logits = (logits + gumbel(params.seed, positions, ids)) * heat
-    elif heat:
+    temperature, ids = min(params.temperature, MAX_TEMPERATURE), None
+    if logits.shape[-1] >= LARGE_VOCABULARY or logits.device.type != "cpu":
+        ids, logits = leading(logits, TEMPERATURE_ONE if params.greedy else params, SHORTLIST)
+        if temperature:
+            logits = (logits + gumbel(params.seed, positions, ids)) * temperature
+    elif temperature:
         if params.top_k or params.top_p < 1 or params.min_p:
-            logits = warp(logits, params) * heat
+            logits = warp(logits, params) * temperature
         noise = [_noise(params.seed, each, logits.shape[-1]) for each in positions]
-        logits = torch.stack(noise).mul_(heat).add_(logits)
-    top = logits.topk(min(few, logits.shape[-1]))
+        logits = torch.stack(noise).mul_(temperature).add_(logits)
+    top = logits.topk(min(candidates, logits.shape[-1]))
     return top.indices if ids is None else ids.gather(-1, top.indices), top.values
 
 
@@ -98,17 +98,20 @@ def sampled_children(params: SamplingParams, branches: int, root: int) -> Expand
 
     def propose(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
         rows = zip(logits, positions, strict=True)
-        return [_drawn(row, params, at, branches if at == root else 1) for row, at in rows]
+        return [_sampled(row, params, at, branches if at == root else 1) for row, at in rows]
 
     return propose
 
 
-def _drawn(row: torch.Tensor, params: SamplingParams, position: int, count: int) -> Expansion:
+def _sampled(row: torch.Tensor, params: SamplingParams, position: int, count: int) -> Expansion:
+    """Draw `count` children without replacement from the part of a row's distribution that is
+    sent, with its probabilities rounded to integer weights.
+    """
     if params.greedy:
-        (token,), (score,) = (each[0].tolist() for each in leading(row[None], PLAIN, 1))
+        (token,), (score,) = (each[0].tolist() for each in leading(row[None], TEMPERATURE_ONE, 1))
         return Expansion([Child(token, 0.0, math.exp(score))], Distribution((token,), (1,)))
-    (likeliest,), (scores,) = leading(row[None], params, SENT)
-    weights = (scores.exp().double() * WEIGHTS).round()
+    (likeliest,), (scores,) = leading(row[None], params, SENT_TOKENS)
+    weights = (scores.exp().double() * UNIT_WEIGHT).round()
     kept = weights > 0  # true for the likeliest token, unless the vocabulary is huge
     kept[0] = True
     ids, weights = likeliest[kept], weights[kept].clamp(min=1)
@@ -133,8 +136,8 @@ def medusa_lite_children(
 
     def propose(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
         if positions[0] != root:
-            best = (each.flatten().tolist() for each in leading(logits, PLAIN, 1))
-            return [Expansion([_sized(*pair)]) for pair in zip(*best, strict=True)]
+            best = (each.flatten().tolist() for each in leading(logits, TEMPERATURE_ONE, 1))
+            return [Expansion([_child(*pair)]) for pair in zip(*best, strict=True)]
         ids, scores = _nucleus(logits[:1], params)
         pool = visible[ids]
         if not pool.any():
@@ -142,7 +145,7 @@ def medusa_lite_children(
         ids, scores = ids[pool], scores[pool]
         first = (scores + gumbel(params.seed, root, ids)).argsort(descending=True)[:branches]
         pairs = zip(ids[first].tolist(), scores[first].tolist(), strict=True)
-        return [Expansion([_sized(*pair) for pair in pairs])]
+        return [Expansion([_child(*pair) for pair in pairs])]
 
     return propose
 
@@ -159,7 +162,7 @@ def _nucleus(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor
     return ids[:inside], scores[:inside]
 
 
-def _sized(token: int, logprob: float) -> Child:
+def _child(token: int, logprob: float) -> Child:
     """Return a child whose chance to be accepted is its probability by the draft model."""
     return Child(token, logprob, math.exp(logprob))
 
@@ -206,4 +209,4 @@ def expander(
         return sampled_children(params, shape.branches, root)
     if params.rule is Rule.TOP1:  # accepts the target's likeliest token, not its draw
         params = replace(params, temperature=0.0)
-    return likeliest_children(params, shape.branches, sure=shape.confidence > 0)
+    return likeliest_children(params, shape.branches, with_probabilities=shape.confidence > 0)

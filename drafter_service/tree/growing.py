@@ -24,8 +24,8 @@ from tandem.protos.types import MAX_LEVELS
 
 
 class GrowingTree:
-    """One opening's tree (`engine.forward.step_input.StepInput`), whose root was fed. `first` are
-    the root's logits, [1, vocab].
+    """One opening's tree (`engine.forward.step_input.StepInput`), whose root was fed. `root_logits`
+    are [1, vocab].
     """
 
     def __init__(
@@ -35,14 +35,17 @@ class GrowingTree:
         stream: JobStream[CommitTokens, Proposal],
         worth: Worth,
         clock: Callable[[], float],
-        first: torch.Tensor,
+        root_logits: torch.Tensor,
     ) -> None:
-        self._text, self._propose, self._stream = text, propose, stream
-        self._worth, self._clock = worth, clock
+        self._text = text
+        self._propose = propose
+        self._stream = stream
+        self._worth = worth
+        self._clock = clock
         self._frontier: Sequence[DraftNode] = ()
-        self._asked: Sequence[DraftNode] = ()  # nodes to be fed; empty for committed tokens
-        self._held = False  # whether the best nodes were held back, because the stream is paused
-        self._expand([text.tree.root], first)
+        self._feeding: Sequence[DraftNode] = ()  # nodes to be fed; empty for committed tokens
+        self._held_back = False  # whether the best nodes were not sent because the stream is paused
+        self._expand([text.tree.root], root_logits)
 
     def ready(self) -> Segment | None:
         """Return the newest committed tokens, if a tree after them pays or if they are many, or
@@ -54,7 +57,7 @@ class GrowingTree:
         if pending := self._text.pending:
             if len(pending) < SHORT_PREFIX and not self._worth.threshold().pays(0.0, 0):
                 return None
-            self._asked = ()
+            self._feeding = ()
             return self._text.next()
         return self.segment(0) if self._frontier else None
 
@@ -67,8 +70,8 @@ class GrowingTree:
 
     def segment(self, rows: int) -> Segment:
         """Return the first node of the frontier and up to `rows` more, to be fed."""
-        self._asked = self._frontier[: rows + 1]
-        return self._text.segment(self._asked)
+        self._feeding = self._frontier[: rows + 1]
+        return self._text.segment(self._feeding)
 
     def wait_seconds(self, now: float, step: float) -> float:
         """Return 0: a growing tree need not wait before a step."""
@@ -76,10 +79,10 @@ class GrowingTree:
 
     def take(self, logits: torch.Tensor) -> None:
         """Take the logits of the tokens that were fed, [rows, vocab]."""
-        if self._asked:
-            self._text.tree.feed(self._asked)
-            self._expand(self._asked, logits)
-        elif self._text.read():
+        if self._feeding:
+            self._text.tree.feed(self._feeding)
+            self._expand(self._feeding, logits)
+        elif self._text.mark_fed():
             self._expand([self._text.tree.root], logits)
 
     def _expand(self, nodes: Sequence[DraftNode], logits: torch.Tensor) -> None:
@@ -91,7 +94,7 @@ class GrowingTree:
         takes too slowly what it was sent.
         """
         tree, floor = self._text.tree, self._worth.floor
-        changed |= self._held and not self._stream.paused
+        changed |= self._held_back and not self._stream.paused
         if tokens := self._text.take_commits(self._stream.inbox):
             self._worth.text_grew(tokens, self._clock())
         if tokens or floor != tree.floor or changed:
@@ -99,8 +102,8 @@ class GrowingTree:
             window, threshold = tree.window(), self._worth.threshold()
             self._frontier = self._text.fit(tree.frontier(window, threshold))
             pays = self._frontier or threshold.pays(0.0, 0)
-            self._held = self._stream.paused
-            if not pays or self._held:
+            self._held_back = self._stream.paused
+            if not pays or self._held_back:
                 return
-            if propose := tree.unsent(window, int(min(threshold.lead, MAX_LEVELS))):
-                self._stream.emit(propose)
+            if proposal := tree.unsent(window, int(min(threshold.lead, MAX_LEVELS))):
+                self._stream.emit(proposal)

@@ -10,12 +10,12 @@ from tandem.protos.types import Distribution
 
 
 class Child(NamedTuple):
-    """A token that may follow a node. `gain` is the log-probability that the token is accepted if
-    the node is; `probability` is the draft model's.
+    """A token that may follow a node. `logprob` is the log-probability that the token is accepted
+    if the node is; `probability` is the draft model's.
     """
 
     token: int
-    gain: float
+    logprob: float
     probability: float = 1.0
 
 
@@ -32,17 +32,17 @@ class Expansion:
 @dataclass(slots=True, eq=False)
 class DraftNode:
     """A proposed token. `position` counts the tokens of the text up to and including this one.
-    `place` is where the node's keys lie after the root, once the node was fed; the root's place is
-    -1. `number` is 0 until the node is sent.
+    `slot` is the position of the node's keys in the session's cache after the root, once the node
+    was fed; the root's slot is -1. `number` is 0 until the node is sent.
     """
 
     token: int
     parent: DraftNode | None
     position: int
     score: float = 0.0
-    gain: float = 0.0
-    sure: bool = True
+    logprob: float = 0.0
+    confident: bool = True
     number: int = 0
-    place: int | None = None
+    slot: int | None = None
     children: dict[int, DraftNode] = field(default_factory=dict)
     drawn: Distribution | None = None

@@ -1,8 +1,11 @@
-"""Committed tokens that a session does not hold yet, fed in pieces."""
+"""Committed tokens that a session does not hold yet, fed in pieces, and the step input of a job
+that waits for more of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -10,32 +13,41 @@ import torch
 from tandem.engine.cache.session import Session
 from tandem.engine.cache.sessions import Sessions
 from tandem.engine.forward.segment import Segment
-from tandem.engine.forward.step_input import StepInput
+from tandem.engine.forward.step_input import FixedInput, StepInput
 from tandem.engine.schedule.batch import SHORT_PREFIX
 from tandem.protos import tree
 from tandem.protos.types import Context
 
-Read: TypeAlias = Callable[[Sequence[int]], tuple[int, ...]]
+ReadTokens: TypeAlias = Callable[[Sequence[int]], tuple[int, ...]]
 """A function from tokens of a text to the tokens that the draft model is fed, one for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingInput(FixedInput):
+    """A step input that waits until `ready` returns a segment, and has no rows to add."""
+
+    ready: Callable[[], Segment | None]
 
 
 class PendingTokens:
     """A session's `pending` tokens. While there are any, nothing can be proposed after the text."""
 
     def __init__(
-        self, sessions: Sessions, session: Session, context: Context, read: Read = tuple
+        self, sessions: Sessions, session: Session, context: Context, read: ReadTokens = tuple
     ) -> None:
         self.session = session
         self.pending: list[int] = []
-        self._sessions, self._context, self._as_fed = sessions, context, read
+        self._sessions = sessions
+        self._context = context
+        self._read = read
 
     def next(self) -> Segment:
         """Return the pending tokens, or as many as are fed at once; raises Busy."""
         tokens = self.pending[:SHORT_PREFIX]
         self._sessions.reserve(self.session, self.session.length + len(tokens))
-        return chain_segment(self.session, self._as_fed(tokens))
+        return chain_segment(self.session, self._read(tokens))
 
-    def read(self) -> bool:
+    def mark_fed(self) -> bool:
         """Note that the tokens of `next` were fed. Returns whether none are pending any more."""
         tokens = self.pending[:SHORT_PREFIX]
         self._sessions.advance(self.session, tokens, range(len(tokens)))

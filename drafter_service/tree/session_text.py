@@ -66,7 +66,8 @@ class SessionText(PendingTokens):
         self._vocabulary = vocabulary
         self._adjusted = sampling.adjusting
         self._adjustment = LogitsProcessor(sampling, session.tokens)
-        self._grammar, self._missed = grammar, list(session.tokens[opening.context.length :])
+        self._grammar = grammar
+        self._before_grammar: list[int] = list(session.tokens[opening.context.length :])
 
     def take_commits(self, inbox: deque[CommitTokens], restart: bool = False) -> int:
         """Take in the commits that have arrived. The tree goes on from the new end of the text, or
@@ -80,14 +81,14 @@ class SessionText(PendingTokens):
         self.pending += tokens[count:]
         self._adjustment.extend(tokens)
         if self._grammar:
-            self._missed += tokens
+            self._before_grammar += tokens
         return len(tokens)
 
-    def keep(self, tokens: Sequence[int], places: Sequence[int]) -> int:
+    def keep(self, tokens: Sequence[int], slots: Sequence[int]) -> int:
         """Keep a path of the tree in the session, though it is not committed; returns the length
         that the session then holds.
         """
-        self._sessions.advance(self.session, tokens, places, proposed=len(tokens))
+        self._sessions.advance(self.session, tokens, slots, proposed=len(tokens))
         return self.session.length
 
     def fit(self, nodes: list[DraftNode]) -> list[DraftNode]:
@@ -106,7 +107,7 @@ class SessionText(PendingTokens):
             num_logits=len(nodes),
         )
 
-    def expand(self, nodes: Sequence[DraftNode], logits: torch.Tensor, proposal: Expander) -> None:
+    def expand(self, nodes: Sequence[DraftNode], logits: torch.Tensor, propose: Expander) -> None:
         """Add proposals after the root, or after nodes that were fed, from their logits
         [nodes, vocab].
         """
@@ -114,7 +115,7 @@ class SessionText(PendingTokens):
         self._constrain()
         if self._adjusted:
             rows = self._adjustment.rows(rows, [self.tree.path(node) for node in nodes])
-        self.tree.expand(nodes, proposal(rows, [node.position for node in nodes]))
+        self.tree.expand(nodes, propose(rows, [node.position for node in nodes]))
 
     def _constrain(self) -> None:
         """Make proposals keep to the grammar from now on, if it is compiled. A grammar that cannot
@@ -123,6 +124,6 @@ class SessionText(PendingTokens):
         if self._grammar and self._grammar.done():
             with suppress(InvalidRequest):
                 matcher = self._grammar.result()
-                matcher.extend(self._missed)
+                matcher.extend(self._before_grammar)
                 self._adjustment.matcher = matcher
             self._grammar = None

@@ -1,6 +1,6 @@
 """A token tree that grows ahead of a text and is re-rooted as the text goes on.
 
-Pure: children and committed tokens come in; nodes to feed, proposals, and new places for the keys
+Pure: children and committed tokens come in; nodes to feed, proposals, and new slots for the keys
 of nodes come out. A node's score is the predicted log-probability that it is accepted, the sum over
 its path; children never score above their parent. So a node that is not among the best `nodes`
 known has no descendant among them, and feeding only the best nodes gives the exact best-first tree
@@ -44,11 +44,13 @@ class TokenTree:
     ) -> None:
         self.shape = shape
         self.limit = limit
-        self.root = DraftNode(-1, None, length, place=-1)
-        self.floor = self._least = math.log(LEAST) if worth else -math.inf
-        self._source, self._worth = source, worth
+        self.root = DraftNode(-1, None, length, slot=-1)
+        self._min_logprob = math.log(LEAST) if worth else -math.inf
+        self.floor = self._min_logprob
+        self._source = source
+        self._worth = worth
         self._live: list[DraftNode] = []  # best first; among equals the older one
-        self._fed: list[DraftNode] = []  # in the order of their places
+        self._fed: list[DraftNode] = []  # in the order of their slots
         self._sent = 0
 
     @property
@@ -67,12 +69,12 @@ class TokenTree:
             node.drawn = expansion.drawn
             if node.position == self._deepest:
                 continue
-            for token, gain, probability in expansion.children[: self.shape.branches]:
-                if gain > self._least or not node.children:
-                    gain = min(gain, 0.0)
-                    sure = probability >= self.shape.confidence
-                    score, position = node.score + gain, node.position + 1
-                    child = DraftNode(token, node, position, score, gain, sure)
+            for token, logprob, probability in expansion.children[: self.shape.branches]:
+                if logprob > self._min_logprob or not node.children:
+                    logprob = min(logprob, 0.0)
+                    confident = probability >= self.shape.confidence
+                    score, position = node.score + logprob, node.position + 1
+                    child = DraftNode(token, node, position, score, logprob, confident)
                     node.children[token] = child
                     self._live.append(child)
         self._live.sort(key=attrgetter("score"), reverse=True)  # stable: no child before its parent
@@ -91,22 +93,22 @@ class TokenTree:
         """
         deepest, left = self._deepest, FED_PER_NODE * self.shape.nodes - self.fed
         base, start = self.root.score, self.root.position
-        unfed = (n for n in window if n.place is None and n.sure and n.position < deepest)
+        unfed = (n for n in window if n.slot is None and n.confident and n.position < deepest)
         worth = (n for n in unfed if threshold.pays(n.score - base, n.position - start))
         return list(islice(worth, max(0, left)))
 
     def feed(self, nodes: Iterable[DraftNode]) -> None:
         """Note that the nodes were fed, in this order."""
-        for place, node in enumerate(nodes, self.fed):
-            node.place = place
+        for slot, node in enumerate(nodes, self.fed):
+            node.slot = slot
             self._fed.append(node)
 
     def parents(self, nodes: Sequence[DraftNode]) -> tuple[int, ...]:
-        """Return the tree of all fed nodes and then these, in the order of their places: the place
+        """Return the tree of all fed nodes and then these, in the order of their slots: the slot
         of each node's parent.
         """
         above = (node.parent for node in (*self._fed, *nodes))
-        return tuple(a.place for a in above if a is not None and a.place is not None)
+        return tuple(a.slot for a in above if a is not None and a.slot is not None)
 
     def path(self, node: DraftNode) -> list[int]:
         """Return the tokens from the root, exclusively, down to a node."""
@@ -119,7 +121,7 @@ class TokenTree:
 
     def follow(self, tokens: Sequence[int], restart: bool = False) -> tuple[int, list[int]]:
         """Re-root the tree, because the text went on with these tokens. Returns how many leading
-        tokens are fed nodes, and the places of their keys, followed by the places of all nodes that
+        tokens are fed nodes, and the slots of their keys, followed by the slots of all nodes that
         are still possible, in their new order.
 
         If not all tokens are fed nodes, or with `restart`, the new tree is empty, and its root has
@@ -130,17 +132,17 @@ class TokenTree:
         node, path = self.root, list[int]()
         for token in tokens[: len(tokens) - restart]:
             child = node.children.get(token)
-            if child is None or child.place is None:
+            if child is None or child.slot is None:
                 break
             node = child
-            path.append(child.place)
+            path.append(child.slot)
         if restart or len(path) < len(tokens):
-            node = DraftNode(-1, None, self.root.position + len(tokens), place=-1)
+            node = DraftNode(-1, None, self.root.position + len(tokens), slot=-1)
         self._set_root(node)
-        places = [n.place for n in self._fed if n.place is not None]
-        for place, fed in enumerate(self._fed):
-            fed.place = place
-        return len(path), path + places
+        slots = [n.slot for n in self._fed if n.slot is not None]
+        for slot, fed in enumerate(self._fed):
+            fed.slot = slot
+        return len(path), path + slots
 
     def unsent(self, window: Iterable[DraftNode], level: int = 0) -> Proposal | None:
         """Return a proposal of the nodes of the window that were not sent yet, or None if there are
@@ -154,8 +156,8 @@ class TokenTree:
                 node = node.parent
         return self._proposal(sorted(nodes, key=attrgetter("position"))) if nodes else None
 
-    def whole(self) -> tuple[Proposal, list[int]]:
-        """Return the best tree in one proposal, the likeliest child first, and the places of its
+    def whole_draft(self) -> tuple[Proposal, list[int]]:
+        """Return the best tree in one proposal, the likeliest child first, and the slots of its
         leading nodes as far as they were fed.
         """
         kept, nodes = set(self.window()), list[DraftNode]()
@@ -167,9 +169,9 @@ class TokenTree:
         root, *order = nodes
         trunk: list[int] = []
         for above, node in zip(nodes, order, strict=False):
-            if node.parent is not above or node.place is None:
+            if node.parent is not above or node.slot is None:
                 break
-            trunk.append(node.place)
+            trunk.append(node.slot)
         proposal = self._proposal(order)
         if order and root.drawn:
             parents = {node.parent for node in order}
@@ -194,7 +196,7 @@ class TokenTree:
             self.root.position,
             tuple(node.token for node in nodes),
             tuple(node.parent.number for node in nodes if node.parent),
-            tuple(node.gain for node in nodes),
+            tuple(node.logprob for node in nodes),
             first,
             self._source,
         )
@@ -210,7 +212,7 @@ class TokenTree:
                 node.parent = None  # otherwise forgotten nodes would be garbage in cycles
         self._live = live
         self._fed = [node for node in self._fed if node in possible and node is not root]
-        self.root, root.parent, root.number, root.place = root, None, 0, -1
+        self.root, root.parent, root.number, root.slot = root, None, 0, -1
 
     def _observe(self, tokens: Iterable[int]) -> bool:
         """Learn from the tokens that the text went on with. Returns whether the tree was right
@@ -222,7 +224,7 @@ class TokenTree:
                 break
             likeliest = next(iter(node.children.values()))
             if self._worth:
-                self._worth.observe_proposal(math.exp(likeliest.gain), likeliest.token == token)
+                self._worth.observe_proposal(math.exp(likeliest.logprob), likeliest.token == token)
             if token not in node.children:
                 return False
             node = node.children[token]

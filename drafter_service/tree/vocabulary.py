@@ -1,4 +1,5 @@
-"""The tokens of a draft model beside its target's: which it may propose, and how it reads a text.
+"""The tokens of a draft model beside its target's: which it may propose, how it reads a text, and
+which of them a reader would see.
 
 In nearly equal tokenizers, all but a few ids mean the same token. An id that means another token is
 never proposed, so each draft consists of the target's tokens, however it is made from the logits.
@@ -16,19 +17,20 @@ import torch
 from tandem.drafter_service.tree.expansion import Expander, expander, where_possible
 from tandem.protos.types import DraftShape, SamplingParams
 
-NEUTRAL = ("Ċ", "\n", "<0x0A>", "Ġ", "▁", " ")  # read in place of a token the draft model lacks
+NEUTRAL_TOKENS = ("Ċ", "\n", "<0x0A>", "Ġ", "▁", " ")  # one is read for a token that is lacking
+REPLACEMENT = "\ufffd"  # stands in the text of a token that is only a part of a character
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The first `count` ids of a draft model. The `foreign` ids among them mean something else to
-    the target. `other` maps ids of the target that mean something else to the draft model to the
-    ids that the draft model reads instead.
+    """The first `count` ids of a draft model. The `masked` ids among them mean something else to
+    the target. `substitutes` maps ids of the target that mean something else to the draft model to
+    the ids that the draft model reads instead.
     """
 
     count: int
-    foreign: tuple[int, ...] = ()
-    other: Mapping[int, int] = field(default_factory=dict)
+    masked: tuple[int, ...] = ()
+    substitutes: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def shared(cls, count: int, own: Mapping[int, str], target: Mapping[int, str]) -> Vocabulary:
@@ -39,7 +41,7 @@ class Vocabulary:
         """
         own = {index: token for index, token in own.items() if index < count}
         ids = {token: index for index, token in own.items()}
-        neutral = next((ids[token] for token in NEUTRAL if token in ids), 0)
+        neutral = next((ids[token] for token in NEUTRAL_TOKENS if token in ids), 0)
         same = {index for index, token in own.items() if target.get(index) == token}
         lacking = (index for index in range(max(target) + 1) if index not in same)
         return cls(
@@ -50,27 +52,38 @@ class Vocabulary:
 
     def read(self, tokens: Iterable[int]) -> tuple[int, ...]:
         """Return the tokens that the draft model is fed for tokens of a text, one for each."""
-        if not self.other:
+        if not self.substitutes:
             return tuple(tokens)
-        return tuple(self.other.get(token, token) for token in tokens)
+        return tuple(self.substitutes.get(token, token) for token in tokens)
 
     def proposable(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the first `count` columns of logits [rows, vocab], as [rows, count], with minus
         infinity for each token that may not be proposed.
         """
         rows = logits[:, : self.count]
-        if not self.foreign:
+        if not self.masked:
             return rows
-        return rows.index_fill(1, self._masked.to(rows.device), -torch.inf)
+        return rows.index_fill(1, self._masked_ids.to(rows.device), -torch.inf)
 
     def expander(
         self, shape: DraftShape, params: SamplingParams, root: int, visible: torch.Tensor
     ) -> Expander:
         """Return how to propose from proposable logits, as `expansion.expander` does."""
         propose = expander(shape, params, root, visible)
-        return where_possible(propose) if self.foreign else propose
+        return where_possible(propose) if self.masked else propose
 
     @cached_property
-    def _masked(self) -> torch.Tensor:
-        """The foreign ids, int64 [foreign]."""
-        return torch.tensor(self.foreign)
+    def _masked_ids(self) -> torch.Tensor:
+        """The masked ids, int64 [masked]."""
+        return torch.tensor(self.masked)
+
+
+def visible_tokens(texts: Iterable[str]) -> torch.Tensor:
+    """Tell of which tokens the texts have a visible character and no broken one, [tokens] bool."""
+    return torch.tensor([_is_visible(text) for text in texts])
+
+
+def _is_visible(text: str) -> bool:
+    return REPLACEMENT not in text and any(
+        letter.isprintable() and not letter.isspace() for letter in text
+    )

@@ -11,8 +11,8 @@ from functools import partial
 import torch
 
 from tandem.drafter_service.tree.expansion import Expander
+from tandem.drafter_service.tree.pending import WaitingInput
 from tandem.drafter_service.tree.session_text import CommitTokens, SessionText
-from tandem.drafter_service.tree.waiting_input import WaitingInput
 from tandem.engine.forward.segment import Segment
 from tandem.engine.forward.step_input import StepInput
 from tandem.engine.schedule.job_stream import JobStream
@@ -41,7 +41,7 @@ def whole_drafts(
             if nodes:
                 logits = yield from text.feed(text.segment(nodes))
                 tree.feed(nodes)
-        draft, trunk = tree.whole()
+        draft, trunk = tree.whole_draft()
         if once:
             length = text.keep(draft.tokens[: len(trunk)], trunk)
             stream.emit(replace(draft, epoch=text.session.epoch, cached_len=length))
@@ -50,7 +50,7 @@ def whole_drafts(
         known = False
         while not known:
             logits = yield from text.feed(WaitingInput(partial(_newest, text, stream)))
-            known = text.read()
+            known = text.mark_fed()
 
 
 def _newest(text: SessionText, stream: JobStream[CommitTokens, Proposal]) -> Segment | None:
@@ -59,5 +59,5 @@ def _newest(text: SessionText, stream: JobStream[CommitTokens, Proposal]) -> Seg
     """
     tree, changed = text.tree, text.take_commits(stream.inbox, restart=True)
     if tree.full and changed:
-        stream.emit(tree.whole()[0])
+        stream.emit(tree.whole_draft()[0])
     return text.next() if text.pending and not tree.full else None

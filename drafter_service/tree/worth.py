@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from tandem.engine.schedule.cost import Rates
+from tandem.engine.schedule.cost import AverageStepTimes
 from tandem.engine.schedule.trust import Trust
 
 LEAST = 0.01  # the chance below which a node is neither fed nor sent: only one in a hundred rows

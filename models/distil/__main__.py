@@ -21,9 +21,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers.utils import logging
 
 from tandem.client import AsyncClient
-from tandem.models.distil import card, prompts
+from tandem.models.distil import prompts
 from tandem.models.distil import student as students
-from tandem.models.distil.answers import Answers, Lesson
+from tandem.models.distil.answers import Answers, PackedAnswers
 from tandem.models.distil.course import Course
 from tandem.models.distil.prompts import Prompt
 from tandem.models.distil.teacher import Question, Teacher
@@ -34,9 +34,19 @@ from tandem.protos import hub
 from tandem.protos.errors import TandemError, Unusable
 from tandem.protos.service import cores
 
-AT_ONCE = 32  # questions: sessions of one pass
+MAX_CONCURRENCY = 32  # questions: sessions of one pass
 HELD_OUT = 32  # questions whose answers are not learned from
 WORK = "training"  # folder in that of the draft model: answers, and the state of training
+
+
+def read_prompts(file: Path) -> list[Prompt]:
+    """Read the prompts of a file. Raises Unusable if there are too few to learn from, because the
+    answers to the first HELD_OUT are only measured with.
+    """
+    found = prompts.read(file)
+    if len(found) <= HELD_OUT:
+        raise Unusable(f"{file} has {len(found)} prompts: it takes more than {HELD_OUT}")
+    return found
 
 
 def questions(asked: Iterable[Prompt], known: Answers, tokens: int) -> Iterator[Question]:
@@ -56,7 +66,7 @@ async def collect(
     asked: Iterable[Prompt],
     answers: Answers,
     tokens: int,
-    most: int,
+    max_new_tokens: int,
     threads: int,
 ) -> None:
     """Serve the target, and ask it prompts until the answers have `tokens` tokens. Raises
@@ -66,7 +76,7 @@ async def collect(
     texts = [TextColumn(column) for column in columns]
     plan = Plan(target, port=0, ray=False, threads=threads)
     async with launch.up(plan) as tandem, AsyncClient(tandem.addresses["orchestrator"]) as client:
-        teacher = Teacher(client, most, AT_ONCE)
+        teacher = Teacher(client, max_new_tokens, MAX_CONCURRENCY)
         with Progress(texts[0], BarColumn(), texts[1], TimeRemainingColumn()) as progress:
             bar = progress.add_task("answers", total=tokens, completed=answers.tokens)
             try:
@@ -94,7 +104,7 @@ def remember(file: Path, settings: dict[str, Any]) -> None:
             )
 
 
-def told(look: Look) -> str:
+def line_of(look: Look) -> str:
     """Return a look as one line of text."""
     course = look.course
     left = "about" if course.falls_from else "at most"
@@ -157,9 +167,9 @@ def main(
     torch.set_num_threads(threads)
     console, work = Console(highlight=False, soft_wrap=True), out / WORK
     try:
+        asked = read_prompts(prompt_file) if prompt_file else prompts.generated(seed)
         model = hub.served(target)
         shape = students.Shape.fitting(students.vocabulary_of(model), parameters)
-        asked = prompts.own(prompt_file) if prompt_file else prompts.made(seed)
         settings = {"target": str(target), "prompts": str(prompt_file), "seed": seed}
         remember(work / "settings.json", settings | {"parameters": shape.parameters})
         console.print(f"{shape.parameters:,} parameters: {shape.layers} layers of {shape.width}")
@@ -172,7 +182,7 @@ def main(
         raise typer.Exit(130) from None
     except TandemError as problem:
         raise SystemExit(f"error: {problem}") from None
-    card.write(out, target, shape, answers.tokens, course)
+    students.write_card(out, target, shape, answers.tokens, course)
     console.print(f"tandem up --target {target} --draft {out}")
 
 
@@ -197,7 +207,7 @@ def learn(
     student = students.build(shape, target)
     student.to(device)  # type: ignore[arg-type]  # its wrapper has no types
     training = Training(student, Course(minutes), target, out, out / WORK / "state.pt")
-    training.run(Lesson.of(rest), held, seed, lambda look: console.print(told(look)))
+    training.run(PackedAnswers.of(rest), held, seed, lambda look: console.print(line_of(look)))
     return training.course
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import MistralForCausalLM
 
-from tandem.models.distil.answers import Lesson
+from tandem.models.distil.answers import PackedAnswers
 from tandem.models.distil.teacher import Answer
 
 CHAIN = 4  # tokens of a draft
@@ -41,8 +41,8 @@ def measure(student: MistralForCausalLM, answers: Sequence[Answer]) -> float:
     """Measure the tokens per step on greedy answers that the student has not learned from."""
     agreed = []
     for answer in answers:
-        lesson = Lesson.of([answer])
-        ids = torch.from_numpy(lesson.tokens.astype(np.int64))[None].to(student.device)
+        packed = PackedAnswers.of([answer])
+        ids = torch.from_numpy(packed.tokens.astype(np.int64))[None].to(student.device)
         begin = len(answer.prompt) - 1
         logits = student(ids[:, :-1], use_cache=False).logits[0, begin:]
         agreed.append((logits.argmax(-1) == ids[0, begin + 1 :]).tolist())

@@ -11,7 +11,7 @@ import numpy as np
 
 from tandem.models.distil.teacher import TOP, Answer
 
-OF_A_FILE = 64  # answers in a file
+ANSWERS_PER_FILE = 64
 PADDING = -1  # in the place of likeliest tokens, where the target's probabilities are not known
 
 
@@ -41,10 +41,10 @@ class Answers:
         return sum(len(each.tokens) for each in self.found.values())
 
     def add(self, number: int, answer: Answer) -> None:
-        """Add an answer; every OF_A_FILE new answers are saved."""
+        """Add an answer; every ANSWERS_PER_FILE new answers are saved."""
         self.found[number] = answer
         self._unsaved.append(number)
-        if len(self._unsaved) == OF_A_FILE:
+        if len(self._unsaved) == ANSWERS_PER_FILE:
             self.save()
 
     def save(self) -> None:
@@ -64,7 +64,7 @@ class Answers:
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class PackedAnswers:
     """Prompts and answers in one row, each answer after its prompt: `tokens`, int32 [tokens]. At
     each place `top`, int32 [tokens, TOP], has the target's likeliest tokens for the next place, or
     PADDING where the next token is not an answer's; `logprobs`, float32 [tokens, TOP], has their
@@ -76,7 +76,7 @@ class Lesson:
     logprobs: np.ndarray
 
     @classmethod
-    def of(cls, answers: Sequence[Answer]) -> Lesson:
+    def of(cls, answers: Sequence[Answer]) -> PackedAnswers:
         """Join answers with their prompts, in the given order."""
         size = sum(len(each.prompt) + len(each.tokens) for each in answers)
         tokens = np.zeros(size, np.int32)
@@ -91,10 +91,10 @@ class Lesson:
             at = end
         return cls(tokens, top, logprobs)
 
-    def batch(self, rows: int, length: int, chosen: np.random.Generator) -> Lesson:
+    def batch(self, rows: int, length: int, chosen: np.random.Generator) -> PackedAnswers:
         """Choose windows at random places: tokens [rows, length], `top` and `logprobs`
         [rows, length, TOP].
         """
         starts = chosen.integers(0, max(1, len(self.tokens) - length + 1), rows)
         places = starts[:, None] + np.arange(min(length, len(self.tokens)))
-        return Lesson(self.tokens[places], self.top[places], self.logprobs[places])
+        return PackedAnswers(self.tokens[places], self.top[places], self.logprobs[places])

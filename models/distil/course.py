@@ -7,10 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 WARM_UP = 100  # steps
-HELD = 0.6  # share of the time limit after which the learning rate falls at the latest
-FALLING = 2 / 3  # steps of the fall for each step before it, at most
-LOOKS = 5  # so many looks without better drafts mean that drafts stopped getting better
-BETTER = 1.005  # better drafts bring so many times the tokens per step of the best ones before
+MAX_HOLD = 0.6  # share of the time limit until which the peak learning rate is held
+MAX_FALL = 2 / 3  # steps of the fall for each step before it
+PATIENCE = 5  # looks without better drafts, after which the learning rate falls
+MIN_IMPROVEMENT = 1.005  # times the tokens per step of the best drafts before
 
 
 @dataclass
@@ -43,14 +43,14 @@ class Course:
         """Count a step, which took `minutes`."""
         self.step += 1
         self.minutes += minutes
-        if not self.falls_from and self.minutes >= HELD * self.limit:
+        if not self.falls_from and self.minutes >= MAX_HOLD * self.limit:
             self._fall()
 
     def look(self, tokens_per_step: float) -> None:
         """Note the tokens per step that drafts bring now."""
         self.looks.append(tokens_per_step)
-        before, recent = self.looks[:-LOOKS], self.looks[-LOOKS:]
-        risen = not before or max(recent) >= BETTER * max(before)
+        before, recent = self.looks[:-PATIENCE], self.looks[-PATIENCE:]
+        risen = not before or max(recent) >= MIN_IMPROVEMENT * max(before)
         if not self.falls_from and not risen:
             self._fall()
 
@@ -64,4 +64,4 @@ class Course:
     def _fall(self) -> None:
         in_time = self.step / self.minutes * max(0.0, self.limit - self.minutes)
         self.falls_from = self.step
-        self.last = self.step + max(1, int(min(FALLING * self.step, in_time)))
+        self.last = self.step + max(1, int(min(MAX_FALL * self.step, in_time)))

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import torch
 
-SAMPLE = 4096  # tokens in the sample of the others
-LEAST = 1e-6  # the student's probability of all other tokens counts as at least this
+SAMPLED_TOKENS = 4096  # of all tokens that are not the likeliest ones
+MIN_REST = 1e-6  # the student's probability of all other tokens counts as at least this
 
 
 def sampled_columns(
@@ -36,7 +36,7 @@ def distillation_loss(
     top: torch.Tensor,
     logprobs: torch.Tensor,
     generator: torch.Generator,
-    sample: int = SAMPLE,
+    sample: int = SAMPLED_TOKENS,
 ) -> torch.Tensor:
     """Return the mean divergence in nats, up to a constant, of a student's distributions from the
     target's. The student has the hidden rows `hidden` [rows, width] and output `embeddings`
@@ -56,5 +56,5 @@ def distillation_loss(
     teacher = logprobs.exp()
     others = (1 - teacher.sum(-1)).clamp(min=0)
     listed = logprobs > -torch.inf  # false where there were fewer likely tokens than columns
-    rest = torch.log1p(-(found.exp() * listed).sum(-1).clamp(max=1 - LEAST))
+    rest = torch.log1p(-(found.exp() * listed).sum(-1).clamp(max=1 - MIN_REST))
     return -((teacher * found).sum(-1) + others * rest).mean()

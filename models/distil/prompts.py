@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 NUMBERS = {"few": (2, 9), "several": (5, 30), "many": (40, 400)}
 
 
-def own(file: Path) -> list[Prompt]:
+def read(file: Path) -> list[Prompt]:
     """Read the prompts of a file: a text on every line or, in JSON lines, `prompt` or `messages`.
     Raises Unusable.
     """
@@ -38,7 +38,7 @@ def own(file: Path) -> list[Prompt]:
     return found
 
 
-def made(seed: int) -> Iterator[Prompt]:
+def generated(seed: int) -> Iterator[Prompt]:
     """Yield general questions without end, each as a chat; hardly any comes twice."""
     templates, topics = (_lines(f"{name}.txt") for name in ("templates", "topics"))
     chosen = random.Random(seed)

@@ -1,4 +1,5 @@
-"""The student, a draft model that learns: its shape, its first weights, and how it is saved.
+"""The student, a draft model that learns: its shape, its first weights, and how it is saved, with
+its model card.
 
 The student is a Mistral, so that every service runs it as it is. With rotary positions and a
 sliding window it drafts even after texts that are longer than any that it learned from.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +17,38 @@ import torch
 from safetensors import safe_open
 from transformers import AutoConfig, MistralConfig, MistralForCausalLM
 
+from tandem.models.distil.acceptance import CHAIN
+from tandem.models.distil.course import Course
 from tandem.protos import gguf
 from tandem.protos.errors import Unusable
 from tandem.protos.fingerprint import tokens_by_id
 from tandem.protos.tokenizer import tokenizer_of
 
-WINDOW = 256  # tokens that a token sees
-HEAD = 32
-NARROWEST = 64
-SHALLOWEST, DEEPEST = 4, 8  # layers
+SLIDING_WINDOW = 256  # tokens that a token sees
+HEAD_SIZE = 32
+MIN_WIDTH = 64
+MIN_LAYERS, MAX_LAYERS = 4, 8
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("chat_template.jinja", "added_tokens.json"),
 )
+
+CARD = """# A draft model for {target}
+
+`tandem distil` made this model on {day}. It proposes tokens for `{target}`, which decides what is
+accepted. It is of no use by itself.
+
+| | |
+|---|---|
+| architecture | Mistral, {layers} layers, width {width}, window of {window} tokens |
+| parameters | {parameters:,} |
+| tokenizer | the target's |
+| learned from | {tokens:,} tokens of the target's own answers |
+| training | {minutes:.0f} minutes, {steps:,} steps |
+| tokens per step | {best:.2f}: chains of {chain}, temperature 0, answers to other prompts |
+
+    tandem up --target {target} --draft {out}
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,27 +64,27 @@ class Shape:
         """Return the widest shape of at most `parameters` parameters with room for four layers, and
         as many layers as fit. Raises Unusable if there are too few parameters.
         """
-        width = NARROWEST
-        if cls(vocabulary, width, SHALLOWEST).parameters > parameters:
-            least = cls(vocabulary, width, SHALLOWEST).parameters
+        width = MIN_WIDTH
+        if cls(vocabulary, width, MIN_LAYERS).parameters > parameters:
+            least = cls(vocabulary, width, MIN_LAYERS).parameters
             raise Unusable(
                 f"{parameters:,} parameters are too few for a vocabulary of {vocabulary:,}: it"
                 f" takes {least:,}"
             )
-        while cls(vocabulary, width + HEAD, SHALLOWEST).parameters <= parameters:
-            width += HEAD
-        layers = (parameters - vocabulary * width) // cls(vocabulary, width, 1).of_layer
-        return cls(vocabulary, width, min(DEEPEST, layers))
+        while cls(vocabulary, width + HEAD_SIZE, MIN_LAYERS).parameters <= parameters:
+            width += HEAD_SIZE
+        layers = (parameters - vocabulary * width) // cls(vocabulary, width, 1).layer_parameters
+        return cls(vocabulary, width, min(MAX_LAYERS, layers))
 
     @property
-    def of_layer(self) -> int:
+    def layer_parameters(self) -> int:
         """Parameters of a layer's matrices: half as many keys as queries, an MLP of 3 widths."""
         return 12 * self.width**2
 
     @property
     def parameters(self) -> int:
         """The parameters of all matrices."""
-        return self.vocabulary * self.width + self.layers * self.of_layer
+        return self.vocabulary * self.width + self.layers * self.layer_parameters
 
 
 def build(shape: Shape, target: Path) -> MistralForCausalLM:
@@ -71,7 +92,7 @@ def build(shape: Shape, target: Path) -> MistralForCausalLM:
     directions in which these differ most; random too, if the target's cannot be read.
     """
     given = _config(target)
-    heads = shape.width // HEAD
+    heads = shape.width // HEAD_SIZE
     config = MistralConfig(
         vocab_size=shape.vocabulary,
         hidden_size=shape.width,
@@ -79,8 +100,8 @@ def build(shape: Shape, target: Path) -> MistralForCausalLM:
         num_hidden_layers=shape.layers,
         num_attention_heads=heads,
         num_key_value_heads=heads // 2 if heads % 2 == 0 else heads,
-        head_dim=HEAD,
-        sliding_window=WINDOW,
+        head_dim=HEAD_SIZE,
+        sliding_window=SLIDING_WINDOW,
         max_position_embeddings=given.get("max_position_embeddings", 4096),
         tie_word_embeddings=True,
         bos_token_id=given.get("bos_token_id"),
@@ -128,6 +149,27 @@ def save(student: MistralForCausalLM, target: Path, out: Path) -> None:
     for name in TOKENIZER_FILES:
         if (target / name).is_file():
             shutil.copyfile(target / name, out / name)
+
+
+def write_card(out: Path, target: Path, shape: Shape, tokens: int, course: Course) -> None:
+    """Write the model card beside the model, as README.md: what the model is, what it was made
+    from, and what was measured. `tokens` is the number of tokens that it learned from.
+    """
+    text = CARD.format(
+        target=target,
+        out=out,
+        day=date.today().isoformat(),
+        layers=shape.layers,
+        width=shape.width,
+        window=SLIDING_WINDOW,
+        parameters=shape.parameters,
+        tokens=tokens,
+        minutes=course.minutes,
+        steps=course.step,
+        best=course.looks[-1],
+        chain=CHAIN,
+    )
+    (out / "README.md").write_text(text, encoding="utf-8")
 
 
 def vocabulary_of(target: Path) -> int:

@@ -46,7 +46,9 @@ class Teacher:
     """A served target that is asked up to `at_once` questions at once."""
 
     def __init__(self, client: AsyncClient, max_new_tokens: int, at_once: int) -> None:
-        self._client, self._most, self._at_once = client, max_new_tokens, at_once
+        self._client = client
+        self._max_new_tokens = max_new_tokens
+        self._at_once = at_once
         self._chats = True  # whether the target takes chats, as far as is known
 
     async def answers(self, questions: Iterable[Question]) -> AsyncIterator[tuple[int, Answer]]:
@@ -83,7 +85,7 @@ class Teacher:
             prompt,
             temperature=question.temperature,
             seed=question.number,
-            max_new_tokens=self._most,
+            max_new_tokens=self._max_new_tokens,
             logprobs=TOP,
             return_token_ids=True,
         )

@@ -20,14 +20,14 @@ from transformers import MistralForCausalLM
 
 from tandem.models.distil import student as students
 from tandem.models.distil.acceptance import measure
-from tandem.models.distil.answers import PADDING, Lesson
+from tandem.models.distil.answers import PADDING, PackedAnswers
 from tandem.models.distil.course import Course
 from tandem.models.distil.loss import distillation_loss
 from tandem.models.distil.teacher import Answer
 from tandem.models.training.optimiser import Optimiser
 
-LENGTH = 256  # tokens of a window
-ROWS = 8  # windows of a step
+WINDOW = 256  # tokens of a window
+BATCH_SIZE = 8  # windows of a step
 LOOK_STEPS = 100  # steps between two looks
 MATRIX_RATE, OTHER_RATE = 0.02, 4e-3  # as the embedded pair was trained
 
@@ -68,14 +68,21 @@ class Training:
     def __init__(
         self, student: MistralForCausalLM, course: Course, target: Path, out: Path, state: Path
     ) -> None:
-        self.student, self.course = student, course
-        self._target, self._out, self._state = target, out, state
+        self.student = student
+        self.course = course
+        self._target = target
+        self._out = out
+        self._state = state
         self._optimiser = Optimiser(student, MATRIX_RATE, OTHER_RATE)
         if state.is_file():
             self._restore()
 
     def run(
-        self, lesson: Lesson, held_out: list[Answer], seed: int, report: Callable[[Look], None]
+        self,
+        packed: PackedAnswers,
+        held_out: list[Answer],
+        seed: int,
+        report: Callable[[Look], None],
     ) -> None:
         """Train until the course has ended. Ctrl-C lets the step end, saves the training and raises
         KeyboardInterrupt; a training that is started again goes on from there.
@@ -84,13 +91,14 @@ class Training:
         with interruption() as interrupted:
             while not self.course.ended:
                 began = time.monotonic()
-                losses.append(self._step(lesson, seed))
+                losses.append(self._step(packed, seed))
                 self.course.advance((time.monotonic() - began) / 60)
                 if self.course.step % LOOK_STEPS == 0 or self.course.ended:
                     found = measure(self.student, held_out)
                     self.course.look(found)
                     mean = float(np.mean(losses))
-                    report(Look(self.course, mean, found, self.course.step * ROWS * LENGTH))
+                    learned = self.course.step * BATCH_SIZE * WINDOW
+                    report(Look(self.course, mean, found, learned))
                     losses.clear()
                     self.save()
                 if interrupted.is_set():
@@ -118,9 +126,10 @@ class Training:
         limit = self.course.limit
         self.course = Course(**found["course"] | {"limit": limit})
 
-    def _step(self, lesson: Lesson, seed: int) -> float:
+    def _step(self, packed: PackedAnswers, seed: int) -> float:
         """Train one step on windows that the step's number decides; return the loss."""
-        batch = lesson.batch(ROWS, LENGTH, np.random.default_rng((seed, self.course.step)))
+        rng = np.random.default_rng((seed, self.course.step))
+        batch = packed.batch(BATCH_SIZE, WINDOW, rng)
         device = self.student.device
         ids, top = (torch.from_numpy(each).long().to(device) for each in (batch.tokens, batch.top))
         known = top[..., 0] != PADDING

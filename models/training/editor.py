@@ -27,7 +27,7 @@ from tandem.models.training.corpus import SOURCES, Stream, documents, encode, sp
 from tandem.models.training.optimiser import Optimiser
 from tandem.models.training.train import schedule
 
-SHORTEST, LONGEST = 24, 120  # tokens of a text
+MIN_TEXT, MAX_TEXT = 24, 120  # tokens of a text
 HELD_OUT = 64  # held-out texts, of `MEASURED` tokens each
 MEASURED = 80
 
@@ -109,7 +109,7 @@ def train(
     step, progress = 0, 0.0
     while progress < 1:
         progress = (time.monotonic() - start) / (options.minutes * 60)
-        size = int(rng.integers(SHORTEST, LONGEST + 1))
+        size = int(rng.integers(MIN_TEXT, MAX_TEXT + 1))
         texts = stream.batch(max(1, options.tokens // (2 * size)), size)
         loss = loss_of(model, examples(texts, line_break, end, rng), size + 1)
         loss.backward()

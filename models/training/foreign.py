@@ -34,7 +34,7 @@ from tandem.models.training.train import (
     schedule,
 )
 
-ENTRIES = 2048
+VOCABULARY = 2048
 PAD, START, END = "<pad>", "<s>", "</s>"  # ids 0, 1 and 2
 # "don't" is one word, digits stand alone, and so does every space that no word follows
 WORDS = r" ?[\p{L}']+|\p{N}| ?[^\s\p{L}\p{N}']+|\s"
@@ -149,9 +149,9 @@ def main() -> None:
         print(json.dumps({"beside": round(bits_per_byte(other, words, parts[0][1]), 4)}))
     chosen = zip(SOURCES, parts, strict=True)
     simple = (text for source, (docs, _) in chosen if source.simple for text in docs)
-    tokenizer = train_tokenizer(simple, ENTRIES)
+    tokenizer = train_tokenizer(simple, VOCABULARY)
     model = build(DRAFT, DRAFT_MLP, tokenizer)
-    model.resize_token_embeddings(ENTRIES)
+    model.resize_token_embeddings(VOCABULARY)
     weights = [source.weight for source in SOURCES]
     stream = Stream([encode(tokenizer, docs) for docs, _ in parts], weights, options.seed)
     options.out.mkdir(parents=True, exist_ok=True)

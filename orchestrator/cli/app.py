@@ -50,7 +50,8 @@ def main(
 
 
 PORT = typer.Option(help="port of the client API (50051); 0 picks a free one", min=0, max=65535)
-HTTP_PORT = typer.Option(help="port of the HTTP API (8000, or a free one)", min=0, max=65535)
+HTTP = "port of the HTTP API (8000, or none if taken; a free one with --port 0); 0 picks a free one"
+HTTP_PORT = typer.Option(help=HTTP, min=0, max=65535)
 CELLS = typer.Option(help="processes that answer requests (1)", min=1)
 SHARE_PORTS = typer.Option(help="all cells listen at one port (default: each at its own)")
 THREADS = typer.Option(
@@ -114,7 +115,7 @@ def up(
 
 
 @app.command()
-@flags.accepting
+@flags.accepting(flags.MAX_NEW_TOKENS)
 @connecting
 def generate(
     prompt: Annotated[
@@ -135,7 +136,7 @@ def generate(
 
 
 @app.command()
-@flags.accepting
+@flags.accepting(flags.CHAT_MAX_NEW_TOKENS)
 @connecting
 def chat(
     front_end: FrontEnd,

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tandem import AsyncClient, Client
 
 ADDRESS = "127.0.0.1:50051"
+MAX_NEW_TOKENS = 128  # tokens of an answer at most, where a request does not say
+CHAT_MAX_NEW_TOKENS = 512  # tokens of an answer in `tandem chat` at most, by default
 KINDS: dict[int, type[Any]] = {
     FieldDescriptor.TYPE_FLOAT: float,
     FieldDescriptor.TYPE_BOOL: bool,
@@ -45,7 +47,7 @@ HELP = {
     "regex": "the answer matches this regular expression",
     "choice": "the answer is one of these texts; may be repeated",
     "lark": "the answer fits this Lark grammar; @FILE reads it",
-    "max_new_tokens": "tokens of the answer at most; default 128",
+    "max_new_tokens": "tokens of the answer at most",
     "min_new_tokens": "tokens before the answer may end",
     "stop": "stop string, may be repeated",
     "stop_token_ids": "token that ends the answer; may be repeated",
@@ -132,16 +134,22 @@ def connecting(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def accepting(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with a flag for every option of a request in place of its `**options`.
-    The value of a flag that is not given is None.
+def accepting(max_new_tokens: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that gives a command a flag for every option of a request in place of its
+    `**options`. The value of a flag that is not given is None. `max_new_tokens` is the command's
+    default, which only the help names.
     """
-    known = signature(command, eval_str=True)
-    own = [each for each in known.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
-    flags = [*own, *(_parameter(options()[name][1]) for name in HELP)]
-    command.__signature__ = known.replace(parameters=flags)  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in flags}
-    return command
+    help = HELP | {"max_new_tokens": f"{HELP['max_new_tokens']}; default {max_new_tokens}"}
+
+    def accept(command: Callable[..., None]) -> Callable[..., None]:
+        known = signature(command, eval_str=True)
+        own = [each for each in known.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+        flags = [*own, *(_parameter(options()[name][1], text) for name, text in help.items())]
+        command.__signature__ = known.replace(parameters=flags)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in flags}
+        return command
+
+    return accept
 
 
 def given(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,11 +168,11 @@ def given(flags: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _parameter(field: FieldDescriptor) -> Parameter:
+def _parameter(field: FieldDescriptor, help: str) -> Parameter:
     kind: Any = KINDS.get(field.type, int)
     if field.is_repeated or field.type == FieldDescriptor.TYPE_MESSAGE:
         kind = list[kind]
-    annotation = Annotated[kind | None, typer.Option(help=HELP[field.name])]
+    annotation = Annotated[kind | None, typer.Option(help=help)]
     return Parameter(field.name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 

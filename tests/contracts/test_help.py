@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 from tandem.benchmarks.chaos.__main__ import app as chaos
 from tandem.benchmarks.serve.__main__ import app as serve
 from tandem.models.distil.__main__ import app as distil
+from tandem.orchestrator.cli import flags
 from tandem.orchestrator.cli.app import app
+from tandem.orchestrator.requests.request import DEFAULT_MAX_NEW_TOKENS
 
 
 def commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[Any, tuple[str, ...]]]:
@@ -42,3 +44,12 @@ def test_help_has_the_whole_name_of_every_option(
     printed = shown.output.replace(",", " ").replace("/", " ").split()
     assert options <= set(printed)
     assert max(map(len, shown.output.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("command", "tokens"),
+    [("generate", DEFAULT_MAX_NEW_TOKENS), ("chat", flags.CHAT_MAX_NEW_TOKENS)],
+)
+def test_help_names_the_default_length_of_answers(command: str, tokens: int) -> None:
+    shown = CliRunner(env={"TERM": "dumb"}).invoke(app, [command, "--help"])
+    assert f"tokens of the answer at most; default {tokens}" in " ".join(shown.output.split())

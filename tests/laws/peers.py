@@ -16,7 +16,7 @@ from tandem.protos.errors import (
 )
 from tandem.protos.streams import Commit, Decoding, Drafting, EncodedProposal, Flow, Proposal
 from tandem.protos.types import TokenLogprobs
-from tandem.verifier_service.service import INBOX
+from tandem.verifier_service.service import MAX_WAITING_PROPOSALS
 from tests.laws.wires import Call, Closing, OnStream, Server
 
 VOCABULARY = 7
@@ -49,7 +49,9 @@ class Job:
     source: int = 0  # of the proposals that it heard
     told: int = 0  # tokens of the prompt, up to where
     paths: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by node: the text up to there
-    inbox: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=INBOX))
+    inbox: deque[tuple[int, int]] = field(
+        default_factory=lambda: deque(maxlen=MAX_WAITING_PROPOSALS)
+    )
     # of proposals: behind what, and how many nodes
 
 

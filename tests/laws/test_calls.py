@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tandem.drafter_service.tree.waiting_input import WaitingInput
+from tandem.drafter_service.tree.pending import WaitingInput
 from tandem.engine import streams
 from tandem.engine.call import Call
 from tandem.engine.schedule.scheduler import ModelThread

@@ -11,11 +11,14 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from tandem import models
 from tandem.models.distil import prompts
+from tandem.models.distil.__main__ import HELD_OUT, app, read_prompts
 from tandem.models.distil.acceptance import tokens_per_step
 from tandem.models.distil.loss import distillation_loss
-from tandem.models.distil.student import DEEPEST, SHALLOWEST, Shape, narrowed
+from tandem.models.distil.student import MAX_LAYERS, MIN_LAYERS, Shape, narrowed
 from tandem.protos.errors import Unusable
 
 ROWS, WIDTH, VOCABULARY, LIKELIEST = 12, 8, 300, 5
@@ -111,7 +114,7 @@ def test_a_shape_has_no_more_parameters_than_it_may(vocabulary: int, parameters:
         assert "too few" in str(refused)
         return
     assert shape.parameters <= parameters
-    assert SHALLOWEST <= shape.layers <= DEEPEST
+    assert MIN_LAYERS <= shape.layers <= MAX_LAYERS
 
 
 @pytest.mark.parametrize("width", [4, 8, 16])
@@ -146,23 +149,35 @@ def test_tokens_per_step_are_those_of_a_verifier(answers: list[list[bool]], chai
     assert tokens_per_step(answers, chain) == pytest.approx(sum(map(len, answers)) / steps)
 
 
-def test_made_prompts_have_no_gaps_and_hardly_repeat() -> None:
-    texts = [each[0]["content"] for each in itertools.islice(prompts.made(0), 2000)]
+def test_generated_prompts_have_no_gaps_and_hardly_repeat() -> None:
+    texts = [each[0]["content"] for each in itertools.islice(prompts.generated(0), 2000)]
     assert not any("{" in text for text in texts)
     assert len(set(texts)) > 1500
-    again = [each[0]["content"] for each in itertools.islice(prompts.made(0), 2000)]
+    again = [each[0]["content"] for each in itertools.islice(prompts.generated(0), 2000)]
     assert texts == again
 
 
 def test_prompts_of_a_file(tmp_path: Path) -> None:
     lines = tmp_path / "lines.txt"
     lines.write_text("one\n\ntwo\n")
-    assert prompts.own(lines) == [[{"role": "user", "content": each}] for each in ("one", "two")]
+    assert prompts.read(lines) == [[{"role": "user", "content": each}] for each in ("one", "two")]
     entries = tmp_path / "entries.jsonl"
     entries.write_text('{"prompt": "one"}\n{"messages": [{"role": "user", "content": "two"}]}\n')
-    assert prompts.own(entries) == ["one", [{"role": "user", "content": "two"}]]
+    assert prompts.read(entries) == ["one", [{"role": "user", "content": "two"}]]
     entries.write_text('{"prompt": "one"}\n{"text": "two"}\n')
     with pytest.raises(Unusable, match=r"entries\.jsonl, line 2 has neither prompt nor messages"):
-        prompts.own(entries)
+        prompts.read(entries)
     with pytest.raises(Unusable, match="cannot be read"):
-        prompts.own(tmp_path / "nothing")
+        prompts.read(tmp_path / "nothing")
+
+
+def test_too_few_prompts_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    file, out = tmp_path / "prompts.txt", tmp_path / "draft"
+    file.write_text("one\n" * HELD_OUT)
+    words = ["--target", str(models.TARGET), "--out", str(out), "--prompts", str(file)]
+    run = CliRunner().invoke(app, [*words, "--parameters", "600K"])
+    assert run.exit_code == 1
+    assert str(run.exception) == f"error: {file} has 32 prompts: it takes more than 32"
+    assert not out.exists()
+    file.write_text("one\n" * (HELD_OUT + 1))
+    assert len(read_prompts(file)) == HELD_OUT + 1

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tandem import models
-from tandem.models.distil.answers import PADDING, Answers, Lesson
-from tandem.models.distil.course import FALLING, HELD, LOOKS, WARM_UP, Course
+from tandem.models.distil.answers import PADDING, Answers, PackedAnswers
+from tandem.models.distil.course import MAX_FALL, MAX_HOLD, PATIENCE, WARM_UP, Course
 from tandem.models.distil.student import Shape, build
 from tandem.models.distil.teacher import TOP, Answer
 from tandem.models.distil.train import Training
@@ -37,7 +37,7 @@ def test_training_ends_in_time_where_drafts_get_better_to_the_end() -> None:
     rates = walk(Course(limit=60), 0.05, rising)
     assert rates == sorted(rates[:WARM_UP]) + sorted(rates[WARM_UP:], reverse=True)
     assert len(rates) == pytest.approx(60 / 0.05, abs=2)
-    assert rates.count(1.0) == pytest.approx(HELD * 60 / 0.05 - WARM_UP, abs=3)
+    assert rates.count(1.0) == pytest.approx(MAX_HOLD * 60 / 0.05 - WARM_UP, abs=3)
     assert rates[-1] < 0.01
 
 
@@ -45,8 +45,8 @@ def test_training_ends_early_once_drafts_get_no_better() -> None:
     best_at = 20
     looks = [1.1 ** min(n, best_at) for n in range(1000)]
     rates = walk(Course(limit=1e6), 0.05, looks)
-    held = 10 * (best_at + 1 + LOOKS)
-    assert len(rates) == pytest.approx(held * (1 + FALLING), abs=3)
+    held = 10 * (best_at + 1 + PATIENCE)
+    assert len(rates) == pytest.approx(held * (1 + MAX_FALL), abs=3)
 
 
 def test_a_course_goes_on_where_it_was() -> None:
@@ -87,23 +87,23 @@ def test_answers_are_found_again(tmp_path: Path) -> None:
             assert (getattr(found.found[number], name) == getattr(each, name)).all()
 
 
-def test_a_lesson_is_about_the_tokens_of_answers() -> None:
+def test_packed_answers_teach_the_tokens_of_answers_alone() -> None:
     """What is known of a place is about the token behind it, in every window."""
     told = [answer(1, 4, 6), answer(2, 2, 3), answer(3, 5, 1)]
-    lesson = Lesson.of(told)
+    packed = PackedAnswers.of(told)
     known = {}
     for each in told:
         for place in range(len(each.tokens)):
             text = (*each.prompt, *each.tokens[:place])
             known[text[-4:]] = each.top[place]
-    tokens = lesson.tokens.tolist()
+    tokens = packed.tokens.tolist()
     assert tokens == list(itertools.chain(*((*each.prompt, *each.tokens) for each in told)))
-    about = [place for place in range(len(tokens)) if lesson.top[place][0] != PADDING]
+    about = [place for place in range(len(tokens)) if packed.top[place][0] != PADDING]
     assert len(about) == sum(len(each.tokens) for each in told)
     for text, top in known.items():
         (place,) = (at for at in about if tuple(tokens[: at + 1][-len(text) :]) == text)
-        assert (lesson.top[place] == top).all()
-    batch = lesson.batch(7, 5, np.random.default_rng(0))
+        assert (packed.top[place] == top).all()
+    batch = packed.batch(7, 5, np.random.default_rng(0))
     assert batch.tokens.shape == (7, 5) and batch.top.shape == (7, 5, TOP)
 
 
@@ -112,16 +112,16 @@ class Interrupting(Training):
 
     stops: ClassVar[set[int]] = set()
 
-    def _step(self, lesson: Lesson, seed: int) -> float:
+    def _step(self, packed: PackedAnswers, seed: int) -> float:
         if self.course.step in self.stops:
             self.stops.remove(self.course.step)
             signal.raise_signal(signal.SIGINT)
-        return super()._step(lesson, seed)
+        return super()._step(packed, seed)
 
 
 def trained(folder: Path, stops: set[int]) -> tuple[dict[str, torch.Tensor], Course, list[int]]:
     """A tiny student at the end of its course, that course, and the steps at which it was begun."""
-    lesson = Lesson.of([answer(number, 30, 120) for number in range(8)])
+    packed = PackedAnswers.of([answer(number, 30, 120) for number in range(8)])
     held_out = [answer(number, 5, 20) for number in range(100, 104)]
     Interrupting.stops = set(stops)
     begun = []
@@ -131,7 +131,7 @@ def trained(folder: Path, stops: set[int]) -> tuple[dict[str, torch.Tensor], Cou
         training = Interrupting(student, Course(1e6), models.TARGET, folder, folder / "state.pt")
         begun.append(training.course.step)
         with suppress(KeyboardInterrupt):
-            training.run(lesson, held_out, 0, lambda look: None)
+            training.run(packed, held_out, 0, lambda look: None)
             return dict(student.state_dict()), training.course, begun
 
 
@@ -140,7 +140,7 @@ def test_what_was_interrupted_ends_as_what_was_not(
 ) -> None:
     """Bit for bit, wherever it was stopped."""
     monkeypatch.setattr("tandem.models.distil.train.LOOK_STEPS", 4)
-    monkeypatch.setattr("tandem.models.distil.train.ROWS", 2)
+    monkeypatch.setattr("tandem.models.distil.train.BATCH_SIZE", 2)
     whole, course, _ = trained(tmp_path / "whole", set())
     assert course.falls_from, "random answers cannot be learned"
     stops = {1, course.falls_from - 2, course.falls_from + 1}

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tandem.drafter_service.foreign.chains import LEAST_CHANCE, Chain
+from tandem.drafter_service.foreign.chains import MIN_CHANCE, Chain
 from tandem.protos.types import DraftShape
 
 LOGITS = torch.tensor([0.0, math.log(8.0), 0.0])  # the likeliest token has .8
@@ -35,15 +35,15 @@ def test_what_is_drawn_at_a_temperature_is_less_sure() -> None:
 def test_a_chain_ends_where_it_is_not_accepted_any_more() -> None:
     chain = Chain(DraftShape.chain(9), temperature=1.0)
     while chain.add(LOGITS):
-        assert chain.chances[-1] >= LEAST_CHANCE
-    assert chain.chances[-2] >= LEAST_CHANCE > chain.chances[-1]
+        assert chain.chances[-1] >= MIN_CHANCE
+    assert chain.chances[-2] >= MIN_CHANCE > chain.chances[-1]
     assert chain.tokens == [1] * len(chain.chances)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
 def test_in_other_words_a_chain_is_as_likely_as_in_its_own(count: int) -> None:
     chain = Chain(DraftShape.chain(4), temperature=0.0, chances=[0.9, 0.5, 0.4], tokens=[1, 1, 1])
-    gains = chain.gains(count)
-    assert len(gains) == count and max(gains) <= 0
-    assert math.exp(sum(gains)) == pytest.approx(0.4)
-    assert math.exp(gains[0]) == pytest.approx({1: 0.4, 2: 0.5}.get(count, 0.9))
+    logprobs = chain.logprobs(count)
+    assert len(logprobs) == count and max(logprobs) <= 0
+    assert math.exp(sum(logprobs)) == pytest.approx(0.4)
+    assert math.exp(logprobs[0]) == pytest.approx({1: 0.4, 2: 0.5}.get(count, 0.9))

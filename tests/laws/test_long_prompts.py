@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tandem.drafter_service.tree.waiting_input import WaitingInput
+from tandem.drafter_service.tree.pending import WaitingInput
 from tandem.engine.cache.pages import PageTable
 from tandem.engine.cache.session import JobEnded
 from tandem.engine.forward.segment import Segment

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tandem.models.training.muon import Muon, orthogonal
+from tandem.models.training.optimiser import Muon, orthogonal
 
 SHAPES = [(8, 8), (24, 8), (8, 24)]
 

@@ -14,7 +14,7 @@ from tandem.engine.schedule.batch import is_decoding, is_long
 from tandem.protos.errors import Internal
 from tandem.protos.streams import Commit, Decoding, PromptLogprobs
 from tandem.protos.types import Context, SamplingParams, TokenLogprobs
-from tandem.verifier_service.prompt_logprobs import PIECE, PromptReading
+from tandem.verifier_service.prompt_logprobs import CHUNK_ROWS, PromptReading
 from tests.laws.replica import tiny_pool
 from tests.laws.verifying import Mailbox, decoding
 
@@ -35,7 +35,7 @@ def sessions() -> Sessions:
     return Sessions(tiny_pool(12), 256, 2, count(1).__next__, 9.0, lambda: 0.0)
 
 
-def read(opening: Decoding, pieces: int = PIECE, held: Sessions | None = None) -> list[Commit]:
+def read(opening: Decoding, pieces: int = CHUNK_ROWS, held: Sessions | None = None) -> list[Commit]:
     """What a job says whose segments are cut into pieces."""
     stream = Mailbox()
     job = decoding(sessions() if held is None else held, opening, stream).run()
@@ -65,7 +65,7 @@ def told(commits: list[Commit]) -> dict[int, TokenLogprobs]:
     return found
 
 
-@pytest.mark.parametrize("pieces", [1, 7, 16, PIECE])
+@pytest.mark.parametrize("pieces", [1, 7, 16, CHUNK_ROWS])
 @pytest.mark.parametrize("top", [0, 3])
 def test_every_token_but_the_first_is_told_once_however_the_prompt_is_cut(
     pieces: int, top: int

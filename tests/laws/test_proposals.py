@@ -9,8 +9,8 @@ import torch
 
 from tandem.drafter_service.tree.expansion import (
     FIRST_TOP_P,
-    LARGE,
-    SENT,
+    LARGE_VOCABULARY,
+    SENT_TOKENS,
     branching,
     expander,
     likeliest_children,
@@ -54,7 +54,7 @@ def test_drawn_tokens_come_from_what_is_sent_and_none_comes_twice() -> None:
     for seed in range(50):
         params = SamplingParams(temperature=1.0, rule=Rule.REJECT, seed=seed)
         (proposal,) = sampled_children(params, 4, ROOT)(logits, [ROOT])
-        assert proposal.drawn is not None and len(proposal.drawn.tokens) <= SENT
+        assert proposal.drawn is not None and len(proposal.drawn.tokens) <= SENT_TOKENS
         tokens = [child.token for child in proposal.children]
         assert len(set(tokens)) == 4 and set(tokens) <= set(proposal.drawn.tokens)
         assert min(proposal.drawn.weights) > 0
@@ -108,7 +108,7 @@ def test_branches_go_on_with_the_likeliest_token_and_say_how_likely_it_is() -> N
     rows = torch.cat([LOGITS, -LOGITS])
     proposals = medusa_lite_children(SamplingParams(1.0), 3, ROOT, VISIBLE)(rows, [ROOT + 2] * 2)
     assert [[child.token for child in proposal.children] for proposal in proposals] == [[1], [5]]
-    gains = [proposal.children[0].gain for proposal in proposals]
+    gains = [proposal.children[0].logprob for proposal in proposals]
     assert gains == pytest.approx(rows.log_softmax(-1).amax(-1).tolist())
 
 
@@ -129,8 +129,8 @@ def test_a_row_is_proposed_for_its_own_position_in_any_company(temperature: floa
     for row, position, expansion in zip(logits, [7, 9, 7], together, strict=True):
         (alone,) = proposal(row[None], [position])
         assert [c.token for c in alone.children] == [c.token for c in expansion.children]
-        gains = [child.gain for child in expansion.children]
-        assert [child.gain for child in alone.children] == pytest.approx(gains)
+        gains = [child.logprob for child in expansion.children]
+        assert [child.logprob for child in alone.children] == pytest.approx(gains)
 
 
 @pytest.mark.parametrize("peak", [4.0, 6.0])
@@ -139,15 +139,17 @@ def test_children_in_a_large_vocabulary_are_those_of_the_whole_row(
     peak: float, options: tuple[float, int, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever way they are proposed, where a few tokens have almost all of the probability."""
-    row = torch.randn(1, LARGE, generator=torch.Generator().manual_seed(5)) * peak
-    params, visible = SamplingParams(*options, seed=9), torch.arange(LARGE) % 3 > 0
+    row = torch.randn(1, LARGE_VOCABULARY, generator=torch.Generator().manual_seed(5)) * peak
+    params, visible = SamplingParams(*options, seed=9), torch.arange(LARGE_VOCABULARY) % 3 > 0
     proposals = [
-        likeliest_children(params, 4, sure=True),
+        likeliest_children(params, 4, with_probabilities=True),
         sampled_children(params, 4, ROOT),
         medusa_lite_children(params, 4, ROOT, visible),
     ]
     found = [proposal(row, [ROOT])[0].children for proposal in proposals]
-    monkeypatch.setattr("tandem.drafter_service.tree.expansion.LARGE", LARGE + 1)
+    monkeypatch.setattr(
+        "tandem.drafter_service.tree.expansion.LARGE_VOCABULARY", LARGE_VOCABULARY + 1
+    )
     for children, proposal in zip(found, proposals, strict=True):
         (whole,) = proposal(row, [ROOT])
         assert [child.token for child in children] == [child.token for child in whole.children]

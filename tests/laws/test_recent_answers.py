@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.verifier_service.answers import SCOPES, RecentAnswers
+from tandem.verifier_service.answers import MAX_FULL_SCOPES, RecentAnswers
 from tandem.verifier_service.suffix_drafts import BOUNDARY
 
 answers = st.lists(st.integers(0, 9), max_size=12)
-scopes = st.integers(0, 2 * SCOPES).map(lambda number: number.to_bytes(2, "big"))
+scopes = st.integers(0, 2 * MAX_FULL_SCOPES).map(lambda number: number.to_bytes(2, "big"))
 
 
 @given(st.lists(st.tuples(scopes, answers)), st.integers(0, 20))
@@ -35,5 +35,5 @@ def test_all_scopes_together_have_a_bound_and_the_longest_unused_is_forgotten(
         recent.remember(scope, answer)
         used = [each for each in used if each != scope] + [scope]
         kept = sum(array.nbytes for array in recent._scopes.values())
-        assert kept == 4 * len(recent) <= 4 * SCOPES * room
+        assert kept == 4 * len(recent) <= 4 * MAX_FULL_SCOPES * room
         assert list(recent._scopes) == used[-len(recent._scopes) :]

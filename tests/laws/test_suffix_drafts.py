@@ -16,12 +16,12 @@ from tandem.protos.types import Draft, DraftShape
 from tandem.protos.wire.drafting import draft_of
 from tandem.verifier_service.suffix_drafts import (
     BOUNDARY,
-    DOUBT,
-    PLACES,
-    REPLACED,
+    HALF_DOUBT_MATCH,
+    MAX_MATCHES,
+    MIN_MATCH_BEFORE_CHANGE,
     GrowingTokens,
+    find_matches,
     least_match,
-    places,
     suffix_proposal,
 )
 
@@ -56,16 +56,18 @@ def test_places_are_those_of_the_longest_matches_then_the_latest(
     searched: Tokens, suffix: Tokens, least: int
 ) -> None:
     found = [(matching(searched, end, suffix), end) for end in range(len(searched))]
-    expected = sorted((each for each in found if each[0] >= least), reverse=True)[:PLACES]
+    expected = sorted((each for each in found if each[0] >= least), reverse=True)[:MAX_MATCHES]
     arrays = np.array(searched, np.int32), np.array(suffix, np.int32)
-    assert [*zip(*(each.tolist() for each in places(*arrays, least)), strict=True)] == expected
+    assert [
+        *zip(*(each.tolist() for each in find_matches(*arrays, least)), strict=True)
+    ] == expected
 
 
 @pytest.mark.parametrize("period", [1, 2, 3])
 def test_of_many_places_the_longest_match_is_found_however_early(period: int) -> None:
     suffix = tuple(range(1000, 1000 + LONGEST_MATCH))
     searched = (*suffix, 7, *suffix[-period:] * 20_000, 8)
-    matched, ends = places(np.array(searched, np.int32), np.array(suffix, np.int32), 1)
+    matched, ends = find_matches(np.array(searched, np.int32), np.array(suffix, np.int32), 1)
     assert (matched[0], ends[0]) == (LONGEST_MATCH, LONGEST_MATCH)
 
 
@@ -85,7 +87,7 @@ def test_every_path_followed_the_suffix_somewhere_and_siblings_share_one_chance(
             end
             for end in range(1, len(searched))
             if searched[end - 1] == suffix[-1]
-            or matching(searched, end - 1, suffix[:-1]) >= REPLACED
+            or matching(searched, end - 1, suffix[:-1]) >= MIN_MATCH_BEFORE_CHANGE
         )
         assert any(
             path == [searched[end + step % (len(searched) - end)] for step in range(len(path))]
@@ -97,11 +99,13 @@ def test_every_path_followed_the_suffix_somewhere_and_siblings_share_one_chance(
 def test_the_more_tokens_match_the_likelier_is_what_followed_and_most_often_leads() -> None:
     one = proposal((5, 1, 2), (9, 5), DraftShape.chain(1)).scores[0]
     two = proposal((9, 5, 1, 2), (9, 5), DraftShape.chain(1)).scores[0]
-    assert (math.exp(one), math.exp(two)) == pytest.approx((1 / (1 + DOUBT), 2 / (2 + DOUBT)))
+    assert (math.exp(one), math.exp(two)) == pytest.approx(
+        (1 / (1 + HALF_DOUBT_MATCH), 2 / (2 + HALF_DOUBT_MATCH))
+    )
     searched = (9, 5, 1, 9, 5, 2, 9, 5, 2, 7)
     told = proposal(searched, (9, 5), DraftShape(1, 4, 4))
     assert told.tokens == (2, 1)
-    shares = [math.exp(score) * (2 + DOUBT) / 2 for score in told.scores]
+    shares = [math.exp(score) * (2 + HALF_DOUBT_MATCH) / 2 for score in told.scores]
     assert shares == pytest.approx([2 / 3, 1 / 3])
     assert proposal(searched, (8, 5), DraftShape(1, 4, 4), 2) == Proposal(2), "one token is too few"
 
@@ -114,7 +118,7 @@ def test_what_the_longest_match_says_leads_whatever_shorter_ones_say() -> None:
 
 def test_a_copy_goes_on_behind_a_token_that_was_replaced_by_another() -> None:
     """But not behind one that ended the text there, and not after a few tokens."""
-    copied = tuple(range(10, 10 + REPLACED))
+    copied = tuple(range(10, 10 + MIN_MATCH_BEFORE_CHANGE))
     suffix = (*copied, 5)
     assert proposal((*copied, 6, 7, 8), suffix, DraftShape.chain(2)).tokens == (7, 8)
     assert proposal((*copied, BOUNDARY, 7, 8), suffix, DraftShape.chain(2)) == Proposal(len(suffix))

@@ -51,7 +51,7 @@ def expand(growth: TokenTree, nodes: list[DraftNode], children: Callable[[Path],
 def grow(
     shape: DraftShape, children: Callable[[Path], Children], limit: int = PLENTY
 ) -> tuple[TokenTree, list[Path]]:
-    """A finished growth, and the path of every fed node in the order of its place."""
+    """A finished growth, and the path of every fed node in the order of its slot."""
     growth = TokenTree(shape, 0, limit)
     expand(growth, [growth.root], children)
     fed: list[Path] = []
@@ -63,8 +63,8 @@ def grow(
 
 
 def finish(growth: TokenTree) -> tuple[Draft, tuple[int, ...]]:
-    """The draft, and the places of its leading nodes."""
-    proposal, trunk = growth.whole()
+    """The draft, and the slots of its leading nodes."""
+    proposal, trunk = growth.whole_draft()
     return draft_of(proposal), tuple(trunk)
 
 

@@ -18,8 +18,8 @@ from tokenizers import (
 )
 
 from tandem.benchmarks.peers.prompts import story_prompts
-from tandem.drafter_service.foreign.target_text import TAIL, TargetText
-from tandem.drafter_service.foreign.translation import LOST, Translation
+from tandem.drafter_service.foreign.target_text import MIN_TAIL, TargetText
+from tandem.drafter_service.foreign.translation import REPLACEMENT, Translation
 from tandem.models import EMBEDDED, TARGET
 
 PAIRS = [
@@ -30,7 +30,7 @@ PAIRS = [
     ("words", "embedded"),
 ]
 scripts = st.sampled_from("aé ñ.\nßЖ世界😀👩‍🚀🇫🇷한ไ▁Ġ\u0301") | st.characters(
-    codec="utf-8", exclude_characters=LOST
+    codec="utf-8", exclude_characters=REPLACEMENT
 )
 words = st.sampled_from(
     ["Once", " upon", " a time", ", ", "  ", "\n\n", "didn't", "</s>", "<|endoftext|>", " 12"]
@@ -128,7 +128,7 @@ def test_any_draft_continues_any_committed_tokens(
     for token in translation(*pair).to_draft(committed):
         assert 0 <= token < tokenizer(own).get_vocab_size()
     said = translation(*pair).to_target(committed, drafted)
-    before = text_of(theirs, committed).rstrip(LOST)
+    before = text_of(theirs, committed).rstrip(REPLACEMENT)
     assert text_of(theirs, committed + said).startswith(before)
 
 
@@ -136,7 +136,7 @@ def test_any_draft_continues_any_committed_tokens(
 def test_the_same_tokenizer_translates_a_draft_to_itself(text: str, cut: float) -> None:
     whole = ids_of("embedded", text)
     committed = until(whole, cut)
-    while text_of("embedded", committed).endswith(LOST):
+    while text_of("embedded", committed).endswith(REPLACEMENT):
         committed.pop()
     drafted = whole[len(committed) :]
     same = translation("embedded", "embedded")
@@ -148,11 +148,11 @@ def test_the_same_tokenizer_translates_a_draft_to_itself(text: str, cut: float) 
 def test_what_is_said_is_the_beginning_of_what_was_meant(text: str, draft: str, cut: float) -> None:
     """Between two byte-level tokenizers nothing is lost, except half a character."""
     committed = until(ids_of("embedded", text), cut)
-    before = text_of("embedded", committed).rstrip(LOST)
+    before = text_of("embedded", committed).rstrip(REPLACEMENT)
     there = translation("embedded", "foreign")
     assert text_of("foreign", there.to_draft(committed)) == before
     said = there.to_target(committed, ids_of("foreign", draft))
-    after = text_of("embedded", committed + said).rstrip(LOST)
+    after = text_of("embedded", committed + said).rstrip(REPLACEMENT)
     assert after == before + draft or not said
 
 
@@ -161,8 +161,8 @@ def test_half_a_character_is_left_out_and_its_other_half_can_be_drafted(text: st
     there = translation("embedded", "foreign")
     whole = ids_of("embedded", text + " 世")
     half = whole[:-1]
-    assert text_of("embedded", half).endswith(LOST), "a character of several tokens"
-    assert text_of("foreign", there.to_draft(half)) == text_of("embedded", half).rstrip(LOST)
+    assert text_of("embedded", half).endswith(REPLACEMENT), "a character of several tokens"
+    assert text_of("foreign", there.to_draft(half)) == text_of("embedded", half).rstrip(REPLACEMENT)
     assert there.to_target(half, ids_of("foreign", "世")) == whole[-1:]
     assert there.to_target(half, ids_of("foreign", "x")) == []
 
@@ -203,9 +203,9 @@ def test_a_target_text_that_grows_and_is_cut_keeps_its_translation(
     there, target = translation("embedded", "foreign"), TargetText()
     for text, share in steps:
         target = target.cut(round(len(target.tokens) * share))
-        while text_of("embedded", list(target.tokens)).endswith(LOST):
+        while text_of("embedded", list(target.tokens)).endswith(REPLACEMENT):
             target = target.cut(len(target.tokens) - 1)
-        target, own = target.extended(ids_of("embedded", text + more * (TAIL // 4)), there)
+        target, own = target.extended(ids_of("embedded", text + more * (MIN_TAIL // 4)), there)
         assert text_of("foreign", list(own)) == text_of("embedded", list(target.tokens))
         target, _ = target.extended(ids_of("embedded", more), there)
-        assert len(target.tokens) - target.settled <= 4 * TAIL
+        assert len(target.tokens) - target.settled <= 4 * MIN_TAIL

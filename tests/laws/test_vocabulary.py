@@ -35,7 +35,7 @@ def test_a_token_under_another_id_is_read_and_one_that_lacks_is_neutral() -> Non
     target = {0: "\n", 1: "a", 2: "b", 3: "<end>", 5: "<think>"}
     vocabulary = Vocabulary.shared(4, own, target)
     assert vocabulary.read((1, 2, 3, 4, 5, 0)) == (1, 0, 2, 0, 0, 0)
-    assert vocabulary.foreign == (2, 3)
+    assert vocabulary.masked == (2, 3)
 
 
 def test_who_shares_all_tokens_reads_and_proposes_them_as_they_are() -> None:
@@ -61,7 +61,7 @@ def test_a_token_that_the_tokenizer_lists_and_the_model_has_no_logits_for_is_nev
     listed = {0: "\n", 1: "a", 2: "<end>", 3: "<think>"}
     vocabulary = Vocabulary.shared(2, listed, {**listed, 4: "a"})
     assert vocabulary.read((0, 1, 2, 3, 4)) == (0, 1, 0, 0, 1)
-    assert vocabulary.foreign == ()
+    assert vocabulary.masked == ()
 
 
 def test_where_a_grammar_allows_masked_tokens_alone_nothing_is_proposed() -> None:

@@ -15,7 +15,7 @@ from tandem.drafter_service.tree.worth import (
     FeedThreshold,
     Worth,
 )
-from tandem.engine.schedule.cost import Rates
+from tandem.engine.schedule.cost import AverageStepTimes
 from tandem.engine.schedule.trust import SLOW, Trust
 
 TOKEN = 0.02
@@ -32,7 +32,7 @@ def taught(chance: float, often: float, price: float = NEAR.price) -> Trust:
     return Trust(chance * trials, often * trials, trials, gained, SLOW)
 
 
-def worth(conditions: Conditions = NEAR, rates: Rates = RATES, trust: Trust | None = None) -> Worth:
+def worth(conditions: Conditions = NEAR, rates: AverageStepTimes = RATES, trust: Trust | None = None) -> Worth:
     """The worth of a new session's nodes, by default of a drafter that is good."""
     return Worth(conditions, rates, DrafterHistory(trust or taught(0.8, 0.8)), COST)
 
@@ -60,8 +60,8 @@ def test_a_drafter_that_is_near_fast_and_good_proposes() -> None:
     "held_back",
     [
         worth(FAR),
-        worth(rates=Rates(step=1.01 * TOKEN, row=0.001)),
-        worth(rates=Rates(step=0.002, row=0.2)),
+        worth(rates=AverageStepTimes(step=1.01 * TOKEN, row=0.001)),
+        worth(rates=AverageStepTimes(step=0.002, row=0.2)),
         worth(trust=taught(0.9, 0.01)),
         worth(replace(NEAR, token_seconds=0.0001)),
         worth(replace(NEAR, price=0.9), trust=taught(0.8, 0.8, 0.9)),
@@ -86,7 +86,7 @@ def test_the_edge_of_what_pays_is_where_it_costs_what_it_saves() -> None:
 def test_a_level_is_in_time_when_the_text_has_not_got_there() -> None:
     """Level d is sent a round trip, half a step and d steps after the commit."""
     far, step = replace(NEAR, delay=0.1), 0.008
-    lead = worth(far, Rates(step, 0.001)).threshold().lead
+    lead = worth(far, AverageStepTimes(step, 0.001)).threshold().lead
     gained = HALF + (far.delay + HALF * step + lead * step) / TOKEN
     assert lead == pytest.approx(gained) and lead > 5
 

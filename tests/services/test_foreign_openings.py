@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from tandem.benchmarks.peers.prompts import tokenised
-from tandem.drafter_service.foreign.chains import LONGEST, SPARE
+from tandem.drafter_service.foreign.chains import EXTRA_TOKENS, MAX_OPENING_CONTEXTS
 from tandem.drafter_service.foreign.translation import Translation
 from tandem.models import TARGET
 from tandem.protos.types import Context, DraftShape
@@ -37,11 +37,11 @@ def translated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize(("length", "most"), [(0, CONTEXT * LONGEST), (1, 0)])
+@pytest.mark.parametrize(("length", "most"), [(0, CONTEXT * MAX_OPENING_CONTEXTS), (1, 0)])
 def test_an_opening_far_longer_than_the_context_is_not_translated_and_answered_as_others_are(
     drafter: Drafter, translated: list[int], length: int, most: int
 ) -> None:
-    length += CONTEXT * LONGEST
+    length += CONTEXT * MAX_OPENING_CONTEXTS
     running = drafter.opened(Context(ID, 1, 0, (400,) * length), lockstep=True)
     running.tell(length, (500, 600))
     running.settle()
@@ -72,7 +72,7 @@ def test_a_text_that_did_not_fit_when_it_was_opened_gets_no_draft_when_it_does(
 ) -> None:
     """There is no session then."""
     text, size = next(shrinking(drafter, tokenised(TARGET, 12)))
-    shape = DraftShape.chain(CONTEXT - SPARE - size + 1)  # too many by one
+    shape = DraftShape.chain(CONTEXT - EXTRA_TOKENS - size + 1)  # too many by one
     running = drafter.opened(Context(ID, 2, 0, text[:-1]), shape=shape)
     running.tell(len(text) - 1, text[-1:])
     running.settle()

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from transformers import PreTrainedModel
 
-from tandem.drafter_service.foreign.chains import SPARE
+from tandem.drafter_service.foreign.chains import EXTRA_TOKENS
 from tandem.protos.errors import SessionMiss, StaleTurn
 from tandem.protos.streams import Proposal
 from tandem.protos.types import Context, DraftShape, Rule, SamplingParams, Schedule
@@ -175,7 +175,7 @@ def test_the_heuristic_goes_further_while_it_is_right(
     (proposal,) = running.settle()
     running.tell(length, proposal.tokens)
     (longer,) = running.settle()
-    assert len(proposal.tokens) <= 3 < len(longer.tokens) <= 5 + SPARE
+    assert len(proposal.tokens) <= 3 < len(longer.tokens) <= 5 + EXTRA_TOKENS
     length += len(proposal.tokens)
     wrong = (longer.tokens[0] + 1) % 4000
     running.tell(length, (wrong,))

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from tandem import models
-from tandem.drafter_service.visible import visible_tokens
+from tandem.drafter_service.tree.vocabulary import visible_tokens
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.exact.exactness import self_test
 from tandem.engine.host import load_and_test
@@ -29,6 +29,7 @@ from tandem.orchestrator.requests.text import load_tokenizer
 from tandem.protos.errors import Unusable
 from tandem.protos.fingerprint import fingerprint, tokens_by_id
 from tandem.protos.gguf import head, metadata
+from tandem.protos.tokenizer import texts_of
 from tests.ggufs import MakeGGUF, rewritten, with_random_blocks
 
 POSITIONS = 2048
@@ -136,7 +137,8 @@ def test_a_files_own_tokenizer_is_the_one_that_it_was_made_from(
     for text in [*texts, "<|endoftext|> don't\n\n  Zoë's 12345 ☃ cats!", " a"]:
         assert own.encode(text).ids == original.encode(text).ids
         assert own.decode(own.encode(text).ids) == text.replace("<|endoftext|>", "")
-    assert torch.equal(visible_tokens(file, 4096), visible_tokens(models.DRAFT, 4096))
+    visible, same = (visible_tokens(texts_of(each, 4096)) for each in (file, models.DRAFT))
+    assert torch.equal(visible, same)
 
 
 def test_a_way_to_split_texts_that_is_not_known_needs_a_tokenizer_beside(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedModel
 
-from tandem.benchmarks.options import LOOSE, compare
+from tandem.benchmarks.options import TOLERANCE, compare
 from tandem.benchmarks.peers.prompts import tokenised
 from tandem.orchestrator.requests.text import load_tokenizer
 from tandem.v1 import orchestrator_pb2 as api
@@ -26,7 +26,7 @@ async def test_answers_are_the_same_with_and_without_drafts_under_any_options(
     prompts = tokenised(tandem.services.pair.target, 80)
     differing, far, tokens, _ = await compare(tandem.stub, target, prompts, 40, seed=1, at_once=8)
     assert not differing
-    assert far <= LOOSE and tokens > 400
+    assert far <= TOLERANCE and tokens > 400
 
 
 @pytest.mark.parametrize("rule", GREEDY_RULES, ids=api.AcceptanceRule.Name)

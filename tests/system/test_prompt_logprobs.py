@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 from transformers import PreTrainedModel
 
 from tandem import AsyncClient
-from tandem.benchmarks.options import LOOSE
+from tandem.benchmarks.options import TOLERANCE
 from tandem.v1 import orchestrator_pb2 as api
 from tests.http_served import PROMPT, TOKENS, WRITTEN, Door, complete, converse
 from tests.system.test_requests import stream
@@ -49,8 +49,8 @@ async def test_they_are_the_targets_own_and_the_same_bits_beside_whatever_else_r
     with torch.inference_mode():
         scores = target(torch.tensor([LONG])).logits[0].log_softmax(-1)
     for row, token, told in zip(scores, LONG[1:], alone.prompt_logprobs, strict=False):
-        assert told.logprob == pytest.approx(float(row[token]), abs=LOOSE)
-        assert list(told.top_logprobs) == pytest.approx(row.topk(3).values.tolist(), abs=LOOSE)
+        assert told.logprob == pytest.approx(float(row[token]), abs=TOLERANCE)
+        assert list(told.top_logprobs) == pytest.approx(row.topk(3).values.tolist(), abs=TOLERANCE)
         assert abs(told.rank - 1 - int((row > row[token]).sum())) <= 1
 
 

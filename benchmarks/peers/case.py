@@ -11,7 +11,7 @@ KINDS = re.compile(r"trained|random|hung|killed|slow(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class Case:
     """One combination of drafter, requests and link."""
 
     drafter: str
@@ -24,9 +24,9 @@ class Cell:
 
     @property
     def link(self) -> State:
-        """The state of the link to the drafter of this cell."""
+        """The state of the link to the drafter of this case."""
         kind = KINDS.fullmatch(self.drafter)
-        assert kind, "checked where cells are made"
+        assert kind, "checked where cases are made"
         seconds, extra = self.round_trip / 1000, int(kind[1] or 0) / 1000
         return State(
             seconds,
