@@ -96,17 +96,17 @@ class Service:
         served, problem = False, ""
         assert self.process is not None and self.process.stdout is not None
         async for line in self.process.stdout:
-            commit = process.announcement(line)
-            if commit is None:  # a library printed this line
+            fields = process.announcement(line)
+            if fields is None:  # a library printed this line
                 sys.stderr.write(line.decode(errors="replace"))
                 continue
-            event = self.stage = commit.pop("event")
+            event = self.stage = fields.pop("event")
             if event == "failed":
-                problem = commit["problem"]
+                problem = fields["problem"]
                 continue
-            report(event, commit | {"role": self.role})
+            report(event, fields | {"role": self.role})
             if event == "serving":
-                self.address, served = commit["address"], True
+                self.address, served = fields["address"], True
                 self.serving.set()
         return served, problem
 
@@ -119,7 +119,7 @@ class Tandem:
 
 
 @asynccontextmanager
-async def up(plan: Plan, report: Report = lambda event, commit: None) -> AsyncIterator[Tandem]:
+async def up(plan: Plan, report: Report = lambda event, fields: None) -> AsyncIterator[Tandem]:
     """Run all services while the scope lasts, which begins once they serve. Raises Unusable if a
     service does not come to serve, or cannot be kept alive.
     """

@@ -37,7 +37,7 @@ class Plan:
     the verifier's.
 
     If only the target is given, drafts come from the method SUFFIX: the embedded draft model would
-    proposal the tokens of another tokenizer, which was slower than no drafts.
+    propose the tokens of another tokenizer, which was slower than no drafts.
     """
 
     target: Path | None = None

@@ -77,9 +77,9 @@ class RequestLog:
                 self.ends[code] += 1
                 self._ended(code)
                 seconds = time.monotonic() - began
-                facts = {"client": request.caller, "code": code, "problem": problem}
-                facts = {name: fact for name, fact in facts.items() if fact}
-                _log(code, facts | {"seconds": round(seconds, 4)} | _figures(course.answer))
+                fields = {"client": request.caller, "code": code, "problem": problem}
+                fields = {name: field for name, field in fields.items() if field}
+                _log(code, fields | {"seconds": round(seconds, 4)} | _figures(course.answer))
 
     @contextmanager
     def decoding(self, request_id: str) -> Iterator[None]:
@@ -93,16 +93,16 @@ class RequestLog:
                 raise
 
 
-def _log(code: str, facts: dict[str, Any]) -> None:
+def _log(code: str, fields: dict[str, Any]) -> None:
     """Log the end of a request as finished, failed or refused. A request was refused if it never
     had a place and its client did not leave.
     """
     if code == "OK":
-        log.info("a request has finished", **facts)
-    elif "queue_seconds" in facts or code in NOT_REFUSED:
-        log.info("a request has failed", **facts)
+        log.info("a request has finished", **fields)
+    elif "queue_seconds" in fields or code in NOT_REFUSED:
+        log.info("a request has failed", **fields)
     else:
-        log.info("a request was refused", **facts)
+        log.info("a request was refused", **fields)
 
 
 def _figures(answer: AnswerBuilder | None) -> dict[str, Any]:

@@ -41,7 +41,7 @@ SHOWN = ("int_", "float_", "bool_", "byte_", "literal_", "greater_", "less_", "s
 
 
 def _secret(given: SecretStr) -> SecretStr:
-    """Check a token, which travels as metadata of a call and must not be proposed."""
+    """Check a token, which travels as metadata of a call and must not be guessed."""
     token = given.get_secret_value()
     if not (LEAST <= len(token) <= MOST and re.fullmatch(r"[!-~]+", token)):
         raise ValueError(f"needs {LEAST} to {MOST} ASCII characters, none of them a space")
