@@ -138,7 +138,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], P
 @pytest.fixture
 def waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request in lockstep waits for every proposal, however long a drafter takes."""
-    monkeypatch.setattr(WaitPolicy, "seconds", LIMIT)
+    monkeypatch.setattr(WaitPolicy, "wait_seconds", LIMIT)
 
 
 @pytest.fixture(scope="session")

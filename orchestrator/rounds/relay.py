@@ -156,7 +156,7 @@ class Relay:
     def _on_commit(self, commit: Commit) -> None:
         self.steps.append(step := self._step(commit))
         if self._lockstep and not step.prompt_logprobs:
-            self._lockstep.stepped(commit)
+            self._lockstep.committed(commit)
         if self.generation.finish:
             self.end()
             return
@@ -213,7 +213,7 @@ class Relay:
     def _on_proposal(self, proposal: EncodedProposal) -> None:
         if proposal.size <= LARGEST_PROPOSAL:
             lockstep = self._lockstep
-            if not lockstep or lockstep.takes(proposal.behind, self.generation.length):
+            if not lockstep or lockstep.proposal_came(proposal.behind, self.generation.length):
                 self._watch.arrived = self._backoff.arrived = True
                 self._drafter = self.drafter.link.replica(self.drafter.number)
                 self.verifier.send(replace(proposal, awaited=True) if lockstep else proposal)
