@@ -53,7 +53,7 @@ from tandem.protos.types import DraftShape, Method, ModelDescription, Schedule
 
 SERVICE = "/tandem.v1.OrchestratorService/"
 ANSWERING = (f"{SERVICE}Generate", f"{SERVICE}StreamGenerate")  # the calls that are requests
-LOOKS = 20  # looks, within two seconds, whether services are connected
+MAX_POLLS = 20  # looks, within two seconds, whether services are connected
 Announce: TypeAlias = Callable[..., None]
 log = structlog.get_logger()
 
@@ -151,10 +151,10 @@ async def connected(services: Services, drafting: bool) -> None:
     """Wait for a verifier and, if `drafting`, for a drafter, so that the first request has drafts.
     The wait is short, because a service may be away.
     """
-    for _ in range(LOOKS):
+    for _ in range(MAX_POLLS):
         if services.verifier.connected and (services.drafter.connected or not drafting):
             return
-        await asyncio.sleep(rpc.LOOK_SECONDS)
+        await asyncio.sleep(rpc.POLL_SECONDS)
 
 
 @asynccontextmanager

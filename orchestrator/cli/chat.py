@@ -25,7 +25,7 @@ HELP = (
     "To watch what drafts gain, run `tandem top` in another terminal."
 )
 ASKS = "> "  # the prompt of the terminal
-TOKENS = 512  # tokens of an answer at most, unless a flag says otherwise
+DEFAULT_MAX_NEW_TOKENS = 512  # tokens of an answer at most, unless a flag says otherwise
 Message = dict[str, str]
 Ask = Callable[..., SyncStream]
 
@@ -114,7 +114,7 @@ def chat(front_end: FrontEnd, system: str, options: dict[str, Any]) -> int:
     """Talk until the last line, and return exit code 0. Raises TandemError if the front end does
     not answer at the start.
     """
-    given = {"max_new_tokens": TOKENS} | flags.given(options)
+    given = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS} | flags.given(options)
     console = terminal.console()
     with front_end.connect_sync() as client:
         (model,) = client.status().models

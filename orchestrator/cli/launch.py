@@ -24,7 +24,7 @@ from tandem.protos.service.config import FILE
 DRAIN_SECONDS = 5.0  # for requests that run when `tandem up` is stopped
 GRACE_SECONDS = 20.0  # for a service to end after the second signal, until it is killed
 PAUSE_SECONDS = 1.0  # before the first restart; twice as long after every start that fails
-MOST_STARTS = 6  # failed starts in a row
+MAX_FAILED_STARTS = 6  # failed starts in a row
 REMIND_SECONDS = 5.0  # until loading services are reported; then twice as long, and so on
 
 Report = Callable[[str, dict[str, str]], None]
@@ -44,7 +44,7 @@ class Service:
 
     async def live(self, report: Report) -> None:
         """Run the child, and restart it whenever it ends. Raises Unusable if it dies before it ever
-        served, or after MOST_STARTS failed starts.
+        served, or after MAX_FAILED_STARTS failed starts.
         """
         failed = 0
         while True:
@@ -52,7 +52,7 @@ class Service:
             if not self.serving.is_set():
                 raise Unusable(problem)
             failed = 0 if served else failed + 1
-            if failed == MOST_STARTS:
+            if failed == MAX_FAILED_STARTS:
                 often = f"the {self.role} did not start again, {failed} times"
                 raise Unusable(f"{often}: {problem}")
             report("restarting", {"role": self.role})

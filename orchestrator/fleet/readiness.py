@@ -10,7 +10,7 @@ from tandem.protos.transport.health import Health
 
 PAUSE_SECONDS = 0.25  # between two looks at the verifiers
 ANSWER_SECONDS = 1.0  # for a verifier to answer; so health is NOT_SERVING within 2 s
-REPLACED = 20  # looks in a row at which only another model is there: five seconds
+MAX_REPLACED_LOOKS = 20  # looks in a row at which only another model is there: five seconds
 
 
 async def report_verifiers(health: Health, replicas: Replicas) -> None:
@@ -19,7 +19,7 @@ async def report_verifiers(health: Health, replicas: Replicas) -> None:
     is to start it again, with that model.
     """
     looks = 0
-    while looks < REPLACED:
+    while looks < MAX_REPLACED_LOOKS:
         seen = await replicas.look(ANSWER_SECONDS)
         health.report("verifiers", None if seen.serving else "no verifier serves")
         looks = looks + 1 if seen.replaced else 0

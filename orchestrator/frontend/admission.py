@@ -13,7 +13,7 @@ from tandem.orchestrator.metrics import FrontMetrics
 from tandem.orchestrator.requests.request import Quota, client_name
 from tandem.protos.errors import Busy
 
-EVERYBODYS = Quota()
+DEFAULT_QUOTA = Quota()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Admission:
         return min(self._all.limits.running, self._limits(quota).running)
 
     @contextmanager
-    def ticket(self, share: bytes, quota: Quota = EVERYBODYS) -> Iterator[None]:
+    def ticket(self, share: bytes, quota: Quota = DEFAULT_QUOTA) -> Iterator[None]:
         """Hold a ticket, with which a request may ask for a place. Raises Busy if too many requests
         run or wait.
         """
@@ -125,7 +125,7 @@ class Admission:
 
     @asynccontextmanager
     async def place(
-        self, share: bytes, cost: int, quota: Quota = EVERYBODYS, part: bytes = b""
+        self, share: bytes, cost: int, quota: Quota = DEFAULT_QUOTA, part: bytes = b""
     ) -> AsyncIterator[Place]:
         """Hold a place, in which a request with a ticket runs. It waits until the client's turn has
         come. The request notes in the place how many tokens it has used, at most `cost`.

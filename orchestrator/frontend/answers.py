@@ -42,7 +42,7 @@ from tandem.protos.service.tracing import Span
 from tandem.protos.types import SEEDS
 from tandem.protos.wire.codec import SESSION_ID_BYTES
 
-QUEUE = 64  # chunks that may wait for the client
+MAX_QUEUED_CHUNKS = 64  # chunks that may wait for the client
 STALL_SECONDS = 3.0  # for which the queue of a run may be full, until the run is closed
 IDLE_SECONDS = 0.25  # without a chunk, until None is yielded
 
@@ -220,12 +220,12 @@ async def read_ahead(
                     added.set()
                     try:
                         async with asyncio.timeout(STALL_SECONDS):
-                            await fewer(QUEUE)
+                            await fewer(MAX_QUEUED_CHUNKS)
                     except TimeoutError:
                         break
                 else:
                     return
-            await fewer(QUEUE // 2)
+            await fewer(MAX_QUEUED_CHUNKS // 2)
 
     writer = asyncio.create_task(write())
     writer.add_done_callback(lambda _: added.set())

@@ -15,10 +15,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import inf
 
-WEIGHT = 0.1  # weight of the newest value in a moving average
+NEWEST_WEIGHT = 0.1  # weight of the newest value in a moving average
 UNKNOWN_RETRY_SECONDS = 0.5  # retry delay until two requests have ended
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 10.0
-REMEMBERED = 1 << 12  # clients whose usual tokens are remembered, in 100 bytes each
+MAX_REMEMBERED_CLIENTS = 1 << 12  # clients whose usual tokens are remembered, in 100 bytes each
 
 
 @dataclass(eq=False, slots=True)
@@ -107,11 +107,11 @@ class FairQueue:
             used = turn.cost if used is None else used
             share.credit += turn.charged - used
             usual = self._usual.pop(turn.share, used)
-            self._usual[turn.share] = usual + WEIGHT * (used - usual)
-            if len(self._usual) > REMEMBERED:
+            self._usual[turn.share] = usual + NEWEST_WEIGHT * (used - usual)
+            if len(self._usual) > MAX_REMEMBERED_CLIENTS:
                 del self._usual[next(iter(self._usual))]
             known = used if self._average == inf else self._average
-            self._average = known + WEIGHT * (used - known)
+            self._average = known + NEWEST_WEIGHT * (used - known)
         else:
             share.drop(turn)
         if not share.waiting:
@@ -165,7 +165,7 @@ class RetryDelay:
         if self.last is not None:
             pause = min(now - self.last, MAX_RETRY_SECONDS)
             usual = pause if self.interval is None else self.interval
-            self.interval = usual + WEIGHT * (pause - usual)
+            self.interval = usual + NEWEST_WEIGHT * (pause - usual)
         self.last = now
         self.refused = max(0, self.refused - 1)
 

@@ -20,7 +20,7 @@ from tandem.orchestrator.requests.request import Quota, Request, digest
 from tandem.protos.errors import PermissionDenied, Unusable
 from tandem.protos.service.config import message
 
-LOOK_SECONDS = 1.0  # between two looks at the file while waiting for a change
+POLL_SECONDS = 1.0  # between two looks at the file while waiting for a change
 Right: TypeAlias = Literal["generate", "register"]
 GENERATE: Right = "generate"
 REGISTER: Right = "register"
@@ -111,7 +111,7 @@ class Identities:
     async def until_changed(self, identity: Identity) -> None:
         """Wait until the file changes or drops the entry of a client."""
         while self._entries.get(identity.name) == identity:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             self._refresh()
 
     def _refresh(self) -> None:

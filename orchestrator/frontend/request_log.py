@@ -20,8 +20,8 @@ from tandem.orchestrator.requests.answer import AnswerBuilder
 from tandem.orchestrator.requests.request import Request
 from tandem.protos.errors import TandemError
 
-LONGEST_ID = 128  # characters of a request id, which a client may have chosen
-LONGEST_PROBLEM = 200  # characters of an error message
+MAX_ID_LENGTH = 128  # characters of a request id, which a client may have chosen
+MAX_PROBLEM_LENGTH = 200  # characters of an error message
 NOT_REFUSED = ("CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL")
 
 log = structlog.get_logger()
@@ -62,12 +62,12 @@ class RequestLog:
         Raises any error of the scope.
         """
         course, began, code, problem = Course(), time.monotonic(), "INTERNAL", ""
-        with structlog.contextvars.bound_contextvars(request_id=request.request_id[:LONGEST_ID]):
+        with structlog.contextvars.bound_contextvars(request_id=request.request_id[:MAX_ID_LENGTH]):
             try:
                 yield course
                 code = "OK"
             except TandemError as error:
-                code, problem = error.status, str(error)[:LONGEST_PROBLEM]
+                code, problem = error.status, str(error)[:MAX_PROBLEM_LENGTH]
                 raise
             except (asyncio.CancelledError, GeneratorExit):
                 left = "DEADLINE_EXCEEDED" if timed_out() else "CANCELLED"

@@ -33,7 +33,7 @@ from tandem.protos.service.drain import Drain
 from tandem.protos.service.tasks import background
 
 MUTE_SECONDS = 60.0  # seconds for which a client may read nothing
-QUIET = 20  # events without a token, a quarter of a second each, until a comment is sent
+EVENTS_PER_COMMENT = 20  # events without a token, a quarter of a second each
 BODY = "http.response.body"
 COMMENT = b": alive\n\n"
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -136,7 +136,7 @@ class Delivery:
         content = b"".join(map(_event, pieces))
         if not content:
             self._quiet += 1
-            content = b"" if self._quiet % (QUIET * len(self.choices)) else COMMENT
+            content = b"" if self._quiet % (EVENTS_PER_COMMENT * len(self.choices)) else COMMENT
         async with self._sending:
             if not self._started:
                 self._started = True

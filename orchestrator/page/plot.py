@@ -11,8 +11,8 @@ from html import escape
 from math import ceil, floor, log10
 
 WIDTH, HEIGHT = 300.0, 72.0
-NICE = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
-LEAST = 1e-6  # smaller values are shown as zero
+SCALE_STEPS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
+MIN_SHOWN = 1e-6  # smaller values are shown as zero
 
 Point = tuple[float, float | None]  # seconds ago; a value, or None where there is none
 
@@ -34,10 +34,10 @@ class Line:
 def top_of_scale(lines: Sequence[Line]) -> float:
     """Return a round number that no value exceeds."""
     most = max((v for line in lines for _, v in line.points if v is not None), default=0.0)
-    if most < LEAST:
+    if most < MIN_SHOWN:
         return 1.0
     power = 10.0 ** floor(log10(most))
-    return next(step * power for step in NICE if most <= step * power * (1 + 1e-9))
+    return next(step * power for step in SCALE_STEPS if most <= step * power * (1 + 1e-9))
 
 
 def plot(label: str, lines: Sequence[Line], seconds: float, top: float) -> str:

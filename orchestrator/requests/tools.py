@@ -78,12 +78,12 @@ FORMATS = {
         ToolFormat("json", bare=True, signs=('"arguments"',)),
     )
 }
-OTHERS = ("<function=", "<arg_key>", "<\uff5ctool")  # signs of formats that are not known here
+UNKNOWN_FORMAT_SIGNS = ("<function=", "<arg_key>", "<\uff5ctool")
 
 
 def format_of(template: str) -> ToolFormat | None:
     """Return the format in which a chat template has calls written; None for an unknown one."""
-    if any(sign in template for sign in OTHERS):
+    if any(sign in template for sign in UNKNOWN_FORMAT_SIGNS):
         return None
     plain = template.replace('\\"', '"')
     found = (each for each in FORMATS.values() if any(sign in plain for sign in each.signs))

@@ -34,17 +34,19 @@ from tandem.protos.service.listening import ListeningSettings
 PREFIX = "TANDEM__"
 FILE = "TANDEM_CONFIG"
 
-LEAST, MOST = 16, 256  # characters of a token
-FOLLOWS = "default_factory_not_called"  # an error that follows from another field's error
+MIN_LENGTH, MAX_LENGTH = 16, 256  # characters of a token
+FOLLOWING_ERROR = "default_factory_not_called"  # an error that follows from another field's error
 # kinds of errors whose value is shown: it is not a token's, and not in the message yet
-SHOWN = ("int_", "float_", "bool_", "byte_", "literal_", "greater_", "less_", "string_pattern_")
+SHOWABLE = ("int_", "float_", "bool_", "byte_", "literal_", "greater_", "less_", "string_pattern_")
 
 
 def _secret(given: SecretStr) -> SecretStr:
     """Check a token, which travels as metadata of a call and must not be guessed."""
     token = given.get_secret_value()
-    if not (LEAST <= len(token) <= MOST and re.fullmatch(r"[!-~]+", token)):
-        raise ValueError(f"needs {LEAST} to {MOST} ASCII characters, none of them a space")
+    if not (MIN_LENGTH <= len(token) <= MAX_LENGTH and re.fullmatch(r"[!-~]+", token)):
+        raise ValueError(
+            f"needs {MIN_LENGTH} to {MAX_LENGTH} ASCII characters, none of them a space"
+        )
     return given
 
 
@@ -222,12 +224,12 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _problems(error: ValidationError) -> str:
-    found = (each for each in error.errors() if each["type"] != FOLLOWS)
+    found = (each for each in error.errors() if each["type"] != FOLLOWING_ERROR)
     return "; ".join(map(_problem, found))
 
 
 def _problem(found: ErrorDetails) -> str:
-    value = f", got {shortened(found['input'])}" if found["type"].startswith(SHOWN) else ""
+    value = f", got {shortened(found['input'])}" if found["type"].startswith(SHOWABLE) else ""
     return ": ".join([*map(str, found["loc"]), message(found) + value])
 
 

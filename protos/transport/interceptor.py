@@ -25,7 +25,7 @@ from tandem.protos.transport.calls import CallMetrics
 from tandem.protos.transport.guard import Guard, Open
 
 MAX_CONCURRENT_CALLS = 2048  # calls of Tandem's services; health has no limit
-REQUEST_ID, LONGEST_ID = "x-request-id", 128  # characters
+REQUEST_ID, MAX_ID_LENGTH = "x-request-id", 128  # characters
 
 log = structlog.get_logger()
 
@@ -92,8 +92,8 @@ async def _only(requests: AsyncIterator[Any]) -> Any:
 
 
 def _logged_as(request_id: str) -> AbstractContextManager[None]:
-    """Return a scope whose log lines have the request id, cut to LONGEST_ID, if there is one."""
-    known = {"request_id": request_id[:LONGEST_ID]} if request_id else {}
+    """Return a scope whose log lines have the request id, cut to MAX_ID_LENGTH, if there is one."""
+    known = {"request_id": request_id[:MAX_ID_LENGTH]} if request_id else {}
     return structlog.contextvars.bound_contextvars(**known)
 
 

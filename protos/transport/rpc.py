@@ -35,7 +35,7 @@ MAX_NEW_CALLS = 10_000  # calls that are not looked at yet
 DRAIN_SECONDS = 5.0
 LAST_SECONDS = 0.5  # for answers that are on their way
 WHILE_DRAINED = 86_400.0  # seconds: longer than any drain
-LOOK_SECONDS = 0.1  # between two looks at whether a channel is connected
+POLL_SECONDS = 0.1  # between two looks at whether a channel is connected
 FREE_PORTS = range(20_000, 32_768)  # above those of Ray's workers, below the ephemeral ones
 
 LIMITS = [
@@ -102,7 +102,7 @@ async def reconnected(channel: aio.Channel, after: float) -> None:
         if state is State.READY and lost and monotonic() >= earliest:
             return
         lost |= state is not State.READY
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
 
 
 INSECURE = Security()

@@ -109,7 +109,7 @@ def test_a_new_client_goes_ahead_of_the_backlog_of_another() -> None:
 def test_credit_is_not_saved_up_by_a_client_that_waits_for_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fair_queue, "WEIGHT", 0.0)  # what is usual stays 10,000
+    monkeypatch.setattr(fair_queue, "NEWEST_WEIGHT", 0.0)  # what is usual stays 10,000
     queue = FairQueue(2, 2)
     queue.add(b"b", 1)
     running = queue.add(b"a", 10_000)
@@ -195,7 +195,7 @@ def test_who_asks_again_when_an_answer_has_come_gets_an_equal_share(may: dict[by
 
 
 def test_what_is_usual_is_remembered_of_so_many_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fair_queue, "REMEMBERED", 3)
+    monkeypatch.setattr(fair_queue, "MAX_REMEMBERED_CLIENTS", 3)
     queue = FairQueue(1, 1)
     for number in range(9):
         queue.add(bytes([number]), 10)

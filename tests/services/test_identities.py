@@ -72,7 +72,7 @@ def test_a_file_that_cannot_be_used_changes_nothing(file: Path) -> None:
 async def test_who_waits_for_a_revocation_is_woken(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(identities, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(identities, "POLL_SECONDS", 0.01)
     known = Identities(file)
     phone = known.of_certificate("phone.example.com")
     assert phone

@@ -90,12 +90,12 @@ async def test_a_model_is_replaced_when_only_another_one_is_there_for_a_while(
     async def look(seconds: float) -> Look:
         nonlocal looks
         looks += 1
-        return Look(False, looks != readiness.REPLACED)
+        return Look(False, looks != readiness.MAX_REPLACED_LOOKS)
 
     found.look = look  # type: ignore[method-assign]
     with pytest.raises(Unusable, match="another model than at the start"):
         await readiness.report_verifiers(Health(), found)
-    assert looks == 2 * readiness.REPLACED
+    assert looks == 2 * readiness.MAX_REPLACED_LOOKS
 
 
 async def test_an_orchestrator_whose_verifier_was_replaced_ends(

@@ -13,9 +13,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from tandem.orchestrator.http.bodies.grammars import grammar_of
 from tandem.orchestrator.http.bodies.parts import (
-    MOST_32,
-    MOST_64,
-    MOST_CHOICES,
+    MAX_CHOICES,
+    MAX_INT32,
+    MAX_INT64,
     ChoiceBody,
     MessageBody,
     TokenIds,
@@ -52,7 +52,7 @@ SAMPLING = (
     "frequency_penalty",
     "seed",
 )
-LONGEST_ID = 120  # characters of a request id, so that the number of a choice fits behind it
+MAX_ID_LENGTH = 120  # characters of a request id, so that the number of a choice fits behind it
 IDS = TypeAdapter[list[int]](TokenIds, config=ConfigDict(strict=True))
 
 
@@ -72,8 +72,8 @@ def completions(body: CompletionBody, caller: Caller) -> tuple[Request, ...]:
     InvalidRequest.
     """
     prompts, count = _prompts(body.prompt), body.n or 1
-    if len(prompts) * count > MOST_CHOICES:
-        problem = f"has {len(prompts)} prompts, times n {count}, above {MOST_CHOICES} choices"
+    if len(prompts) * count > MAX_CHOICES:
+        problem = f"has {len(prompts)} prompts, times n {count}, above {MAX_CHOICES} choices"
         raise InvalidRequest.of("prompt", problem)
     first = [_request(body, prompt, caller, body.logprobs, COMPLETION_TOKENS) for prompt in prompts]
     return _numbered(choice for each in first for choice in _choices(each, count))
@@ -89,14 +89,14 @@ def _choices(request: Request, count: int) -> Iterator[Request]:
     for place in range(count):
         sampling = request.sampling
         if sampling.seed is not None:
-            sampling = replace(sampling, seed=(sampling.seed + place) % (MOST_64 + 1))
+            sampling = replace(sampling, seed=(sampling.seed + place) % (MAX_INT64 + 1))
         yield replace(request, sampling=sampling)
 
 
 def _numbered(requests: Iterable[Request]) -> tuple[Request, ...]:
     """Give each request an id of its own. The first keeps the id of the whole response."""
     first, *others = requests
-    named = (f"{first.request_id[:LONGEST_ID]}-{place}" for place in range(1, 1 + len(others)))
+    named = (f"{first.request_id[:MAX_ID_LENGTH]}-{place}" for place in range(1, 1 + len(others)))
     pairs = zip(others, named, strict=True)
     return first, *(replace(each, request_id=name) for each, name in pairs)
 
@@ -109,7 +109,7 @@ def _chat(body: ChatBody, caller: Caller) -> Request:
         raise InvalidRequest.of("top_logprobs", "needs logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     conversation = conversation_of(body)
-    return _request(body, conversation, caller, logprobs, MOST_32, body.max_completion_tokens)
+    return _request(body, conversation, caller, logprobs, MAX_INT32, body.max_completion_tokens)
 
 
 def conversation_of(body: ChatBody) -> Conversation:
@@ -191,7 +191,7 @@ def _request(
     given = {name: getattr(body, name) for name in SAMPLING}
     sampling = {name: value for name, value in given.items() if value is not None}
     if body.seed is not None:
-        sampling["seed"] = body.seed % (MOST_64 + 1)  # gRPC's seeds have no sign
+        sampling["seed"] = body.seed % (MAX_INT64 + 1)  # gRPC's seeds have no sign
     if body.top_k is not None:
         sampling["top_k"] = max(0, body.top_k)  # vLLM's -1 means off
     biases = sorted((int(token), bias) for token, bias in (body.logit_bias or {}).items())

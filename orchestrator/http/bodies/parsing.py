@@ -14,7 +14,7 @@ from tandem.orchestrator.http.bodies import tolerance
 from tandem.orchestrator.http.bodies.tolerance import Json
 from tandem.protos.errors import InvalidRequest, Violation
 
-MOST_MISTAKES, LONGEST_NAME = 32, 64
+MAX_MISTAKES, MAX_NAME_LENGTH = 32, 64
 MISTAKES = {"missing": "is missing", "extra_forbidden": "is not supported"}
 UNCHANGED: Mapping[str, str] = {}
 Parsed = TypeVar("Parsed", bound=BaseModel)
@@ -60,7 +60,7 @@ def in_words(error: InvalidRequest, words: Mapping[str, str]) -> InvalidRequest:
 
 
 def _violations(error: ValidationError) -> Iterator[Violation]:
-    if error.error_count() > MOST_MISTAKES:
+    if error.error_count() > MAX_MISTAKES:
         yield Violation("body", f"has {error.error_count()} mistakes")
         return
     deepest: dict[str, Violation] = {}  # by place; a field of several kinds fails once for each
@@ -78,10 +78,10 @@ def _violations(error: ValidationError) -> Iterator[Violation]:
 def _place(location: tuple[int | str, ...]) -> str:
     """Write a location as `messages[0].content`, without the kinds of values that were tried."""
     first, *others = location or ("body",)
-    place = str(first)[:LONGEST_NAME]
+    place = str(first)[:MAX_NAME_LENGTH]
     for part in others:
         if isinstance(part, int):
             place += f"[{part}]"
         elif part.isidentifier() and part != "str":
-            place += f".{part[:LONGEST_NAME]}"
+            place += f".{part[:MAX_NAME_LENGTH]}"
     return place
