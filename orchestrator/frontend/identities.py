@@ -61,12 +61,13 @@ class Identity(BaseModel):
 
     def owning(self, request: Request) -> Request:
         """Mark a request as this client's. Client names in the request then only subdivide the
-        client's own share and cache.
+        client's own places and cache.
         """
         own = digest(f"identity {self.name}")
         quota = Quota(self.name, self.max_running, self.max_waiting, self.weight)
-        client = digest(f"{own.hex()} {request.client.hex()}")
-        return replace(request, client=client, share=own, part=request.share, quota=quota)
+        scope = digest(f"{own.hex()} {request.cache_scope.hex()}")
+        named = replace(request, client_id=own, subclient_id=request.client_id)
+        return replace(named, cache_scope=scope, quota=quota)
 
 
 ENTRIES = TypeAdapter(dict[Name, Identity])

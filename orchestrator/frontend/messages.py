@@ -42,7 +42,7 @@ def decode_request(
     resume_from: int = 0,
     received: tuple[int, ...] = (),
 ) -> Request:
-    """Decode a request. Without a client name it gets the share of its connection."""
+    """Decode a request. Without a client name it counts as its connection's."""
     sampling, stopping = message.sampling, message.stopping
     speculation, malformed = _given(message.speculation), list[Violation]()
     for field, choice in CHOICES.items():

@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class Course:
+class RequestProgress:
     """How far a request has come. `answer` is set once the request was checked, and `complete` when
     the whole answer was made. A client may leave as soon as it has the whole answer, before its
     call has ended.
@@ -56,22 +56,22 @@ class RequestLog:
     @contextmanager
     def logged(
         self, request: Request, timed_out: Callable[[], bool] = lambda: False
-    ) -> Iterator[Course]:
+    ) -> Iterator[RequestProgress]:
         """Log how a request ends that is served in this scope. All log lines of the scope have the
         request's id. If the request was cancelled, `timed_out` tells whether its time was over.
         Raises any error of the scope.
         """
-        course, began, code, problem = Course(), time.monotonic(), "INTERNAL", ""
+        progress, began, code, problem = RequestProgress(), time.monotonic(), "INTERNAL", ""
         with structlog.contextvars.bound_contextvars(request_id=request.request_id[:MAX_ID_LENGTH]):
             try:
-                yield course
+                yield progress
                 code = "OK"
             except TandemError as error:
                 code, problem = error.status, str(error)[:MAX_PROBLEM_LENGTH]
                 raise
             except (asyncio.CancelledError, GeneratorExit):
                 left = "DEADLINE_EXCEEDED" if timed_out() else "CANCELLED"
-                code = "OK" if course.complete else left
+                code = "OK" if progress.complete else left
                 raise
             finally:
                 self.ends[code] += 1
@@ -79,7 +79,7 @@ class RequestLog:
                 seconds = time.monotonic() - began
                 fields = {"client": request.caller, "code": code, "problem": problem}
                 fields = {name: field for name, field in fields.items() if field}
-                _log(code, fields | {"seconds": round(seconds, 4)} | _figures(course.answer))
+                _log(code, fields | {"seconds": round(seconds, 4)} | _figures(progress.answer))
 
     @contextmanager
     def decoding(self, request_id: str) -> Iterator[None]:

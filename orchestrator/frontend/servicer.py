@@ -84,8 +84,8 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         asked = await self._identified(
             decode_request(request, client_of(context), context.peer()), context
         )
-        with self._ends.logged(asked, timed_out(context)) as course:
-            generated = aclosing(self._answers.generate(asked, course))
+        with self._ends.logged(asked, timed_out(context)) as progress:
+            generated = aclosing(self._answers.generate(asked, progress))
             async with self._drain.running(), generated as events:
                 answers = [event async for event in events if isinstance(event, Answer)]
         return encode_answer(answers[-1])
@@ -105,8 +105,8 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             tuple(request.received),
         )
         asked = await self._identified(asked, context)
-        with self._ends.logged(asked, timed_out(context)) as course:
-            generated = aclosing(self._answers.generate(asked, course))
+        with self._ends.logged(asked, timed_out(context)) as progress:
+            generated = aclosing(self._answers.generate(asked, progress))
             async with self._drain.running(), generated as events:
                 async for event in events:
                     if isinstance(event, Answer):

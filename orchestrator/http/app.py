@@ -160,7 +160,7 @@ class HttpApi:
     async def _tokenize(self, request: Request) -> Response:
         request.state.identity = self._identity(request)
         asked = await self._read(request, tokenized)
-        (whose,) = self._owned(request, [Asked(asked.prompt, share=share_of(request))])
+        (whose,) = self._owned(request, [Asked(asked.prompt, client_id=client_id_of(request))])
         return JSONResponse(await self._texts.of_prompt(asked, whose))
 
     async def _detokenize(self, request: Request) -> Response:
@@ -206,14 +206,14 @@ def caller_of(request: Request, body: GenerationBody) -> decoding.Caller:
     end_user = isinstance(body, ChatBody) and body.safety_identifier
     return decoding.Caller(
         scope_of(client_digest(name or body.prompt_cache_key or ""), body.cache_salt or ""),
-        share_of(request, body.user or end_user or ""),
+        client_id_of(request, body.user or end_user or ""),
         request.state.request_id,
     )
 
 
-def share_of(request: Request, user: str = "") -> bytes:
-    """Return a digest of the client whose share of the places a request takes: of its name or user,
-    or else of its connection.
+def client_id_of(request: Request, user: str = "") -> bytes:
+    """Return the digest of the client whose places a request takes: of its name or user, or else of
+    its connection.
     """
     host = f"{request.client.host}:{request.client.port}" if request.client else ""
     return client_digest(request.headers.get(CLIENT_KEY) or user) or connection_digest(host)

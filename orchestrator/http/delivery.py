@@ -114,8 +114,8 @@ class Delivery:
 
     async def _run(self, choice: Choice, places: asyncio.Semaphore, send: Send) -> None:
         front, begun = self.frontend, False
-        with front.ends.logged(choice.request) as course:
-            generated = aclosing(front.answers.generate(choice.request, course))
+        with front.ends.logged(choice.request) as progress:
+            generated = aclosing(front.answers.generate(choice.request, progress))
             async with front.drain.running(), places, generated as events:
                 async for event in events:
                     if isinstance(event, Answer):

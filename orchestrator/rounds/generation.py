@@ -40,7 +40,7 @@ class RunRequest:
     max_new_tokens: int
     stop_token_ids: frozenset[int] = frozenset()
     shape: DraftShape = NO_DRAFT_SHAPE
-    client: bytes = b""
+    cache_scope: bytes = b""
     completion: tuple[int, ...] = ()
     traceparent: str = ""  # of the span in which the request runs
     known: tuple[int, ...] = ()  # tokens that the completion may repeat
@@ -62,7 +62,7 @@ class Generation:
     completion: list[int] = field(default_factory=list)
     finish: Finish | None = None
     matched_token_id: int | None = None
-    client: bytes = b""
+    cache_scope: bytes = b""
     turn: int = 0
     group: str = ""  # group of verifiers that the newest tokens are from
     prompt_logprobs: int | None = None
@@ -78,7 +78,7 @@ class Generation:
             request.max_new_tokens,
             request.stop_token_ids,
             list(request.completion),
-            client=request.client,
+            cache_scope=request.cache_scope,
             prompt_logprobs=request.prompt_logprobs,
             told=request.told,
         )
@@ -106,7 +106,7 @@ class Generation:
         """
         self.turn += 1
         tokens = (*self.prompt, *self.completion)
-        return Context(self.session_id, self.turn, 0, tokens, client=self.client)
+        return Context(self.session_id, self.turn, 0, tokens, client=self.cache_scope)
 
     def extend(self, start: int, tokens: Sequence[int]) -> tuple[int, ...]:
         """Commit that the text from `start` on is `tokens`, up to the first stop token or the

@@ -58,12 +58,12 @@ IDS = TypeAdapter[list[int]](TokenIds, config=ConfigDict(strict=True))
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The sender of a request: `client` says whose cached prefixes the request may use, `share`
-    whose share of the places it takes, and `request_id` names it.
+    """The sender of a request: `cache_scope` says whose cached prefixes the request may use,
+    `client_id` whose places it takes, and `request_id` names it.
     """
 
-    client: bytes
-    share: bytes
+    cache_scope: bytes
+    client_id: bytes
     request_id: str
 
 
@@ -212,8 +212,8 @@ def _request(
         body.prompt_logprobs,
         isinstance(body, CompletionBody) and bool(body.echo),
         bool(body.return_token_ids),
-        client=caller.client,
-        share=caller.share,
+        cache_scope=caller.cache_scope,
+        client_id=caller.client_id,
         default_new_tokens=default_new_tokens,
     )
 

@@ -42,7 +42,7 @@ class GenerationBody(Body):
     seed: Seed | None = None
     stop: str | Texts | None = None
     max_tokens: Count | None = None
-    user: str | None = None  # names whose share of the places the request takes
+    user: str | None = None  # names the client whose places the request takes
     prompt_cache_key: str | None = None  # requests with the same key share cached prefixes
     response_format: ResponseFormat | None = None
     # Fields that vLLM adds to OpenAI's
