@@ -158,7 +158,7 @@ class FrontMetrics:
         self.answer_length = histogram(
             "request_generation_tokens", "Of finished requests", TOKEN_BUCKETS
         )
-        self.most_tokens = histogram(
+        self.max_tokens = histogram(
             "request_params_max_tokens", "Of finished requests", TOKEN_BUCKETS
         )
 

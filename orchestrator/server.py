@@ -21,7 +21,7 @@ from tandem.orchestrator.fleet.registration import RegistrationService, Registry
 from tandem.orchestrator.fleet.replicas import Replicas
 from tandem.orchestrator.frontend.admission import Admission, Limits
 from tandem.orchestrator.frontend.answers import Answers
-from tandem.orchestrator.frontend.client_guard import Callers, ClientGuard, callers_of
+from tandem.orchestrator.frontend.client_guard import Authenticator, ClientGuard, authenticator_of
 from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.frontend.servicer import OrchestratorService
 from tandem.orchestrator.frontend.status import Overview, Recorder
@@ -59,7 +59,10 @@ log = structlog.get_logger()
 
 
 def registration(
-    config: OrchestratorConfig, target: ModelDescription, registered: Registry, callers: Callers
+    config: OrchestratorConfig,
+    target: ModelDescription,
+    registered: Registry,
+    authenticator: Authenticator,
 ) -> tuple[RegistrationService, ...]:
     """Return the service at which drafters register, if they may. They may not register at a cell
     that shares its port with others.
@@ -68,7 +71,7 @@ def registration(
         return ()
     secret = config.registration_token
     token = secret.get_secret_value() if secret else None
-    terms = Terms(token, config.max_registered, target, callers.owner)
+    terms = Terms(token, config.max_registered, target, authenticator.owner)
     return (RegistrationService(registered, terms),)
 
 
@@ -103,10 +106,10 @@ def admission_of(config: OrchestratorConfig, metrics: FrontMetrics) -> Admission
     return Admission(Limits(config.max_running, config.max_waiting), each, metrics)
 
 
-def security_of(config: OrchestratorConfig, callers: Callers) -> rpc.Security:
+def security_of(config: OrchestratorConfig, authenticator: Authenticator) -> rpc.Security:
     """Return how the port of the client API is protected."""
     asked = config.clients is None
-    return rpc.Security(config.tls, ClientGuard(callers), asked, config.certificate_port)
+    return rpc.Security(config.tls, ClientGuard(authenticator), asked, config.certificate_port)
 
 
 @asynccontextmanager
@@ -169,7 +172,8 @@ async def serving(
     own. The HTTP port is announced. Raises Unusable or IncompatibleModels.
     """
     tokenizer, chat = load_tokenizer(config.tokenizer), chat_of(config)
-    discovery, callers = Discovery(config.verifiers, config.drafters), callers_of(config)
+    discovery = Discovery(config.verifiers, config.drafters)
+    authenticator = authenticator_of(config)
     registered = Registry(discovery.register, discovery.unregister)
     async with known(config, discovery, registered, registry) as (replicas, target):
         metrics = FrontMetrics(registry, replicas.acceptance)
@@ -184,23 +188,24 @@ async def serving(
             draining, health, ends = drain or Drain(), Health(), RequestLog()
             recorder = Recorder(metrics, admission, ends)
             overview = Overview(replicas, admission, recorder, health)
-            service = OrchestratorService(answers, overview, draining, ends, callers)
+            service = OrchestratorService(answers, overview, draining, ends, authenticator)
             counted = ends.reporting(metrics.ended)
             front = Frontend(answers, draining, counted, lambda: health.serving)
+            api = HttpApi(front, target, tokenizer, registry, authenticator)
             if pages:
                 add_status_pages(pages, overview.read)
             async with (
                 background(report_verifiers(health, replicas), recorder.run()),
-                http_port(config, HttpApi(front, target, tokenizer, registry, callers), announce),
+                http_port(config, api, announce),
                 rpc.serving(
                     config.host,
                     config.port,
-                    (service, *registration(config, target, registered, callers)),
+                    (service, *registration(config, target, registered, authenticator)),
                     health=health,
                     leave=draining.leave,
                     lame_duck_seconds=config.lame_duck_seconds,
                     drained=draining.finish,
-                    security=security_of(config, callers),
+                    security=security_of(config, authenticator),
                     calls=CallMetrics(registry, dict.fromkeys(ANSWERING, metrics.ended)),
                     shared=config.share_ports,
                 ) as address,

@@ -8,9 +8,9 @@ from tandem.orchestrator.fleet.replicas import Replicas
 from tandem.protos.errors import Unusable
 from tandem.protos.transport.health import Health
 
-PAUSE_SECONDS = 0.25  # between two looks at the verifiers
+PAUSE_SECONDS = 0.25  # between two probes of the verifiers
 ANSWER_SECONDS = 1.0  # for a verifier to answer; so health is NOT_SERVING within 2 s
-MAX_REPLACED_LOOKS = 20  # looks in a row at which only another model is there: five seconds
+MAX_REPLACED_PROBES = 20  # probes in a row that find only another model: five seconds
 
 
 async def report_verifiers(health: Health, replicas: Replicas) -> None:
@@ -18,10 +18,10 @@ async def report_verifiers(health: Health, replicas: Replicas) -> None:
     another model, because no request could be served any more. Whoever started the orchestrator
     is to start it again, with that model.
     """
-    looks = 0
-    while looks < MAX_REPLACED_LOOKS:
-        seen = await replicas.look(ANSWER_SECONDS)
+    probes = 0
+    while probes < MAX_REPLACED_PROBES:
+        seen = await replicas.probe_verifiers(ANSWER_SECONDS)
         health.report("verifiers", None if seen.serving else "no verifier serves")
-        looks = looks + 1 if seen.replaced else 0
+        probes = probes + 1 if seen.replaced else 0
         await asyncio.sleep(PAUSE_SECONDS)
     raise Unusable("all verifiers serve another model than at the start; start again to serve it")

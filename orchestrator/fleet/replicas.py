@@ -75,9 +75,9 @@ class ReplicaStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """A look at the verifiers: whether any with the right model is `serving`, and whether the model
-    was `replaced`: all that answer have another one with the same tokens.
+class ProbeResult:
+    """The result of a probe of all verifiers: whether any with the right model is `serving`, and
+    whether the model was `replaced`: all that answer have another one with the same tokens.
     """
 
     serving: bool
@@ -148,8 +148,8 @@ class Replicas:
         same = model.tokenizer_fingerprint == self.fingerprint
         return "" if same else f"another tokenizer ({model.tokenizer_fingerprint})"
 
-    async def look(self, seconds: float) -> Look:
-        """Look at the verifiers that answer within so many seconds."""
+    async def probe_verifiers(self, seconds: float) -> ProbeResult:
+        """Ask all verifiers; those that do not answer within so many seconds do not count."""
         verifiers = self.verifiers.values()
         models, up = await asyncio.gather(
             asyncio.gather(*(_described(each, seconds) for each in verifiers)),
@@ -158,7 +158,7 @@ class Replicas:
         known = [(model, serves) for model, serves in zip(models, up, strict=True) if model]
         ours = [serves for model, serves in known if not self._other_model(model)]
         same_tokens = not any(self._other_tokens(model) for model, _ in known)
-        return Look(any(ours), bool(known) and not ours and same_tokens)
+        return ProbeResult(any(ours), bool(known) and not ours and same_tokens)
 
     @asynccontextmanager
     async def _verifier(self, address: str) -> AsyncIterator[VerifierProbe]:
@@ -204,14 +204,14 @@ async def _first(clients: Mapping[str, ModelProbe], seconds: float) -> ModelDesc
 
 
 async def _status(
-    address: str, client: ModelProbe, misfit: Callable[[ModelDescription], str]
+    address: str, client: ModelProbe, find_problem: Callable[[ModelDescription], str]
 ) -> ReplicaStatus:
     began = time.monotonic()
     serving = asyncio.create_task(client.serving(STATUS_SECONDS))
     try:
         model = await client.describe(STATUS_SECONDS)
         seconds = time.monotonic() - began
-        problem = misfit(model) or ("" if await serving else "not serving")
+        problem = find_problem(model) or ("" if await serving else "not serving")
         return ReplicaStatus(address, model, seconds, problem)
     except TandemError:
         return ReplicaStatus(address, None, 0.0, f"no answer in {STATUS_SECONDS:.0f} s")

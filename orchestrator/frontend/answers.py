@@ -162,8 +162,8 @@ class Answers:
         text = request.prompt if request.echo else ""
         if not isinstance(text, str):
             text = self._tokenizer.decode(tokens, skip_special_tokens=False)
-        told = request.return_token_ids or request.echo or request.of_prompt is not None
-        return PromptPart(text, tokens if told else ())
+        shown = request.return_token_ids or request.echo or request.prompt_top_logprobs is not None
+        return PromptPart(text, tokens if shown else ())
 
     def _reading(self, prompt: object, tokens: tuple[int, ...]) -> Reading | None:
         """Return how to parse the answer to a chat; None if the prompt is no chat."""

@@ -24,7 +24,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tokenizers import Tokenizer
 
-from tandem.orchestrator.frontend.client_guard import Anybody, Callers
+from tandem.orchestrator.frontend.client_guard import Authenticator, NoAuthentication
 from tandem.orchestrator.frontend.identities import GENERATE, Identity
 from tandem.orchestrator.http import errors
 from tandem.orchestrator.http.bodies import decoding, parsing
@@ -64,7 +64,7 @@ class HttpApi:
     model: ModelDescription
     tokenizer: Tokenizer
     registry: CollectorRegistry
-    callers: Callers = field(default_factory=Anybody)
+    authenticator: Authenticator = field(default_factory=NoAuthentication)
     _bodies: Bodies = field(init=False, default_factory=Bodies)
     _tokens: TokenTexts = field(init=False)
     _texts: Tokens = field(init=False)
@@ -150,7 +150,7 @@ class HttpApi:
         """Return the identity of the caller; None where the service does not authenticate clients.
         Raises Unauthenticated or PermissionDenied.
         """
-        identity = self.callers.authorized(
+        identity = self.authenticator.http_identity(
             request.headers.get("authorization", ""), request.scope["state"].get(CERTIFICATE, "")
         )
         if identity:

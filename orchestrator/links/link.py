@@ -37,7 +37,7 @@ MAX_CLOSING = 1 << 16  # sessions that are remembered while the service is not c
 
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
-Fits: TypeAlias = Callable[[ModelDescription], str | None]  # returns why a model must not be used
+ModelCheck: TypeAlias = Callable[[ModelDescription], str | None]  # why a model must not be used
 log = structlog.get_logger()
 
 
@@ -52,13 +52,13 @@ class Link(Generic[Sent, Received]):
         incoming: str,
         decode: Callable[[Any], Received],
         complete: Callable[[Any], None] = lambda request: None,
-        fits: Fits = lambda model: None,
+        check_model: ModelCheck = lambda model: None,
     ) -> None:
         """`incoming` is the field of a response with the items; `complete` sets other fields."""
         self.connected, self.problem = False, ""
         self.load, self.passes, self.others, self.clock = (0.0, 0.0), PassTimes(), 0, 0.0  # told
         self._name, self._call, self._request, self._incoming = name, call, request, incoming
-        self._decode, self._complete, self._fits = decode, complete, fits
+        self._decode, self._complete, self._check_model = decode, complete, check_model
         self._subscribers: dict[Subscriber[Received], None] = {}
         self._streams: dict[int, Subscriber[Received]] = {}
         self._outbox: deque[tuple[str, Any]] = deque()
@@ -199,7 +199,7 @@ class Link(Generic[Sent, Received]):
         self._responses += 1
         if response.HasField("model"):
             model = decode_model(response.model)
-            self._group, self.problem = model.fingerprint, self._fits(model) or ""
+            self._group, self.problem = model.fingerprint, self._check_model(model) or ""
             if self.problem:
                 log.warning("a service is not used", service=self._name, problem=self.problem)
         if self.problem:

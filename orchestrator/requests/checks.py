@@ -84,7 +84,7 @@ def checked(request: Request, served: ServedModel, tokenise: Tokenise) -> RunReq
         cache_scope=request.cache_scope,
         completion=request.received,
         known=_known(request, prompt, tokenise),
-        prompt_logprobs=request.of_prompt,
+        prompt_logprobs=request.prompt_top_logprobs,
     )
 
 

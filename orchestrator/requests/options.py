@@ -95,7 +95,7 @@ def prompt_problems(request: Request, length: int) -> Iterator[Violation]:
     """Yield violations for log-probabilities that a prompt of `length` tokens cannot give, and for
     a request that asks for neither new tokens nor anything about its prompt.
     """
-    top, wanted = request.prompt_logprobs or 0, request.of_prompt
+    top, wanted = request.prompt_logprobs or 0, request.prompt_top_logprobs
     if top > MAX_LOGPROBS:
         yield Violation("prompt_logprobs", f"is {top}, above {MAX_LOGPROBS}")
     elif wanted is not None and length * (1 + wanted) > MAX_PROMPT_LOGPROBS:

@@ -200,7 +200,7 @@ class Request:
     default_new_tokens: int = DEFAULT_MAX_NEW_TOKENS  # or what the context still holds, if less
 
     @property
-    def of_prompt(self) -> int | None:
+    def prompt_top_logprobs(self) -> int | None:
         """The number of likeliest tokens to report beside each token of the prompt; None if not
         even the prompt's own log-probabilities are wanted.
         """

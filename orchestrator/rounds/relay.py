@@ -122,7 +122,7 @@ class Relay:
             traceparent=self._request.traceparent,
             group=generation.group,
             forced=0 if self._lockstep else self._request.shape.levels,
-            prompt_logprobs=generation.untold,
+            prompt_logprobs=generation.wanted_prompt_logprobs,
         )
         self._paused, self._drafter_may_open = False, self._lockstep is not None
         self.verifier.start(next(self._numbers), opening.context.turn, opening)
@@ -176,7 +176,7 @@ class Relay:
     def _step(self, commit: Commit) -> Step:
         """Commit a commit and return it as a step for the reader."""
         generation, now = self.generation, self._timer.now()
-        told = generation.tell(commit.start, commit.logprobs)
+        reported = generation.take_prompt_logprobs(commit.start, commit.logprobs)
         tokens = generation.extend(commit.start, commit.tokens)
         seconds, self._last_step = now - self._last_step, now
         before, generation.group = generation.group, self.verifier.link.group(self.verifier.number)
@@ -192,11 +192,11 @@ class Relay:
             drafter_round_trip=self.drafter.link.round_trip,
             verifier_round_trip=self.verifier.link.round_trip,
             fallback=None
-            if told
+            if reported
             else self._watch.stepped(commit, self._drafts, self.drafter.opened, paused),
             verifier_group=generation.group if generation.group != before else "",
             drafter=self._drafter if self._drafter != known else "",
-            prompt_logprobs=told,
+            prompt_logprobs=reported,
         )
 
     def _inform_drafter(self, commit: Commit) -> None:

@@ -90,14 +90,14 @@ def test_every_option_arrives() -> None:
     assert (stopping.max_new_tokens, stopping.min_new_tokens, stopping.ignore_eos) == (9, 2, True)
     assert (stopping.stop, stopping.stop_token_ids) == (("a", "b"), (4,))
     assert (request.model, request.logprobs, request.prompt_logprobs) == ("m", 3, 0)
-    assert request.echo and request.return_token_ids and request.of_prompt == 3
+    assert request.echo and request.return_token_ids and request.prompt_top_logprobs == 3
     assert of_completion(top_k=-1, stop="a").stopping.stop == ("a",)
 
 
 def test_what_vllm_cannot_stream_is_refused_and_chats_are_not_echoed() -> None:
     with pytest.raises(InvalidRequest, match="prompt_logprobs cannot be had with stream"):
         of_completion(prompt_logprobs=1, stream=True)
-    assert of_completion(echo=True, logprobs=1, stream=True).of_prompt == 1
+    assert of_completion(echo=True, logprobs=1, stream=True).prompt_top_logprobs == 1
     assert of_chat(echo=False) == of_chat()
     body = {"messages": [HELLO], "echo": True, "prompt_logprobs": -1}
     assert {each.field for each in refused(body, ChatBody)} == {"echo", "prompt_logprobs"}

@@ -19,7 +19,7 @@ from tandem.orchestrator.fleet import readiness
 from tandem.orchestrator.fleet.fleet_metrics import FleetMetrics
 from tandem.orchestrator.fleet.membership import Acceptance, Members, Membership
 from tandem.orchestrator.fleet.registration import Registry
-from tandem.orchestrator.fleet.replicas import Look, Replicas
+from tandem.orchestrator.fleet.replicas import ProbeResult, Replicas
 from tandem.protos.errors import Unusable
 from tandem.protos.service.tasks import background
 from tandem.protos.transport import rpc
@@ -67,7 +67,7 @@ async def test_a_verifier_with_another_model_makes_nobody_ready() -> None:
         ((Verifier(MODEL, False), Verifier(OTHER)), False),
         ((), False),
     ):
-        assert (await replicas(*verifiers)[0].look(1.0)).serving == ready
+        assert (await replicas(*verifiers)[0].probe_verifiers(1.0)).serving == ready
 
 
 async def test_a_model_is_replaced_when_only_another_one_is_there_for_a_while(
@@ -83,19 +83,19 @@ async def test_a_model_is_replaced_when_only_another_one_is_there_for_a_while(
         ((), False),
         ((other, other), True),
     ):
-        assert (await replicas(*verifiers)[0].look(1.0)).replaced == replaced
+        assert (await replicas(*verifiers)[0].probe_verifiers(1.0)).replaced == replaced
     found, _ = replicas(ours)
-    looks = 0
+    probes = 0
 
-    async def look(seconds: float) -> Look:
-        nonlocal looks
-        looks += 1
-        return Look(False, looks != readiness.MAX_REPLACED_LOOKS)
+    async def probe_verifiers(seconds: float) -> ProbeResult:
+        nonlocal probes
+        probes += 1
+        return ProbeResult(False, probes != readiness.MAX_REPLACED_PROBES)
 
-    found.look = look  # type: ignore[method-assign]
+    found.probe_verifiers = probe_verifiers  # type: ignore[method-assign]
     with pytest.raises(Unusable, match="another model than at the start"):
         await readiness.report_verifiers(Health(), found)
-    assert looks == 2 * readiness.MAX_REPLACED_LOOKS
+    assert probes == 2 * readiness.MAX_REPLACED_PROBES
 
 
 async def test_an_orchestrator_whose_verifier_was_replaced_ends(
