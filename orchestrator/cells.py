@@ -61,7 +61,8 @@ class Cell:
         self._config = config
         self._drain = Drain(config.drain_seconds)
         self._addresses: dict[str, str] = {}
-        self._stop, serves = asyncio.Event(), asyncio.Event()
+        self._stop = asyncio.Event()
+        serves = asyncio.Event()
         self._serving = asyncio.create_task(self._serve(serves))
         waiting = asyncio.create_task(serves.wait())
         await asyncio.wait((self._serving, waiting), return_when=asyncio.FIRST_COMPLETED)

@@ -36,7 +36,8 @@ class GrammarCompiler:
     """
 
     def __init__(self, tokenizer: Callable[[], Tokenizer], ends: Sequence[int]) -> None:
-        self.ends, self._tokenizer = frozenset(ends), tokenizer
+        self.ends = frozenset(ends)
+        self._tokenizer = tokenizer
         self._kept = lru_cache(MAX_CACHED_GRAMMARS)(self.fresh)
         self._words = lru_cache(1)(self._read)
 

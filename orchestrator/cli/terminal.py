@@ -31,7 +31,8 @@ class StartProgress:
 
     def __init__(self, console: Console, asking: Sequence[str] = ()) -> None:
         """`asking` are the flags that a client of this system needs."""
-        self._console, self._asking = console, asking
+        self._console = console
+        self._asking = asking
         self._page = ""  # URL of the status page
         self._loaded: dict[str, api.ReplicaStatus] = {}  # what services hold, by role
 

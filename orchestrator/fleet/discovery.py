@@ -69,7 +69,8 @@ class Discovery:
 
     def __init__(self, verifiers: tuple[str, ...], drafters: tuple[str, ...]) -> None:
         self.membership = Membership()
-        self._verifiers, self._drafters = verifiers, drafters
+        self._verifiers = verifiers
+        self._drafters = drafters
         self._found: dict[str, tuple[str, ...]] = {}
         self._resolved: dict[str, Resolved] = defaultdict(Resolved)
         self._problems: dict[str, str] = {}

@@ -32,7 +32,9 @@ class FleetMetrics(Collector):
         acceptance: Acceptance,
         fewest: Mapping[str, int],
     ) -> None:
-        self._membership, self._acceptance, self._fewest = membership, acceptance, fewest
+        self._membership = membership
+        self._acceptance = acceptance
+        self._fewest = fewest
         self._seen: dict[str, list[ReplicaStatus]] = {"verifier": [], "drafter": []}
         registry.register(self)
 

@@ -90,7 +90,9 @@ class Replicas:
     def __init__(
         self, config: OrchestratorConfig, membership: Membership, registry: Registry
     ) -> None:
-        self._config, self._membership, self._registry = config, membership, registry
+        self._config = config
+        self._membership = membership
+        self._registry = registry
         self.fingerprint = fingerprint(config.tokenizer)
         self.model_identity = ""  # identity of the target at the start
         self.acceptance = Acceptance()

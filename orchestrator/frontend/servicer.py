@@ -74,7 +74,10 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         ends: RequestLog,
         authenticator: Authenticator = NO_AUTHENTICATION,
     ) -> None:
-        self._answers, self._overview, self._drain, self._ends = answers, overview, drain, ends
+        self._answers = answers
+        self._overview = overview
+        self._drain = drain
+        self._ends = ends
         self._authenticator = authenticator
 
     async def Generate(

@@ -28,7 +28,8 @@ class TokenTexts:
     """The text and the bytes of single tokens of one vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer, self._bytes = tokenizer, byte_of()
+        self._tokenizer = tokenizer
+        self._bytes = byte_of()  # by the character that stands for it
         self.special = frozenset(special_tokens(tokenizer).values())
         self.of = lru_cache(4096)(self._of)
 

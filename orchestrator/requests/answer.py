@@ -79,8 +79,11 @@ class AnswerBuilder:
         """`message` parses the text of a chat's answer. The log-probabilities of the `prompt` come
         later, with the steps.
         """
-        self._request, self._stream, self._metrics = request, stream, metrics
-        self._message, self._prompt = message, prompt
+        self._request = request
+        self._stream = stream
+        self._metrics = metrics
+        self._message = message
+        self._prompt = prompt
         self._prompt_logprobs: list[TokenLogprobs] = []  # log-probabilities of the prompt so far
         self._first_sent = False  # whether the chunk that names the request was made
         self._stats = SpeculationStats(requested=request.shape.levels > 0)
@@ -90,11 +93,13 @@ class AnswerBuilder:
         self._ended = self._newest.finish is not None or stream.matched is not None
         if self._ended:
             self._parts(stream.finish())
-        self._arrived, self._began = arrived, time.monotonic()
+        self._arrived = arrived
+        self._began = time.monotonic()
         self._last = self._began
         self._first: float | None = None
         self.has_started = False
-        self._cached_tokens = self._generated = 0
+        self._cached_tokens = 0
+        self._generated = 0
 
     @property
     def finished(self) -> bool:
@@ -229,8 +234,6 @@ class AnswerBuilder:
 
     def _count(self, step: Step) -> None:
         first = self._first is None
-        if first:
-            self._cached_tokens = step.commit.reused
         self._newest = step
         self._stats.add(step)
         self._metrics.add(step, self._stats.requested, first, self._stats.drafter)
@@ -240,6 +243,7 @@ class AnswerBuilder:
         now = time.monotonic()
         if self._first is None:
             self._first = now
+            self._cached_tokens = step.commit.reused
             self._metrics.first_token.observe(now - self._arrived)
         else:
             self._metrics.gap.observe(now - self._last)

@@ -66,7 +66,8 @@ class ChatTemplate:
         formats: Formats = DEFAULT_FORMATS,
         for_tools: ChatTemplate | None = None,
     ) -> None:
-        self._source, self._special = source or "", dict(special)
+        self._source = source or ""
+        self._special = dict(special)
         self._for_tools = for_tools
         self._template: Template | None = None
         self.problem = "need a chat template, and the model has none"

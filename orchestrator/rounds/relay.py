@@ -51,31 +51,29 @@ class Relay:
     def __init__(
         self, request: RunRequest, services: Services, changed: Callable[[], None]
     ) -> None:
-        self.generation, self.steps = Generation.of(request), deque[Step]()
+        self.generation = Generation.of(request)
+        self.steps = deque[Step]()
         self.ended = False
         self.error: TandemError | None = None
-        self._request, self._changed = request, changed
-        self._numbers, self._timer = services.numbers, services.timer
+        self._request = request
+        self._changed = changed
+        self._numbers = services.numbers
+        self._timer = timer = services.timer
         alone = request.shape.method is Method.SUFFIX
         self._drafts = request.shape.levels > 0 and not alone and request.max_new_tokens > 0
-        self._watch, self._backoff = DraftWatch(request.shape.levels > 0, alone), DraftBackoff()
+        self._watch = DraftWatch(request.shape.levels > 0, alone)
+        self._backoff = DraftBackoff()
         in_lockstep = self._drafts and request.sampling.rule is not Rule.MATCH
-        self._paused = self._drafter_may_open = False
+        self._paused = False
+        self._drafter_may_open = False
         self._last_step = self._timer.now()
-        self._drafter = self._reported_drafter = ""  # name of the one that sent the newest proposal
+        self._drafter = ""  # name of the one that sent the newest proposal
+        self._reported_drafter = ""  # name of the drafter in the newest step
         self.verifier: SessionStream[ToVerifier, Commit] = SessionStream(
-            services.verifier,
-            self._timer,
-            self._open_verifier,
-            self._on_commit,
-            self._on_verifier_failure,
+            services.verifier, timer, self._open_verifier, self._on_commit, self._on_verifier_error
         )
         self.drafter: SessionStream[ToDrafter, EncodedProposal] = SessionStream(
-            services.drafter,
-            self._timer,
-            self._open_drafter,
-            self._on_proposal,
-            self._on_drafter_failure,
+            services.drafter, timer, self._open_drafter, self._on_proposal, self._on_drafter_error
         )
         self._lockstep = Lockstep(self._timer, self.verifier.send) if in_lockstep else None
         self.verifier.link.subscribe(self.verifier)
@@ -223,7 +221,7 @@ class Relay:
         self._paused = paused
         self.verifier.send(Flow(paused))
 
-    def _on_verifier_failure(self, error: TandemError) -> None:
+    def _on_verifier_error(self, error: TandemError) -> None:
         """Retry until the verifier was away for too long; its open time does not count."""
         if self._lockstep:
             self._lockstep.stop()
@@ -234,7 +232,7 @@ class Relay:
         else:
             self.end(error)
 
-    def _on_drafter_failure(self, error: TandemError) -> None:
+    def _on_drafter_error(self, error: TandemError) -> None:
         """Retry, unless the drafter can never serve this request."""
         if _may_retry(error):
             retry_after = error.retry_after if isinstance(error, Busy) else 0.0

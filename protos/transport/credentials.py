@@ -84,7 +84,8 @@ class RotatingChannel(aio.Channel):
 
     def __init__(self, tls: Tls, open_channel: Callable[[grpc.ChannelCredentials], aio.Channel]):
         """Raises Unusable."""
-        self._tls, self._open = tls, open_channel
+        self._tls = tls
+        self._open = open_channel
         self._now = self._made(_newest(tls))
         self._older: set[VersionedChannel] = set()
         self._closing: set[asyncio.Task[None]] = set()

@@ -40,7 +40,9 @@ class ErrorInterceptor(aio.ServerInterceptor):
     """
 
     def __init__(self, guard: Guard | None = None, calls: CallMetrics | None = None) -> None:
-        self._running, self._guard, self._calls = 0, guard or Open(), calls
+        self._running = 0
+        self._guard = guard or Open()
+        self._calls = calls
 
     async def intercept_service(
         self,

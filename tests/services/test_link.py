@@ -189,7 +189,7 @@ async def test_a_link_whose_own_work_fails_ends_its_scope() -> None:
     with pytest.raises(SystemError):
         async with linked(Peer()) as (link, _):
             link._on_lost = lambda: broken(None)  # type: ignore[method-assign]
-            link._complete = broken
+            link.complete = broken
             await asyncio.Event().wait()
 
 
