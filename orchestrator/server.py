@@ -28,7 +28,7 @@ from tandem.orchestrator.frontend.status import Overview, Recorder
 from tandem.orchestrator.http import server as http_server
 from tandem.orchestrator.http.app import HttpApi
 from tandem.orchestrator.http.delivery import Frontend
-from tandem.orchestrator.http.server import asked_by_own_names
+from tandem.orchestrator.http.server import with_host_check
 from tandem.orchestrator.links.relays import relaying
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.orchestrator.page.served import add_status_pages
@@ -124,7 +124,7 @@ async def http_port(
     tls = server_context(config.tls, asked) if config.tls else None
     app = api.app()
     if is_loopback(config.host) and not (config.tls or config.clients):
-        app = asked_by_own_names(app)
+        app = with_host_check(app)
     place = config.host, config.http_port
     async with http_server.serving(app, *place, tls, config.share_ports) as url:
         announce("http", role="orchestrator", address=f"{url}/v1")
@@ -132,7 +132,7 @@ async def http_port(
 
 
 @asynccontextmanager
-async def known(
+async def following_fleet(
     config: OrchestratorConfig,
     discovery: Discovery,
     registered: Registry,
@@ -150,7 +150,7 @@ async def known(
             yield replicas, replace(target, name=config.served_model_name or target.name)
 
 
-async def connected(services: Services, drafting: bool) -> None:
+async def wait_for_services(services: Services, drafting: bool) -> None:
     """Wait for a verifier and, if `drafting`, for a drafter, so that the first request has drafts.
     The wait is short, because a service may be away.
     """
@@ -175,14 +175,14 @@ async def serving(
     discovery = Discovery(config.verifiers, config.drafters)
     authenticator = authenticator_of(config)
     registered = Registry(discovery.register, discovery.unregister)
-    async with known(config, discovery, registered, registry) as (replicas, target):
+    async with following_fleet(config, discovery, registered, registry) as (replicas, target):
         metrics = FrontMetrics(registry, replicas.acceptance)
         admission = admission_of(config, metrics)
         async with (
             relaying(config.tls, target, discovery.membership, registered) as relays,
             trying(config.tokenizer, target.end_token_ids) as grammars,
         ):
-            await connected(relays.services, drafting=bool(config.drafters))
+            await wait_for_services(relays.services, drafting=bool(config.drafters))
             used = relays, tokenizer, served_model(config, target, tokenizer), metrics, admission
             answers = Answers(*used, chat=chat, grammars=grammars)
             draining, health, ends = drain or Drain(), Health(), RequestLog()

@@ -30,7 +30,7 @@ from tandem.orchestrator.http import errors
 from tandem.orchestrator.http.bodies import decoding, parsing
 from tandem.orchestrator.http.bodies.schema import ChatBody, CompletionBody, GenerationBody
 from tandem.orchestrator.http.bodies.tokens import detokenized, tokenized
-from tandem.orchestrator.http.body import Bodies
+from tandem.orchestrator.http.body import BodyReader
 from tandem.orchestrator.http.delivery import Choice, Delivery, Frontend
 from tandem.orchestrator.http.pages import Pages
 from tandem.orchestrator.http.replies import Head, Reply
@@ -38,7 +38,7 @@ from tandem.orchestrator.http.responses.body import RENAMED, as_chat
 from tandem.orchestrator.http.responses.reply import ResponsesReply
 from tandem.orchestrator.http.server import CERTIFICATE
 from tandem.orchestrator.http.token_texts import TokenTexts
-from tandem.orchestrator.http.tokens import Tokens
+from tandem.orchestrator.http.tokens import TokenizerApi
 from tandem.orchestrator.requests.request import (
     CLIENT_KEY,
     client_digest,
@@ -65,13 +65,13 @@ class HttpApi:
     tokenizer: Tokenizer
     registry: CollectorRegistry
     authenticator: Authenticator = field(default_factory=NoAuthentication)
-    _bodies: Bodies = field(init=False, default_factory=Bodies)
-    _tokens: TokenTexts = field(init=False)
-    _texts: Tokens = field(init=False)
+    _body_reader: BodyReader = field(init=False, default_factory=BodyReader)
+    _token_texts: TokenTexts = field(init=False)
+    _tokenizer_api: TokenizerApi = field(init=False)
 
     def __post_init__(self) -> None:
-        self._tokens = TokenTexts(self.tokenizer)
-        self._texts = Tokens(self.frontend.answers, self.tokenizer, self.model)
+        self._token_texts = TokenTexts(self.tokenizer)
+        self._tokenizer_api = TokenizerApi(self.frontend.answers, self.tokenizer, self.model)
 
     def app(self) -> ASGIApp:
         """Return the ASGI application that a server calls."""
@@ -121,7 +121,7 @@ class HttpApi:
         """Read and parse the body of a request. The answer's headers name the ignored fields."""
         identity, client = request.state.identity, request.client
         owner = identity.name if identity else client.host if client else ""
-        async with self._bodies.read(request, owner) as content:
+        async with self._body_reader.read(request, owner) as content:
             body, ignored = await asyncio.to_thread(parse, content)
         request.state.ignored = ", ".join(ignored)
         return body
@@ -141,7 +141,7 @@ class HttpApi:
         head = Head(request.state.request_id, self.model.name, int(time.time()), chat, usage)
         figures = body.speculation is not None
         choices = tuple(
-            Choice(each, Reply(head, place, each, self._tokens, figures))
+            Choice(each, Reply(head, place, each, self._token_texts, figures))
             for place, each in enumerate(self._owned(request, asked))
         )
         return Delivery(self.frontend, body, choices)
@@ -161,12 +161,12 @@ class HttpApi:
         request.state.identity = self._identity(request)
         asked = await self._read(request, tokenized)
         (whose,) = self._owned(request, [Asked(asked.prompt, client_id=client_id_of(request))])
-        return JSONResponse(await self._texts.of_prompt(asked, whose))
+        return JSONResponse(await self._tokenizer_api.of_prompt(asked, whose))
 
     async def _detokenize(self, request: Request) -> Response:
         request.state.identity = self._identity(request)
         asked = await self._read(request, detokenized)
-        return JSONResponse(await self._texts.to_prompt(asked))
+        return JSONResponse(await self._tokenizer_api.to_prompt(asked))
 
     def _named(self, app: ASGIApp) -> ASGIApp:
         """Wrap `app` so that every request has an id, which is logged and sent back: the client's

@@ -31,12 +31,12 @@ class NotJson(InvalidRequest):
 
 
 @dataclass(slots=True)
-class Bodies:
-    """The bodies that are held now. Together they have at most `most` bytes, and those of one
-    owner at most the fraction OWNER_FRACTION of `most`.
+class BodyReader:
+    """Reads bodies and counts those that are held now. Together they have at most `max_bytes`
+    bytes, and those of one owner at most the fraction OWNER_FRACTION of `max_bytes`.
     """
 
-    most: int = MAX_BYTES_HELD
+    max_bytes: int = MAX_BYTES_HELD
     held: Counter[str] = field(default_factory=Counter)  # bytes, by owner
 
     @asynccontextmanager
@@ -72,10 +72,11 @@ class Bodies:
             raise InvalidRequest.of("body", f"did not arrive within {READ_SECONDS:g} s") from None
 
     def _check(self, owner: str) -> None:
-        own, total, share = self.held[owner], self.held.total(), int(OWNER_FRACTION * self.most)
+        own, total = self.held[owner], self.held.total()
+        share = int(OWNER_FRACTION * self.max_bytes)
         if own > share:
             problem = f"bodies of this client have {own} bytes, above its share of {share}"
             raise Busy(problem, RETRY_SECONDS)
-        if total > self.most:
-            problem = f"bodies of all clients have {total} bytes, above {self.most}"
+        if total > self.max_bytes:
+            problem = f"bodies of all clients have {total} bytes, above {self.max_bytes}"
             raise Busy(problem, RETRY_SECONDS)

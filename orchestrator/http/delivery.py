@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from tandem.orchestrator.frontend.answers import Answers
 from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.http.bodies.decoding import renamed
-from tandem.orchestrator.http.bodies.parsing import in_words
+from tandem.orchestrator.http.bodies.parsing import with_field_names
 from tandem.orchestrator.http.bodies.schema import GenerationBody
 from tandem.orchestrator.http.errors import body_of
 from tandem.orchestrator.http.logprobs import Json
@@ -88,7 +88,7 @@ class Delivery:
             pass
         except Exception as error:
             if isinstance(error, InvalidRequest):
-                error = in_words(renamed(error, self.body), self.words)
+                error = with_field_names(renamed(error, self.body), self.words)
             if not self._started:
                 raise error from None
             await _send(send, type=BODY, body=_event(body_of(_known(error))), more_body=False)

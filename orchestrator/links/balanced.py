@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import structlog
 
 from tandem.orchestrator.links.placement import Placement, SessionAffinity
-from tandem.orchestrator.links.policy import EJECTION_SECONDS, OutlierDetection, choose, of_group
+from tandem.orchestrator.links.policy import EJECTION_SECONDS, OutlierDetection, choose, in_group
 from tandem.orchestrator.rounds.stream import ReplicaLink, Subscriber
 from tandem.protos.errors import Internal, TandemError
 from tandem.protos.streams import Decoding, Drafting
@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 
 @dataclass(slots=True, eq=False)
-class Watch(Generic[Sent, Received]):
+class ReplicaWatch(Generic[Sent, Received]):
     """Reports a replica's loss and return to the balanced link."""
 
     balanced: BalancedLink[Sent, Received]
@@ -53,7 +53,7 @@ class BalancedLink(Generic[Sent, Received]):
 
     def __init__(self, links: Mapping[str, ReplicaLink[Sent, Received]] | None = None) -> None:
         self._links: dict[str, ReplicaLink[Sent, Received]] = {}
-        self._watches: dict[str, Watch[Sent, Received]] = {}
+        self._watches: dict[str, ReplicaWatch[Sent, Received]] = {}
         self._subscribers: dict[Subscriber[Received], None] = {}
         self._streams: dict[int, Placement[Received]] = {}
         self._sessions: dict[bytes, SessionAffinity] = {}
@@ -105,7 +105,7 @@ class BalancedLink(Generic[Sent, Received]):
     def add(self, name: str, link: ReplicaLink[Sent, Received]) -> None:
         """Add a replica."""
         self._links[name] = link
-        watch = self._watches[name] = Watch(self, name)
+        watch = self._watches[name] = ReplicaWatch(self, name)
         link.subscribe(watch)
         if link.connected:
             self.on_connected()
@@ -142,7 +142,7 @@ class BalancedLink(Generic[Sent, Received]):
         usable = session.untried(self._open_to_new())
         groups = {name: self._links[name].group(stream) for name in usable}
         group = opening.group if isinstance(opening, Decoding) else ""
-        candidates = session.nearest(self._outliers.best(of_group(group, groups)))
+        candidates = session.nearest(self._outliers.best(in_group(group, groups)))
         if not candidates:
             return
         counts = {name: self._count[name] + self._links[name].others for name in candidates}

@@ -107,7 +107,7 @@ class ServiceConfig(ListeningSettings):
         """Set up the process as the settings ask, before it starts threads; raises Unusable."""
 
 
-class Outside(BaseSettings):
+class ExternalSettings(BaseSettings):
     """The settings of environment and file for each role, such as `TANDEM__VERIFIER__PORT`, or
     `port` in the section `verifier`. Names and values are not checked yet.
     """
@@ -121,7 +121,7 @@ class Outside(BaseSettings):
     orchestrator: Section = {}
 
 
-ROLES = tuple(Outside.model_fields)
+ROLES = tuple(ExternalSettings.model_fields)
 Config = TypeVar("Config", bound=ServiceConfig)
 Settings = TypeVar("Settings", bound=BaseSettings)
 
@@ -133,7 +133,7 @@ class Help(HelpFormatter):
         return re.sub(r" \(default(: None| factory: .*)\)$", "", super()._expand_help(action))
 
 
-def outside(file: Path | str | None = None) -> Outside:
+def external_settings(file: Path | str | None = None) -> ExternalSettings:
     """Read the settings of the environment and of a YAML file, by default the one that
     `TANDEM_CONFIG` names. Raises Unusable, also for roles that do not exist.
     """
@@ -145,7 +145,8 @@ def outside(file: Path | str | None = None) -> Outside:
     if file and not Path(file).is_file():
         raise Unusable(f"{file} is not a file; it should be YAML")
     try:
-        return _built(Outside, EnvSettingsSource(Outside), YamlConfigSettingsSource(Outside, file))
+        kind = ExternalSettings
+        return _built(kind, EnvSettingsSource(kind), YamlConfigSettingsSource(kind, file))
     except ValidationError as error:
         for found in error.errors():
             if found["type"] == "extra_forbidden":
@@ -187,7 +188,7 @@ def _completed(
     kind: type[Config], role: str, first: PydanticBaseSettingsSource, file: Any
 ) -> Config:
     """Read a role's settings: those of `first`, then environment and file, then defaults."""
-    more = getattr(outside(file), role)
+    more = getattr(external_settings(file), role)
     _refuse_unknown(role, more, file, kind.model_fields.keys() - {"config"})
     try:
         return _built(kind, first, InitSettingsSource(kind, more))

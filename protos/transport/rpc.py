@@ -227,6 +227,8 @@ def _services(*servicers: object) -> dict[str, Callable[[aio.Server], None]]:
     """Return functions that register servicers, by the full names of their services, which are
     found by the servicers' generated base classes.
     """
+    # gRPC generates a function `add_SERVICEServicer_to_server` and a class `SERVICEServicer` in a
+    # module `..._pb2_grpc`, and no table of them, so the names are taken apart.
     found: dict[str, Callable[[aio.Server], None]] = {}
     for servicer, base in ((each, base) for each in servicers for base in type(each).__mro__):
         stem, _, suffix = base.__module__.rpartition("_")

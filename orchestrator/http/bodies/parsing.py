@@ -33,23 +33,23 @@ def read(content: bytes) -> tuple[Json, tuple[str, ...]]:
     return tolerance.without_effect(body)
 
 
-def fitted(kind: type[Parsed], body: Json, words: Mapping[str, str] = UNCHANGED) -> Parsed:
+def validated(kind: type[Parsed], body: Json, words: Mapping[str, str] = UNCHANGED) -> Parsed:
     """Validate a body as a `kind`. Raises InvalidRequest, which names every field that is wrong
     but no value. `words` maps the names of fields to those that the client used.
     """
     try:
         return kind.model_validate(body)
     except ValidationError as error:
-        raise in_words(InvalidRequest(*_violations(error)), words) from None
+        raise with_field_names(InvalidRequest(*_violations(error)), words) from None
 
 
 def parsed(kind: type[Parsed], content: bytes) -> tuple[Parsed, tuple[str, ...]]:
     """Read and validate a body. Returns it with the names of its ignored fields."""
     left, ignored = read(content)
-    return fitted(kind, left), ignored
+    return validated(kind, left), ignored
 
 
-def in_words(error: InvalidRequest, words: Mapping[str, str]) -> InvalidRequest:
+def with_field_names(error: InvalidRequest, words: Mapping[str, str]) -> InvalidRequest:
     """Return the error with the first part of each field's name replaced as `words` says."""
 
     def word(field: str) -> str:
