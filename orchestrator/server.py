@@ -16,7 +16,6 @@ from tokenizers import Tokenizer
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet.discovery import Discovery
 from tandem.orchestrator.fleet.fleet_metrics import FleetMetrics
-from tandem.orchestrator.fleet.readiness import report_verifiers
 from tandem.orchestrator.fleet.registration import RegistrationService, Registry, Terms
 from tandem.orchestrator.fleet.replicas import Replicas
 from tandem.orchestrator.frontend.admission import Admission, Limits
@@ -195,7 +194,7 @@ async def serving(
             if pages:
                 add_status_pages(pages, overview.read)
             async with (
-                background(report_verifiers(health, replicas), recorder.run()),
+                background(replicas.report_verifiers(health), recorder.run()),
                 http_port(config, api, announce),
                 rpc.serving(
                     config.host,

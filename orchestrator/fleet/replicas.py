@@ -1,4 +1,4 @@
-"""Drafters and verifiers: do their models fit together, and how are they doing?"""
+"""Drafters and verifiers: do their models fit together, how are they doing, and can they serve?"""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ from tandem.orchestrator.fleet.registration import Registry
 from tandem.protos.errors import IncompatibleModels, TandemError, Unusable
 from tandem.protos.fingerprint import fingerprint
 from tandem.protos.transport import rpc
+from tandem.protos.transport.health import Health
 from tandem.protos.types import ModelDescription
 from tandem.protos.wire.registration import registered_name
 
 STATUS_SECONDS = 2.0
 PAUSE_SECONDS = 0.1  # between two questions to verifiers at the start
+PROBE_PAUSE_SECONDS = 0.25  # between two probes of the verifiers
+PROBE_SECONDS = 1.0  # for a verifier to answer a probe; so health is NOT_SERVING within 2 s
+MAX_REPLACED_PROBES = 20  # probes in a row that find only another model: five seconds
 
 log = structlog.get_logger()
 
@@ -161,6 +165,21 @@ class Replicas:
         ours = [serves for model, serves in known if not self._other_model(model)]
         same_tokens = not any(self._other_tokens(model) for model, _ in known)
         return ProbeResult(any(ours), bool(known) and not ours and same_tokens)
+
+    async def report_verifiers(self, health: Health) -> None:
+        """Report whether any verifier serves; one is enough. Raises Unusable once all verifiers
+        have another model, because no request could be served any more. Whoever started the
+        orchestrator is to start it again, with that model.
+        """
+        replaced = 0  # probes in a row
+        while replaced < MAX_REPLACED_PROBES:
+            found = await self.probe_verifiers(PROBE_SECONDS)
+            health.report("verifiers", None if found.serving else "no verifier serves")
+            replaced = replaced + 1 if found.replaced else 0
+            await asyncio.sleep(PROBE_PAUSE_SECONDS)
+        raise Unusable(
+            "all verifiers serve another model than at the start; start again to serve it"
+        )
 
     @asynccontextmanager
     async def _verifier(self, address: str) -> AsyncIterator[VerifierProbe]:

@@ -15,7 +15,7 @@ from tandem import models
 from tandem.engine.config import ModelServiceConfig
 from tandem.orchestrator import server
 from tandem.orchestrator.config import OrchestratorConfig
-from tandem.orchestrator.fleet import readiness
+from tandem.orchestrator.fleet import replicas as module
 from tandem.orchestrator.fleet.fleet_metrics import FleetMetrics
 from tandem.orchestrator.fleet.membership import Acceptance, Members, Membership
 from tandem.orchestrator.fleet.registration import Registry
@@ -73,7 +73,7 @@ async def test_a_verifier_with_another_model_makes_nobody_ready() -> None:
 async def test_a_model_is_replaced_when_only_another_one_is_there_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(readiness, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "PROBE_PAUSE_SECONDS", 0.0)
     ours, other = Verifier(MODEL), Verifier(OTHER)
     stranger = Verifier(replace(OTHER, tokenizer_fingerprint="other tokens"))
     for verifiers, replaced in (
@@ -90,18 +90,18 @@ async def test_a_model_is_replaced_when_only_another_one_is_there_for_a_while(
     async def probe_verifiers(seconds: float) -> ProbeResult:
         nonlocal probes
         probes += 1
-        return ProbeResult(False, probes != readiness.MAX_REPLACED_PROBES)
+        return ProbeResult(False, probes != module.MAX_REPLACED_PROBES)
 
     found.probe_verifiers = probe_verifiers  # type: ignore[method-assign]
     with pytest.raises(Unusable, match="another model than at the start"):
-        await readiness.report_verifiers(Health(), found)
-    assert probes == 2 * readiness.MAX_REPLACED_PROBES
+        await found.report_verifiers(Health())
+    assert probes == 2 * module.MAX_REPLACED_PROBES
 
 
 async def test_an_orchestrator_whose_verifier_was_replaced_ends(
     embedded: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readiness, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "PROBE_PAUSE_SECONDS", 0.0)
     port = rpc.free_port("127.0.0.1")
 
     def verifier(model: Path) -> AbstractAsyncContextManager[str]:
