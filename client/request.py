@@ -62,13 +62,13 @@ def _put_messages(chat: api.Messages, messages: Sequence[Any]) -> None:
     """Add messages to a chat. Their tool calls may have the form of OpenAI's API or that of an
     answer.
     """
-    for place, each in enumerate(messages):
+    for index, each in enumerate(messages):
         try:
             calls = [_call(call) for call in each.get("tool_calls") or ()]
             chat.messages.add(**{**each, "tool_calls": calls})
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             fields = ", ".join(api.ChatMessage.DESCRIPTOR.fields_by_name)
-            raise InvalidRequest.of(f"messages[{place}]", f"is not made of {fields}") from error
+            raise InvalidRequest.of(f"messages[{index}]", f"is not made of {fields}") from error
 
 
 def _call(call: Any) -> api.ToolCall:
@@ -93,8 +93,8 @@ def _put_options(
         tool_choice = tool_choice.get("function", tool_choice).get("name", "")
     if tool_choice != "none":
         chat.tool_choice = str(tool_choice)
-        for place, tool in enumerate(tools):
-            _put_tool(chat, place, tool)
+        for index, tool in enumerate(tools):
+            _put_tool(chat, index, tool)
     effort = {"reasoning_effort": reasoning_effort} if reasoning_effort else {}
     try:
         chat.template_arguments.update(effort | dict(chat_template_kwargs or {}))
@@ -107,11 +107,11 @@ def _put_options(
             raise InvalidRequest.of(name, f"cannot be {value!r}") from error
 
 
-def _put_tool(chat: api.Messages, place: int, tool: Mapping[str, Any]) -> None:
+def _put_tool(chat: api.Messages, index: int, tool: Mapping[str, Any]) -> None:
     try:
         function = dict(tool.get("function", tool))
         schema = json.dumps(found) if (found := function.pop("parameters", None)) else ""
         chat.tools.add(**function, parameters=schema)
     except (ValueError, TypeError, AttributeError) as error:
         problem = "is not made of name, description, parameters and strict"
-        raise InvalidRequest.of(f"tools[{place}]", problem) from error
+        raise InvalidRequest.of(f"tools[{index}]", problem) from error

@@ -124,8 +124,8 @@ async def http_port(
     app = api.app()
     if is_loopback(config.host) and not (config.tls or config.clients):
         app = with_host_check(app)
-    place = config.host, config.http_port
-    async with http_server.serving(app, *place, tls, config.share_ports) as url:
+    host, port, shared = config.host, config.http_port, config.share_ports
+    async with http_server.serving(app, host, port, tls, shared) as url:
         announce("http", role="orchestrator", address=f"{url}/v1")
         yield
 

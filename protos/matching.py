@@ -117,18 +117,18 @@ def _problem(grammar: Grammar, message: str) -> str:
     if not unknown or grammar.kind is not GrammarKind.JSON_SCHEMA:
         return f"cannot be used: {_line(message)}"
     keys = json.loads(unknown[1])
-    places = _places(json.loads(grammar.text), keys)
-    return f"has {', '.join(keys)} at {next(places, '#')}, which is not supported"
+    pointers = _pointers(json.loads(grammar.text), keys)
+    return f"has {', '.join(keys)} at {next(pointers, '#')}, which is not supported"
 
 
-def _places(schema: Any, keys: Sequence[str], here: str = "#") -> Iterator[str]:
-    """Yield the places in a schema that have all of the keywords, as JSON pointers."""
+def _pointers(schema: Any, keys: Sequence[str], here: str = "#") -> Iterator[str]:
+    """Yield JSON pointers to the parts of a schema that have all of the keywords."""
     if isinstance(schema, dict) and schema.keys() >= set(keys):
         yield here
     parts = schema.items() if isinstance(schema, dict) else enumerate(schema)
     for name, part in parts:
         if isinstance(part, dict | list):
-            yield from _places(part, keys, f"{here}/{name}")
+            yield from _pointers(part, keys, f"{here}/{name}")
 
 
 def _line(message: object) -> str:

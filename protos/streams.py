@@ -60,7 +60,7 @@ class Decoding:
         end is reached.
         """
         tokens = tokens[: self.until - start]
-        stops = (place for place, token in enumerate(tokens) if token in self.stop_token_ids)
+        stops = (index for index, token in enumerate(tokens) if token in self.stop_token_ids)
         if (end := next(stops, None)) is not None:
             return tokens[: end + 1], True
         return tokens, self.once or start + len(tokens) >= self.until

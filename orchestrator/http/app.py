@@ -141,8 +141,8 @@ class HttpApi:
         head = Head(request.state.request_id, self.model.name, int(time.time()), chat, usage)
         figures = body.speculation is not None
         choices = tuple(
-            Choice(each, Reply(head, place, each, self._token_texts, figures))
-            for place, each in enumerate(self._owned(request, asked))
+            Choice(each, Reply(head, index, each, self._token_texts, figures))
+            for index, each in enumerate(self._owned(request, asked))
         )
         return Delivery(self.frontend, body, choices)
 

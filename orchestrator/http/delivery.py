@@ -101,7 +101,7 @@ class Delivery:
         places = asyncio.Semaphore(self.frontend.answers.admission.most_running(quota))
         async with background(*(self._run(each, places, send) for each in self.choices)) as tasks:
             await asyncio.wait(tasks)
-        answers = [self._answers[place] for place in range(len(self.choices))]
+        answers = [self._answers[index] for index in range(len(self.choices))]
         first, each = self.choices[0].reply, self.body.n or 1
         if self.body.stream:
             total = b"".join(map(_event, first.head.total(answers, each)))

@@ -55,14 +55,14 @@ def plot(label: str, lines: Sequence[Line], seconds: float, top: float) -> str:
 def _drawn(line: Line, seconds: float, top: float) -> str:
     paths = []
     for run in _runs(line.points):
-        places = [
+        coordinates = [
             (WIDTH * (1 - min(ago, seconds) / seconds), HEIGHT * (1 - min(value, top) / top))
             for ago, value in run
         ]
-        if len(places) == 1:  # a single point would be invisible
-            (x, y) = places[0]
-            places = [(max(0.0, x - 2), y), (min(WIDTH, x + 2), y)]
-        paths.append("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places))
+        if len(coordinates) == 1:  # a single point would be invisible
+            (x, y) = coordinates[0]
+            coordinates = [(max(0.0, x - 2), y), (min(WIDTH, x + 2), y)]
+        paths.append("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in coordinates))
     return f'<path class="line {line.style}" d="{"".join(paths)}"/>' if paths else ""
 
 

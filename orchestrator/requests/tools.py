@@ -93,15 +93,15 @@ def format_of(template: str) -> ToolFormat | None:
 class JsonEnd:
     """Finds the end of a JSON object or list in a growing text, by its brackets alone."""
 
-    place: int  # index of the next character to look at
+    position: int  # index of the next character to look at
     depth: int = 0
     quoted: bool = False
     escaped: bool = False
 
     def find(self, text: str) -> int:
         """Return the index behind the end of the object or list; -1 while the end is missing."""
-        for place in range(self.place, len(text)):
-            character = text[place]
+        for position in range(self.position, len(text)):
+            character = text[position]
             if self.quoted:
                 self.quoted = self.escaped or character != '"'
                 self.escaped = character == "\\" and not self.escaped
@@ -112,8 +112,8 @@ class JsonEnd:
             elif character in "}]":
                 self.depth -= 1
                 if self.depth == 0:
-                    return place + 1
-        self.place = len(text)
+                    return position + 1
+        self.position = len(text)
         return -1
 
 

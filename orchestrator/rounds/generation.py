@@ -114,10 +114,10 @@ class Generation:
         """
         assert start <= self.length, "a commit that leaves a gap"
         fresh = tuple(tokens[self.length - start :][: self.until - self.length])
-        for place, token in enumerate(fresh):
+        for index, token in enumerate(fresh):
             if token in self.stop_token_ids:
                 self.finish, self.matched_token_id = Finish.STOP, token
-                fresh = fresh[: place + 1]
+                fresh = fresh[: index + 1]
                 break
         self.completion += fresh
         self._end_at_limit()

@@ -210,12 +210,12 @@ def _refuse_unknown(
         prefix = f"{PREFIX}{role}__".upper()
         if prefix + name.upper() in variables:
             raise _unknown(prefix + name.upper(), (prefix + each.upper() for each in known))
-        place = f"{file or os.environ.get(FILE)}: "
-        raise _unknown(f"{role}.{name}", (f"{role}.{each}" for each in known), place)
+        source = f"{file or os.environ.get(FILE)}: "
+        raise _unknown(f"{role}.{name}", (f"{role}.{each}" for each in known), source)
 
 
-def _unknown(name: str, known: Iterable[str], place: str = "") -> Unusable:
-    return Unusable(f"{place}{name}: no such setting{_nearest(name, known)}")
+def _unknown(name: str, known: Iterable[str], source: str = "") -> Unusable:
+    return Unusable(f"{source}{name}: no such setting{_nearest(name, known)}")
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

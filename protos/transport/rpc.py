@@ -212,11 +212,11 @@ def _open_port(
 ) -> int:
     """Let a server listen at a port; returns the port. Raises Unusable."""
     credentials = tls and port_credentials(tls, certificates)
-    place = joined(host, port)
+    address = joined(host, port)
     try:
         if credentials:
-            return server.add_secure_port(place, credentials)
-        return server.add_insecure_port(place)
+            return server.add_secure_port(address, credentials)
+        return server.add_insecure_port(address)
     except RuntimeError as error:
         raise Unusable(
             f"port {port} on {host} cannot be opened: it is in use or not ours"

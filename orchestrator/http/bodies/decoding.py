@@ -86,17 +86,17 @@ def chats(body: ChatBody, caller: Caller) -> tuple[Request, ...]:
 
 def _choices(request: Request, count: int) -> Iterator[Request]:
     """Repeat a request `count` times; each copy's seed is one above that of the copy before."""
-    for place in range(count):
+    for index in range(count):
         sampling = request.sampling
         if sampling.seed is not None:
-            sampling = replace(sampling, seed=(sampling.seed + place) % (MAX_INT64 + 1))
+            sampling = replace(sampling, seed=(sampling.seed + index) % (MAX_INT64 + 1))
         yield replace(request, sampling=sampling)
 
 
 def _numbered(requests: Iterable[Request]) -> tuple[Request, ...]:
     """Give each request an id of its own. The first keeps the id of the whole response."""
     first, *others = requests
-    named = (f"{first.request_id[:MAX_ID_LENGTH]}-{place}" for place in range(1, 1 + len(others)))
+    named = (f"{first.request_id[:MAX_ID_LENGTH]}-{index}" for index in range(1, 1 + len(others)))
     pairs = zip(others, named, strict=True)
     return first, *(replace(each, request_id=name) for each, name in pairs)
 
@@ -161,7 +161,7 @@ def needs_stream() -> InvalidRequest:
 
 def renamed(error: InvalidRequest, body: GenerationBody) -> InvalidRequest:
     """Return the error with the field names that the body uses."""
-    names, (grammar, place) = dict(RENAMED), grammar_of(body)
+    names, (grammar, field_name) = dict(RENAMED), grammar_of(body)
     if isinstance(body, ChatBody):
         names["logprobs"] = "top_logprobs"
         if body.max_completion_tokens is not None:
@@ -171,7 +171,7 @@ def renamed(error: InvalidRequest, body: GenerationBody) -> InvalidRequest:
         if field.startswith("speculation."):
             return field
         if grammar and field == grammar.field:
-            return place
+            return field_name
         last = field.rpartition(".")[2] if "[" not in field else field.partition(".")[2]
         return names.get(last, last)
 

@@ -63,25 +63,25 @@ def _violations(error: ValidationError) -> Iterator[Violation]:
     if error.error_count() > MAX_MISTAKES:
         yield Violation("body", f"has {error.error_count()} mistakes")
         return
-    deepest: dict[str, Violation] = {}  # by place; a field of several kinds fails once for each
+    deepest: dict[str, Violation] = {}  # by path; a field of several kinds fails once for each
     for found in error.errors(include_url=False, include_input=False):
-        kind, place = found["type"], _place(found["loc"])
-        field = next((each for each in deepest if place.startswith((f"{each}[", f"{each}."))), "")
+        kind, path = found["type"], _path(found["loc"])
+        field = next((each for each in deepest if path.startswith((f"{each}[", f"{each}."))), "")
         problem = MISTAKES.get(kind) or f"is wrong: {found['msg']}"
-        if kind == "extra_forbidden" and place in tolerance.NEUTRAL:
-            problem = f"is not supported but with {tolerance.accepted(place)}"
+        if kind == "extra_forbidden" and path in tolerance.NEUTRAL:
+            problem = f"is not supported but with {tolerance.accepted(path)}"
         deepest.pop(field, None)
-        deepest.setdefault(place, Violation(place, problem))
+        deepest.setdefault(path, Violation(path, problem))
     yield from deepest.values()
 
 
-def _place(location: tuple[int | str, ...]) -> str:
+def _path(location: tuple[int | str, ...]) -> str:
     """Write a location as `messages[0].content`, without the kinds of values that were tried."""
     first, *others = location or ("body",)
-    place = str(first)[:MAX_NAME_LENGTH]
+    path = str(first)[:MAX_NAME_LENGTH]
     for part in others:
         if isinstance(part, int):
-            place += f"[{part}]"
+            path += f"[{part}]"
         elif part.isidentifier() and part != "str":
-            place += f".{part[:MAX_NAME_LENGTH]}"
-    return place
+            path += f".{part[:MAX_NAME_LENGTH]}"
+    return path
