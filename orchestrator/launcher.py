@@ -35,7 +35,7 @@ ROLE, APPLICATION = "orchestrator", "tandem"
 TOKEN = secrets.token_hex(32)  # token of a private Ray, which only this process starts
 LOCAL = "local"
 STORE_BYTES = 80 << 20  # smallest object store that Ray accepts; nothing is stored
-PROBLEM_LENGTH = 500  # characters of an error of Ray
+MAX_PROBLEM_LENGTH = 500  # characters of an error of Ray
 MAX_START_ATTEMPTS = 1  # attempts to start a cell on a private Ray: another would fail the same way
 POLL_SECONDS = 1.0
 MAX_MISSED = 3  # looks at a cell in a row without an answer, after which the cell is lost
@@ -232,7 +232,7 @@ def _line(error: Exception, more: str = "") -> str:
     """
     text = str(error)
     found = re.findall(r"tandem\.protos\.errors\.\w+: (.+)", f"{text}\n{more}")
-    return found[-1] if found else " ".join(text.split())[:PROBLEM_LENGTH] or repr(error)
+    return found[-1] if found else " ".join(text.split())[:MAX_PROBLEM_LENGTH] or repr(error)
 
 
 def _check_address(address: str) -> None:

@@ -52,7 +52,7 @@ from tandem.protos.types import DraftShape, Method, ModelDescription, Schedule
 
 SERVICE = "/tandem.v1.OrchestratorService/"
 ANSWERING = (f"{SERVICE}Generate", f"{SERVICE}StreamGenerate")  # the calls that are requests
-MAX_POLLS = 20  # looks, within two seconds, whether services are connected
+MAX_POLLS = 20  # polls, within two seconds, of whether services are connected
 Announce: TypeAlias = Callable[..., None]
 log = structlog.get_logger()
 

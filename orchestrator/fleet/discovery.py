@@ -22,7 +22,7 @@ from tandem.protos.service.tasks import background
 
 LOOKUP_SECONDS = 1.0  # between two lookups of a source
 REMOVAL_THRESHOLD = 5  # lookups in a row without an address, after which the address is gone
-NAMES = ThreadPoolExecutor(2, "names")  # own threads: a dead name server blocks them
+RESOLVER_THREADS = ThreadPoolExecutor(2, "names")  # own threads: a dead name server blocks them
 
 log = structlog.get_logger()
 
@@ -53,7 +53,7 @@ async def resolve(source: str) -> tuple[str, ...]:
     if source.startswith(DNS):
         host, port = split(source.removeprefix(DNS))
         ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-        found = await asyncio.get_running_loop().run_in_executor(NAMES, ask)
+        found = await asyncio.get_running_loop().run_in_executor(RESOLVER_THREADS, ask)
         family = min((each[0] for each in found), default=socket.AF_INET)  # IPv4 is the lower
         own = {str(address[0]) for kind, *_, address in found if kind == family}
         return tuple(sorted(joined(each, port) for each in own))

@@ -39,7 +39,7 @@ CLOCK_SECONDS = 0.25  # seconds that a request may take to arrive
 MUTE_SECONDS = 60.0  # seconds for which a client may read nothing
 NO_AUTHENTICATION = NoAuthentication()
 ServicerContext: TypeAlias = "aio.ServicerContext[Any, Any]"
-OWN = ("resume_from", "received")  # fields of a StreamGenerateRequest itself
+STREAM_FIELDS = ("resume_from", "received")  # fields of a StreamGenerateRequest itself
 
 
 def with_stream_paths(handler: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
@@ -58,7 +58,7 @@ def with_stream_paths(handler: Callable[..., Awaitable[None]]) -> Callable[..., 
 
 
 def _inside(violation: Violation) -> Violation:
-    if violation.field in OWN:
+    if violation.field in STREAM_FIELDS:
         return violation
     return replace(violation, field=f"request.{violation.field}")
 
