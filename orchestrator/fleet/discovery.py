@@ -28,15 +28,15 @@ log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class Resolved:
+class AddressHysteresis:
     """The addresses of one source. An overloaded name server, or a file that is being written, has
     only some of the addresses, so an address is removed only after several lookups without it.
     """
 
     _missed: dict[str, int] = field(default_factory=dict)  # address -> lookups in a row without it
 
-    def after(self, found: Iterable[str]) -> tuple[str, ...]:
-        """Return the addresses that there are after a successful lookup."""
+    def update(self, found: Iterable[str]) -> tuple[str, ...]:
+        """Note what a successful lookup has found, and return the addresses that there are now."""
         missed = dict.fromkeys(found, 0)
         for address, count in self._missed.items():
             if address not in missed and count + 1 < REMOVAL_THRESHOLD:
@@ -72,7 +72,7 @@ class Discovery:
         self._verifiers = verifiers
         self._drafters = drafters
         self._found: dict[str, tuple[str, ...]] = {}
-        self._resolved: dict[str, Resolved] = defaultdict(Resolved)
+        self._hystereses: dict[str, AddressHysteresis] = defaultdict(AddressHysteresis)
         self._problems: dict[str, str] = {}
         self._registered: dict[str, None] = {}
 
@@ -104,7 +104,7 @@ class Discovery:
         is missing in a source is kept for a while.
         """
         try:
-            found, problem = self._resolved[source].after(await resolve(source)), ""
+            found, problem = self._hystereses[source].update(await resolve(source)), ""
         except (OSError, ValueError) as error:
             found, problem = self._found.get(source, ()), str(error)
         if problem and problem != self._problems.get(source):
