@@ -20,7 +20,7 @@ from tandem.orchestrator.fleet.registration import RegistrationService, Registry
 from tandem.orchestrator.fleet.replicas import Replicas
 from tandem.orchestrator.frontend.admission import Admission, Limits
 from tandem.orchestrator.frontend.answers import Answers
-from tandem.orchestrator.frontend.client_guard import Authenticator, ClientGuard, authenticator_of
+from tandem.orchestrator.frontend.client_guard import Authenticator, ClientGuard, authentication
 from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.frontend.servicer import OrchestratorService
 from tandem.orchestrator.frontend.status import Overview, Recorder
@@ -171,8 +171,7 @@ async def serving(
     own. The HTTP port is announced. Raises Unusable or IncompatibleModels.
     """
     tokenizer, chat = load_tokenizer(config.tokenizer), chat_of(config)
-    discovery = Discovery(config.verifiers, config.drafters)
-    authenticator = authenticator_of(config)
+    discovery, authenticator = Discovery(config.verifiers, config.drafters), authentication(config)
     registered = Registry(discovery.register, discovery.unregister)
     async with following_fleet(config, discovery, registered, registry) as (replicas, target):
         metrics = FrontMetrics(registry, replicas.acceptance)
@@ -184,12 +183,11 @@ async def serving(
             await wait_for_services(relays.services, drafting=bool(config.drafters))
             used = relays, tokenizer, served_model(config, target, tokenizer), metrics, admission
             answers = Answers(*used, chat=chat, grammars=grammars)
-            draining, health, ends = drain or Drain(), Health(), RequestLog()
+            drain, health, ends = drain or Drain(), Health(), RequestLog()
             recorder = Recorder(metrics, admission, ends)
             overview = Overview(replicas, admission, recorder, health)
-            service = OrchestratorService(answers, overview, draining, ends, authenticator)
-            counted = ends.reporting(metrics.ended)
-            front = Frontend(answers, draining, counted, lambda: health.serving)
+            service = OrchestratorService(answers, overview, drain, ends, authenticator)
+            front = Frontend(answers, drain, ends.reporting(metrics.ended), lambda: health.serving)
             api = HttpApi(front, target, tokenizer, registry, authenticator)
             if pages:
                 add_status_pages(pages, overview.read)
@@ -201,9 +199,9 @@ async def serving(
                     config.port,
                     (service, *registration(config, target, registered, authenticator)),
                     health=health,
-                    leave=draining.leave,
+                    leave=drain.leave,
                     lame_duck_seconds=config.lame_duck_seconds,
-                    drained=draining.finish,
+                    drained=drain.finish,
                     security=security_of(config, authenticator),
                     calls=CallMetrics(registry, dict.fromkeys(ANSWERING, metrics.ended)),
                     shared=config.share_ports,

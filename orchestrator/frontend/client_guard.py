@@ -115,7 +115,7 @@ class ClientFileAuthenticator:
         return Owner(identity.name, partial(self._identities.until_changed, identity))
 
 
-def authenticator_of(config: OrchestratorConfig) -> Authenticator:
+def authentication(config: OrchestratorConfig) -> Authenticator:
     """Return the authentication that the settings ask for. Raises Unusable."""
     if config.clients:
         return ClientFileAuthenticator(Identities(config.clients))

@@ -200,7 +200,7 @@ def test_what_is_usual_is_remembered_of_so_many_clients(monkeypatch: pytest.Monk
     for number in range(9):
         queue.add(bytes([number]), 10)
         queue.leave(*queue.start())
-    assert sorted(queue._usual) == [b"\6", b"\7", b"\x08"]
+    assert sorted(queue._usual_tokens) == [b"\6", b"\7", b"\x08"]
 
 
 def ending(every: float, times: int = 100) -> RetryDelay:
