@@ -37,8 +37,8 @@ from tandem.v1 import orchestrator_pb2 as api
 
 ADDRESS = "127.0.0.1:50051"
 STATUS_SECONDS = 5.0
-FEW = 2  # heartbeats that may be missed, if another front end answers again
-EARLIEST = 0.25  # fraction of a pause that lasts even if the front end is connected again
+FAILBACK_MISSED = 2  # heartbeats that may be missed, if another front end answers again
+MIN_PAUSE_FRACTION = 0.25  # fraction of a pause that lasts even if the front end is connected again
 
 
 class AsyncClient:
@@ -84,11 +84,7 @@ class AsyncClient:
         return stream.response
 
     def stream(
-        self,
-        prompt: Prompt,
-        *,
-        deadline_seconds: float | None = None,
-        **options: Any,
+        self, prompt: Prompt, *, deadline_seconds: float | None = None, **options: Any
     ) -> Stream:
         """Return a stream of the chunks of an answer. Iterating over it raises TandemError.
 
@@ -145,9 +141,11 @@ class Stream:
     ) -> None:
         now = time.monotonic()
         self.response: api.GenerateResponse | None = None
-        self._client, self._request = client, request
-        self._received: list[int] = []
-        self._events, self._waiting = 0, True
+        self._client = client
+        self._request = request
+        self._received: list[int] = []  # tokens
+        self._events = 0  # events that have come, heartbeats too
+        self._waiting = True  # whether the caller waits for a chunk
         self._deadline = None if deadline_seconds is None else now + deadline_seconds
         fronts = client.front_ends
         self._retry = Retry(client.retry_seconds, now, len(fronts), fronts.choose())
@@ -200,9 +198,7 @@ class Stream:
 
     def _call(self) -> Any:
         request = api.StreamGenerateRequest(
-            request=self._request,
-            received=self._received,
-            heartbeats=True,
+            request=self._request, received=self._received, heartbeats=True
         )
         start = self._client.front_ends.stubs[self._retry.asked].StreamGenerate
         metadata = (*self._client.metadata, *tracing.metadata(tracing.current()))
@@ -212,11 +208,13 @@ class Stream:
         """Cancel a call on which not even heartbeats arrive while the caller waits for a chunk.
         Heartbeats come once the server has the whole request.
         """
-        await asyncio.sleep(self._request.ByteSize() / heartbeat.SLOWEST)
+        await asyncio.sleep(self._request.ByteSize() / heartbeat.SLOWEST_CONNECTION)
         fronts, retry = self._client.front_ends, self._retry
         await heartbeat.until_silent(
             lambda: self._events if self._waiting else object(),
-            limit=lambda: FEW if retry.may_return(fronts.silent) else heartbeat.MISSED,
+            limit=lambda: (
+                FAILBACK_MISSED if retry.may_return(fronts.silent) else heartbeat.MAX_MISSED
+            ),
         )
         fronts.fell_silent(retry.asked)
         call.cancel()
@@ -232,7 +230,7 @@ class Stream:
         left = self._left()
         if left is not None and left <= pause:
             raise DeadlineExceeded("the answer took longer than the deadline") from error
-        earliest = pause if isinstance(error, Busy) else EARLIEST * pause
+        earliest = pause if isinstance(error, Busy) else MIN_PAUSE_FRACTION * pause
         channel = self._client.front_ends.channels[self._retry.asked]
         reconnected = rpc.reconnected(channel, earliest)
         with suppress(TimeoutError):

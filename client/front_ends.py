@@ -55,7 +55,7 @@ class FrontEnds:
 
     async def _until_it_answers(self, number: int) -> None:
         health: Any = health_pb2_grpc.HealthStub(self.channels[number])
-        timeout = heartbeat.MISSED * heartbeat.SECONDS
+        timeout = heartbeat.MAX_MISSED * heartbeat.SECONDS
         try:
             while True:
                 try:

@@ -14,12 +14,12 @@ from tandem.protos.wire.options import options, put
 from tandem.v1 import orchestrator_pb2 as api
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, tokens or messages
-CHAT = (  # options that only a chat has, by their names over HTTP
+CHAT_OPTIONS = (  # options that only a chat has, by their names over HTTP
     *("tools", "tool_choice", "parallel_tool_calls"),
     *("add_generation_prompt", "continue_final_message"),
     *("chat_template_kwargs", "reasoning_effort"),
 )
-OWN = ("logprobs", "prompt_logprobs", "echo", "return_token_ids")  # fields of the request itself
+REQUEST_FIELDS = ("logprobs", "prompt_logprobs", "echo", "return_token_ids")  # in no group
 
 
 def build(prompt: Prompt, **given: Any) -> api.GenerateRequest:
@@ -30,12 +30,12 @@ def build(prompt: Prompt, **given: Any) -> api.GenerateRequest:
     request = api.GenerateRequest(request_id=secrets.token_hex(8))
     known = options()
     for name in given:
-        if name not in (*known, *CHAT, *OWN):
-            near = get_close_matches(name, (*known, *CHAT, *OWN), 1)
+        if name not in (*known, *CHAT_OPTIONS, *REQUEST_FIELDS):
+            near = get_close_matches(name, (*known, *CHAT_OPTIONS, *REQUEST_FIELDS), 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"there is no option {name!r}{hint}")
     present = {name: value for name, value in given.items() if value is not None}
-    of_chat = {name: present.pop(name) for name in CHAT if name in present}
+    of_chat = {name: present.pop(name) for name in CHAT_OPTIONS if name in present}
     if prompt and not isinstance(prompt, str) and isinstance(prompt[0], Mapping):
         _put_messages(request.messages, prompt)
         _put_options(request.messages, **of_chat)
@@ -47,7 +47,7 @@ def build(prompt: Prompt, **given: Any) -> api.GenerateRequest:
         request.token_ids.ids.extend(cast("Sequence[int]", prompt))
     request.sampling.seed = secrets.randbelow(SEEDS)
     for name, value in present.items():
-        (_put_own if name in OWN else put)(request, name, value)
+        (_put_own if name in REQUEST_FIELDS else put)(request, name, value)
     return request
 
 
@@ -62,13 +62,13 @@ def _put_messages(chat: api.Messages, messages: Sequence[Any]) -> None:
     """Add messages to a chat. Their tool calls may have the form of OpenAI's API or that of an
     answer.
     """
-    for place, each in enumerate(messages):
+    for index, each in enumerate(messages):
         try:
             calls = [_call(call) for call in each.get("tool_calls") or ()]
             chat.messages.add(**{**each, "tool_calls": calls})
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             fields = ", ".join(api.ChatMessage.DESCRIPTOR.fields_by_name)
-            raise InvalidRequest.of(f"messages[{place}]", f"is not made of {fields}") from error
+            raise InvalidRequest.of(f"messages[{index}]", f"is not made of {fields}") from error
 
 
 def _call(call: Any) -> api.ToolCall:
@@ -93,8 +93,8 @@ def _put_options(
         tool_choice = tool_choice.get("function", tool_choice).get("name", "")
     if tool_choice != "none":
         chat.tool_choice = str(tool_choice)
-        for place, tool in enumerate(tools):
-            _put_tool(chat, place, tool)
+        for index, tool in enumerate(tools):
+            _put_tool(chat, index, tool)
     effort = {"reasoning_effort": reasoning_effort} if reasoning_effort else {}
     try:
         chat.template_arguments.update(effort | dict(chat_template_kwargs or {}))
@@ -107,11 +107,11 @@ def _put_options(
             raise InvalidRequest.of(name, f"cannot be {value!r}") from error
 
 
-def _put_tool(chat: api.Messages, place: int, tool: Mapping[str, Any]) -> None:
+def _put_tool(chat: api.Messages, index: int, tool: Mapping[str, Any]) -> None:
     try:
         function = dict(tool.get("function", tool))
         schema = json.dumps(found) if (found := function.pop("parameters", None)) else ""
         chat.tools.add(**function, parameters=schema)
     except (ValueError, TypeError, AttributeError) as error:
         problem = "is not made of name, description, parameters and strict"
-        raise InvalidRequest.of(f"tools[{place}]", problem) from error
+        raise InvalidRequest.of(f"tools[{index}]", problem) from error

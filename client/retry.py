@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tandem.protos.errors import Busy, TandemError, is_transient
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds
-MOST_DOUBLINGS = 10
+MAX_DOUBLINGS = 10
 SILENT_SECONDS = 1.5  # seconds that are lost by asking a silent front end
 
 
@@ -62,5 +62,5 @@ class Retry:
         wait = self._busy.get(self.asked, now) - now
         if self.failures < self.count:
             return max(0.0, wait)
-        doubled = FIRST_PAUSE * 2.0 ** min(self.failures - 1, MOST_DOUBLINGS)
+        doubled = FIRST_PAUSE * 2.0 ** min(self.failures - 1, MAX_DOUBLINGS)
         return max(wait, min(LONGEST_PAUSE, doubled) * (0.5 + chance))

@@ -85,7 +85,8 @@ class SyncStream:
     """The chunks of an answer. After the last chunk, `response` is the whole answer."""
 
     def __init__(self, client: Client, stream: Stream) -> None:
-        self._client, self._stream = client, stream
+        self._client = client
+        self._stream = stream
 
     @property
     def response(self) -> api.GenerateResponse | None:

@@ -31,10 +31,10 @@ from tandem.protos.service.pages import Pages
 from tandem.protos.transport import rpc
 
 ROLE = "orchestrator"
-CELLS = 16  # cells per node at most: each takes the next free port
-FILLED, ENOUGH = "filled", 0.75  # share of a cell's places that its requests take
+MAX_CELLS_PER_NODE = 16  # cells per node at most: each takes the next free port
+FILLED_METRIC, TARGET_FILLED = "filled", 0.75  # share of a cell's places that its requests take
 STOP_SECONDS = 15.0  # for a cell to stop, beside the seconds of its settings
-ANY = re.compile(r"(?<=//)(0\.0\.0\.0|\[::\])(?=:)")
+UNSPECIFIED_HOST = re.compile(r"(?<=//)(0\.0\.0\.0|\[::\])(?=:)")
 STOPPING = "lame_duck_seconds", "drain_seconds"
 DEPLOYMENT: dict[str, Any] = {
     "ray_actor_options": {"num_cpus": 1},
@@ -61,7 +61,8 @@ class Cell:
         self._config = config
         self._drain = Drain(config.drain_seconds)
         self._addresses: dict[str, str] = {}
-        self._stop, serves = asyncio.Event(), asyncio.Event()
+        self._stop = asyncio.Event()
+        serves = asyncio.Event()
         self._serving = asyncio.create_task(self._serve(serves))
         waiting = asyncio.create_task(serves.wait())
         await asyncio.wait((self._serving, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -99,7 +100,7 @@ class Cell:
         addresses.
         """
         node = joined(get_node_ip_address(), 0).removesuffix(":0")
-        return ANY.sub(node, self._addresses["metrics"])
+        return UNSPECIFIED_HOST.sub(node, self._addresses["metrics"])
 
     def check_health(self) -> None:
         """Raise RuntimeError if the cell has ended. Serve calls this on the event loop that serves,
@@ -113,7 +114,7 @@ class Cell:
         """Return the share of the cell's places that is filled. Serve calls this periodically."""
         states = "running", "waiting"
         counts = (REGISTRY.get_sample_value(f"tandem_num_requests_{state}") for state in states)
-        return {FILLED: sum(count or 0 for count in counts) / self._config.max_running}
+        return {FILLED_METRIC: sum(count or 0 for count in counts) / self._config.max_running}
 
     async def __del__(self) -> None:
         """Let running requests finish. Serve calls this when it removes the cell."""
@@ -123,11 +124,11 @@ class Cell:
 
 
 def policy(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-    """Return the number of cells at which the share of filled places is ENOUGH. Serve applies its
-    bounds and delays to this number.
+    """Return the number of cells at which the share of filled places is TARGET_FILLED. Serve
+    applies its bounds and delays to this number.
     """
-    filled = (context.aggregated_metrics or {}).get(FILLED, {})
-    return math.ceil(sum(filled.values()) / ENOUGH), {}
+    filled = (context.aggregated_metrics or {}).get(FILLED_METRIC, {})
+    return math.ceil(sum(filled.values()) / TARGET_FILLED), {}
 
 
 def app(args: dict[str, Any]) -> serve.Application:
@@ -175,9 +176,9 @@ def on_free_ports(
     own = () if config.share_ports else ("port", "http_port", "certificate_port")
     wanted = {name: port for name in (*own, "metrics_port") if (port := getattr(config, name))}
     with ExitStack() as scope:
-        for number in range(CELLS):
+        for number in range(MAX_CELLS_PER_NODE):
             ports = {name: port + number for name, port in wanted.items()}
-            with suppress(Unusable) if number < CELLS - 1 else nullcontext():
+            with suppress(Unusable) if number < MAX_CELLS_PER_NODE - 1 else nullcontext():
                 for name in filter(ports.get, own):
                     rpc.free_port(config.host, ports[name])
                 moved = config.model_copy(update=ports)

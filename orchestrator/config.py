@@ -59,10 +59,10 @@ class OrchestratorConfig(ServiceConfig):
         default=MAX_LEVELS,
         ge=0,
         le=MAX_LEVELS,
-        description="levels that proposes may run ahead; 0 decodes plainly",
+        description="levels that proposals may run ahead; 0 decodes plainly",
     )
     draft_branches: int = Field(
-        default=4, ge=1, le=MAX_NODES, description="children per node; 1 proposals chains"
+        default=4, ge=1, le=MAX_NODES, description="children per node; 1 proposes chains"
     )
     draft_nodes: int = Field(
         default=MAX_NODES, ge=1, le=MAX_NODES, description="proposed nodes ahead of the text"

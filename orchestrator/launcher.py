@@ -35,10 +35,10 @@ ROLE, APPLICATION = "orchestrator", "tandem"
 TOKEN = secrets.token_hex(32)  # token of a private Ray, which only this process starts
 LOCAL = "local"
 STORE_BYTES = 80 << 20  # smallest object store that Ray accepts; nothing is stored
-PROBLEM_LENGTH = 500  # characters of an error of Ray
-CONSTRUCTIONS = 1  # attempts to start a cell on a private Ray: another would fail the same way
-LOOK_SECONDS = 1.0
-MISSED = 3  # looks at a cell in a row without an answer, after which the cell is lost
+MAX_PROBLEM_LENGTH = 500  # characters of an error of Ray
+MAX_START_ATTEMPTS = 1  # attempts to start a cell on a private Ray: another would fail the same way
+POLL_SECONDS = 1.0
+MAX_MISSED = 3  # looks at a cell in a row without an answer, after which the cell is lost
 
 log = structlog.get_logger()
 
@@ -81,7 +81,7 @@ async def _serve(config: OrchestratorConfig) -> str:
     async with process.parent_watched():
         ray = ControlPlane(local=config.ray_address == LOCAL)
         deployed = asyncio.create_task(_deployed(config))
-        gone = asyncio.create_task(ray.until_gone(LOOK_SECONDS, MISSED))
+        gone = asyncio.create_task(ray.until_gone(POLL_SECONDS, MAX_MISSED))
         await asyncio.wait((deployed, gone), return_when=asyncio.FIRST_COMPLETED)
         if not deployed.done():  # a wait for a lost Ray would last for ever
             return "Ray was lost before its cells served"
@@ -162,7 +162,7 @@ async def _deployed(config: OrchestratorConfig) -> list[dict[str, str]]:
     quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
     options: dict[str, Any] = {"num_replicas": config.cells, "logging_config": quiet}
     if config.ray_address == LOCAL:
-        options["max_constructor_retry_count"] = CONSTRUCTIONS
+        options["max_constructor_retry_count"] = MAX_START_ATTEMPTS
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
 
     def deploy() -> Any:
@@ -211,9 +211,9 @@ async def _lost(config: OrchestratorConfig, ray: ControlPlane, address: str) -> 
     missed = 0
     async with rpc.connect(address, config.tls) as channel:
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            missed = 0 if await answers(channel, LOOK_SECONDS) else missed + 1
-            if missed >= MISSED and not await ray.listens():
+            await asyncio.sleep(POLL_SECONDS)
+            missed = 0 if await answers(channel, POLL_SECONDS) else missed + 1
+            if missed >= MAX_MISSED and not await ray.listens():
                 return
 
 
@@ -232,7 +232,7 @@ def _line(error: Exception, more: str = "") -> str:
     """
     text = str(error)
     found = re.findall(r"tandem\.protos\.errors\.\w+: (.+)", f"{text}\n{more}")
-    return found[-1] if found else " ".join(text.split())[:PROBLEM_LENGTH] or repr(error)
+    return found[-1] if found else " ".join(text.split())[:MAX_PROBLEM_LENGTH] or repr(error)
 
 
 def _check_address(address: str) -> None:

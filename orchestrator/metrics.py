@@ -14,14 +14,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from tandem.orchestrator.fleet.membership import Acceptance
 from tandem.orchestrator.rounds.generation import Finish
 from tandem.orchestrator.rounds.step import Fallback, Step
-from tandem.protos.transport.calls import USUAL
+from tandem.protos.transport.calls import USUAL_CODES
 from tandem.protos.types import MAX_LEVELS
 
-GAP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
-REQUEST_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
-TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000)
-CODES = (*USUAL, "OTHER")
-LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+GAP_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+REQUEST_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
+TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000)
+CODES = (*USUAL_CODES, "OTHER")
+LENGTH_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 Counters: TypeAlias = Callable[..., Counter]
@@ -148,28 +148,34 @@ class FrontMetrics:
         self._ended = {each: requests.labels(each) for each in CODES}
         self.running = gauge("num_requests_running", "Requests that are running")
         self.waiting = gauge("num_requests_waiting", "Requests that are waiting")
-        self.draft_length = histogram("draft_length", "Draft tokens per step", LENGTHS)
+        self.draft_length = histogram("draft_length", "Draft tokens per step", LENGTH_BUCKETS)
         self.accepted_length = histogram(
-            "accepted_length", "Accepted draft tokens per step", LENGTHS
+            "accepted_length", "Accepted draft tokens per step", LENGTH_BUCKETS
         )
-        self.prompt_length = histogram("request_prompt_tokens", "Of finished requests", TOKENS)
-        self.answer_length = histogram("request_generation_tokens", "Of finished requests", TOKENS)
-        self.most_tokens = histogram("request_params_max_tokens", "Of finished requests", TOKENS)
+        self.prompt_length = histogram(
+            "request_prompt_tokens", "Of finished requests", TOKEN_BUCKETS
+        )
+        self.answer_length = histogram(
+            "request_generation_tokens", "Of finished requests", TOKEN_BUCKETS
+        )
+        self.max_tokens = histogram(
+            "request_params_max_tokens", "Of finished requests", TOKEN_BUCKETS
+        )
 
     def _latencies(self, registry: CollectorRegistry) -> None:
         _, _, histogram = makers(registry)
 
         def of_requests(name: str, text: str) -> Histogram:
-            return histogram(name, text, REQUEST_SECONDS)
+            return histogram(name, text, REQUEST_BUCKETS)
 
         self.first_token = of_requests("time_to_first_token_seconds", "Arrival to first token")
         self.gap = histogram(
-            "inter_token_latency_seconds", "Gap between streamed outputs", GAP_SECONDS
+            "inter_token_latency_seconds", "Gap between streamed outputs", GAP_BUCKETS
         )
         self.per_token = histogram(
             "request_time_per_output_token_seconds",
             "Mean of a request, after the first",
-            GAP_SECONDS,
+            GAP_BUCKETS,
         )
         self.total = of_requests("e2e_request_latency_seconds", "Arrival to last token")
         self.queue = of_requests("request_queue_time_seconds", "Time in the queue")

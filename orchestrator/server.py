@@ -16,19 +16,18 @@ from tokenizers import Tokenizer
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet.discovery import Discovery
 from tandem.orchestrator.fleet.fleet_metrics import FleetMetrics
-from tandem.orchestrator.fleet.readiness import report_verifiers
 from tandem.orchestrator.fleet.registration import RegistrationService, Registry, Terms
 from tandem.orchestrator.fleet.replicas import Replicas
 from tandem.orchestrator.frontend.admission import Admission, Limits
 from tandem.orchestrator.frontend.answers import Answers
-from tandem.orchestrator.frontend.client_guard import Callers, ClientGuard, callers_of
+from tandem.orchestrator.frontend.client_guard import Authenticator, ClientGuard, authentication
 from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.frontend.servicer import OrchestratorService
 from tandem.orchestrator.frontend.status import Overview, Recorder
 from tandem.orchestrator.http import server as http_server
 from tandem.orchestrator.http.app import HttpApi
 from tandem.orchestrator.http.delivery import Frontend
-from tandem.orchestrator.http.server import asked_by_own_names
+from tandem.orchestrator.http.server import with_host_check
 from tandem.orchestrator.links.relays import relaying
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.orchestrator.page.served import add_status_pages
@@ -53,13 +52,16 @@ from tandem.protos.types import DraftShape, Method, ModelDescription, Schedule
 
 SERVICE = "/tandem.v1.OrchestratorService/"
 ANSWERING = (f"{SERVICE}Generate", f"{SERVICE}StreamGenerate")  # the calls that are requests
-LOOKS = 20  # looks, within two seconds, whether services are connected
+MAX_POLLS = 20  # polls, within two seconds, of whether services are connected
 Announce: TypeAlias = Callable[..., None]
 log = structlog.get_logger()
 
 
 def registration(
-    config: OrchestratorConfig, target: ModelDescription, registered: Registry, callers: Callers
+    config: OrchestratorConfig,
+    target: ModelDescription,
+    registered: Registry,
+    authenticator: Authenticator,
 ) -> tuple[RegistrationService, ...]:
     """Return the service at which drafters register, if they may. They may not register at a cell
     that shares its port with others.
@@ -68,7 +70,7 @@ def registration(
         return ()
     secret = config.registration_token
     token = secret.get_secret_value() if secret else None
-    terms = Terms(token, config.max_registered, target, callers.owner)
+    terms = Terms(token, config.max_registered, target, authenticator.owner)
     return (RegistrationService(registered, terms),)
 
 
@@ -103,10 +105,10 @@ def admission_of(config: OrchestratorConfig, metrics: FrontMetrics) -> Admission
     return Admission(Limits(config.max_running, config.max_waiting), each, metrics)
 
 
-def security_of(config: OrchestratorConfig, callers: Callers) -> rpc.Security:
+def security_of(config: OrchestratorConfig, authenticator: Authenticator) -> rpc.Security:
     """Return how the port of the client API is protected."""
     asked = config.clients is None
-    return rpc.Security(config.tls, ClientGuard(callers), asked, config.certificate_port)
+    return rpc.Security(config.tls, ClientGuard(authenticator), asked, config.certificate_port)
 
 
 @asynccontextmanager
@@ -121,15 +123,15 @@ async def http_port(
     tls = server_context(config.tls, asked) if config.tls else None
     app = api.app()
     if is_loopback(config.host) and not (config.tls or config.clients):
-        app = asked_by_own_names(app)
-    place = config.host, config.http_port
-    async with http_server.serving(app, *place, tls, config.share_ports) as url:
+        app = with_host_check(app)
+    host, port, shared = config.host, config.http_port, config.share_ports
+    async with http_server.serving(app, host, port, tls, shared) as url:
         announce("http", role="orchestrator", address=f"{url}/v1")
         yield
 
 
 @asynccontextmanager
-async def known(
+async def following_fleet(
     config: OrchestratorConfig,
     discovery: Discovery,
     registered: Registry,
@@ -147,14 +149,14 @@ async def known(
             yield replicas, replace(target, name=config.served_model_name or target.name)
 
 
-async def connected(services: Services, drafting: bool) -> None:
+async def wait_for_services(services: Services, drafting: bool) -> None:
     """Wait for a verifier and, if `drafting`, for a drafter, so that the first request has drafts.
     The wait is short, because a service may be away.
     """
-    for _ in range(LOOKS):
+    for _ in range(MAX_POLLS):
         if services.verifier.connected and (services.drafter.connected or not drafting):
             return
-        await asyncio.sleep(rpc.LOOK_SECONDS)
+        await asyncio.sleep(rpc.POLL_SECONDS)
 
 
 @asynccontextmanager
@@ -169,38 +171,38 @@ async def serving(
     own. The HTTP port is announced. Raises Unusable or IncompatibleModels.
     """
     tokenizer, chat = load_tokenizer(config.tokenizer), chat_of(config)
-    discovery, callers = Discovery(config.verifiers, config.drafters), callers_of(config)
+    discovery, authenticator = Discovery(config.verifiers, config.drafters), authentication(config)
     registered = Registry(discovery.register, discovery.unregister)
-    async with known(config, discovery, registered, registry) as (replicas, target):
+    async with following_fleet(config, discovery, registered, registry) as (replicas, target):
         metrics = FrontMetrics(registry, replicas.acceptance)
         admission = admission_of(config, metrics)
         async with (
             relaying(config.tls, target, discovery.membership, registered) as relays,
             trying(config.tokenizer, target.end_token_ids) as grammars,
         ):
-            await connected(relays.services, drafting=bool(config.drafters))
+            await wait_for_services(relays.services, drafting=bool(config.drafters))
             used = relays, tokenizer, served_model(config, target, tokenizer), metrics, admission
             answers = Answers(*used, chat=chat, grammars=grammars)
-            draining, health, ends = drain or Drain(), Health(), RequestLog()
+            drain, health, ends = drain or Drain(), Health(), RequestLog()
             recorder = Recorder(metrics, admission, ends)
             overview = Overview(replicas, admission, recorder, health)
-            service = OrchestratorService(answers, overview, draining, ends, callers)
-            counted = ends.reporting(metrics.ended)
-            front = Frontend(answers, draining, counted, lambda: health.serving)
+            service = OrchestratorService(answers, overview, drain, ends, authenticator)
+            front = Frontend(answers, drain, ends.reporting(metrics.ended), lambda: health.serving)
+            api = HttpApi(front, target, tokenizer, registry, authenticator)
             if pages:
                 add_status_pages(pages, overview.read)
             async with (
-                background(report_verifiers(health, replicas), recorder.run()),
-                http_port(config, HttpApi(front, target, tokenizer, registry, callers), announce),
+                background(replicas.report_verifiers(health), recorder.run()),
+                http_port(config, api, announce),
                 rpc.serving(
                     config.host,
                     config.port,
-                    (service, *registration(config, target, registered, callers)),
+                    (service, *registration(config, target, registered, authenticator)),
                     health=health,
-                    leave=draining.leave,
+                    leave=drain.leave,
                     lame_duck_seconds=config.lame_duck_seconds,
-                    drained=draining.finish,
-                    security=security_of(config, callers),
+                    drained=drain.finish,
+                    security=security_of(config, authenticator),
                     calls=CallMetrics(registry, dict.fromkeys(ANSWERING, metrics.ended)),
                     shared=config.share_ports,
                 ) as address,

@@ -1,4 +1,4 @@
-"""Reads the head of a GGUF file: its metadata, its tokens, and the places of its tensors.
+"""Reads the head of a GGUF file: its metadata, its tokens, and the offsets of its tensors.
 
 The weights are not read.
 """
@@ -160,7 +160,7 @@ def _entry(stream: BinaryIO) -> tuple[str, Any]:
 
 
 def _again(stream: BinaryIO, start: int) -> bytes:
-    """Read the bytes from `start` up to the present place again."""
+    """Read the bytes from `start` up to the present position again."""
     count = stream.tell() - start
     stream.seek(start)
     return stream.read(count)

@@ -16,8 +16,8 @@ from tandem.protos.errors import Unusable
 from tandem.protos.gguf import is_gguf
 
 NAME = re.compile(r"[\w.-]+/[\w.-]+")
-TOKENIZER = ("*.json", "*.jinja")
-MODEL = (*TOKENIZER, "*.safetensors")
+TOKENIZER_FILES = ("*.json", "*.jinja")
+MODEL_FILES = (*TOKENIZER_FILES, "*.safetensors")
 OTHER_FORMATS = "*/*"  # folders of a model, with the same weights in other formats
 CACHED = "snapshots"
 
@@ -47,7 +47,7 @@ def local(model: Path, files: tuple[str, ...]) -> Path:
 
 def served(model: Path) -> Path:
     """Return the local path of a model that is to be loaded; raises Unusable if none is there."""
-    found = local(model, MODEL)
+    found = local(model, MODEL_FILES)
     if is_gguf(found) and not found.is_file():
         raise Unusable(f"{found} is not there")
     if not is_gguf(found) and not (found / "config.json").is_file():
@@ -56,7 +56,7 @@ def served(model: Path) -> Path:
 
 
 ModelPath: TypeAlias = Annotated[Path, AfterValidator(served)]
-TokenizerPath: TypeAlias = Annotated[Path, AfterValidator(partial(local, files=TOKENIZER))]
+TokenizerPath: TypeAlias = Annotated[Path, AfterValidator(partial(local, files=TOKENIZER_FILES))]
 
 
 def name_of(model: Path) -> str:

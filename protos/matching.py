@@ -17,10 +17,10 @@ from tokenizers import Tokenizer
 from tandem.protos.errors import InvalidRequest
 from tandem.protos.grammar import STYLE, Grammar, GrammarKind
 
-KEPT = 32  # compiled grammars that are cached
+MAX_CACHED_GRAMMARS = 32  # compiled grammars that are cached
 ANY_OBJECT = '{"type": "object"}'
-STEPS, STRIDE = 32, 7919  # length and stride of a walk that tries a grammar
-LONGEST_PROBLEM = 300  # characters of a message of the library
+TRIAL_STEPS, TRIAL_STRIDE = 32, 7919  # length and stride of a walk that tries a grammar
+MAX_PROBLEM_LENGTH = 300  # characters of a message of the library
 UNKNOWN_KEYS = re.compile(r"Unimplemented keys: (\[.*\])")
 LIMITS = LLParserLimits(
     step_lexer_fuel=50_000,
@@ -36,8 +36,9 @@ class GrammarCompiler:
     """
 
     def __init__(self, tokenizer: Callable[[], Tokenizer], ends: Sequence[int]) -> None:
-        self.ends, self._tokenizer = frozenset(ends), tokenizer
-        self._kept = lru_cache(KEPT)(self.fresh)
+        self.ends = frozenset(ends)
+        self._tokenizer = tokenizer
+        self._kept = lru_cache(MAX_CACHED_GRAMMARS)(self.fresh)
         self._words = lru_cache(1)(self._read)
 
     def compiled(self, grammar: Grammar) -> LLMatcher:
@@ -73,13 +74,13 @@ def problem_of(matcher: LLMatcher) -> str:
     return f"is too complex: {_line(matcher.get_error())}"
 
 
-def walk(matcher: LLMatcher, steps: int = STEPS) -> None:
+def walk(matcher: LLMatcher, steps: int = TRIAL_STEPS) -> None:
     """Feed a matcher possible tokens of all kinds, until the text or the steps end."""
     for step in range(steps):
         possible = int.from_bytes(matcher.compute_bitmask(), "little")
         if matcher.is_stopped():
             return
-        first = step * STRIDE % possible.bit_length()
+        first = step * TRIAL_STRIDE % possible.bit_length()
         others = possible >> first
         token = first + (others & -others).bit_length() - 1
         if not matcher.consume_token(token):
@@ -116,22 +117,22 @@ def _problem(grammar: Grammar, message: str) -> str:
     if not unknown or grammar.kind is not GrammarKind.JSON_SCHEMA:
         return f"cannot be used: {_line(message)}"
     keys = json.loads(unknown[1])
-    places = _places(json.loads(grammar.text), keys)
-    return f"has {', '.join(keys)} at {next(places, '#')}, which is not supported"
+    pointers = _pointers(json.loads(grammar.text), keys)
+    return f"has {', '.join(keys)} at {next(pointers, '#')}, which is not supported"
 
 
-def _places(schema: Any, keys: Sequence[str], here: str = "#") -> Iterator[str]:
-    """Yield the places in a schema that have all of the keywords, as JSON pointers."""
+def _pointers(schema: Any, keys: Sequence[str], here: str = "#") -> Iterator[str]:
+    """Yield JSON pointers to the parts of a schema that have all of the keywords."""
     if isinstance(schema, dict) and schema.keys() >= set(keys):
         yield here
     parts = schema.items() if isinstance(schema, dict) else enumerate(schema)
     for name, part in parts:
         if isinstance(part, dict | list):
-            yield from _places(part, keys, f"{here}/{name}")
+            yield from _pointers(part, keys, f"{here}/{name}")
 
 
 def _line(message: object) -> str:
     """Return the line of a message that names the problem."""
     lines = str(message).strip().splitlines() or ["?"]
     said = next((line for line in lines if line.startswith("error: ")), lines[0])
-    return said.removeprefix("error: ")[:LONGEST_PROBLEM]
+    return said.removeprefix("error: ")[:MAX_PROBLEM_LENGTH]

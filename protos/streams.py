@@ -33,7 +33,7 @@ class Decoding:
     `until` tokens in all.
 
     In `lockstep` each step waits for the proposal made after exactly its length and verifies all of
-    it; `once` ends after one step. With `suffix_shape` the verifier proposals what followed the
+    it; `once` ends after one step. With `suffix_shape` the verifier proposes what followed the
     newest tokens where they occurred before, in the text, in `known` tokens or in recent answers of
     the scope, and remembers the answer. `forced` is how many tokens to propose at once about which
     the grammar leaves no choice. `group` is the group of verifiers that the text is from; it is not
@@ -60,7 +60,7 @@ class Decoding:
         end is reached.
         """
         tokens = tokens[: self.until - start]
-        stops = (place for place, token in enumerate(tokens) if token in self.stop_token_ids)
+        stops = (index for index, token in enumerate(tokens) if token in self.stop_token_ids)
         if (end := next(stops, None)) is not None:
             return tokens[: end + 1], True
         return tokens, self.once or start + len(tokens) >= self.until

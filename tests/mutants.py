@@ -55,9 +55,9 @@ MUTANTS = {
     "accepted tokens behind a stop string are counted": Mutant(
         "protos/streams.py", "min(self.accepted, len(tokens))", "self.accepted"
     ),
-    "a share that was served keeps its credit": Mutant(
+    "a client that was served keeps its credit": Mutant(
         "orchestrator/frontend/fair_queue.py",
-        "first.credit - turn.charged if first.waiting else 0",
+        "first.credit - entry.charged if first.waiting else 0",
         "first.credit",
     ),
     "tokens that were rejected stay in the session": Mutant(

@@ -44,7 +44,7 @@ PROMPTS = Path(__file__).parents[1] / "benchmarks" / "peers" / "story_prompts.js
 SERVERS_TASKS = ("grpcio", "StreamServer.", "is_serving", "until_silent", "_wait.<")
 SERVERS_TASKS += ("PerAddress._keep", "Link._run")  # of replicas, once they are known
 
-heartbeat.MISSED = 1000  # tests of a loss set their own; a slow machine has lost nobody
+heartbeat.MAX_MISSED = 1000  # tests of a loss set their own; a slow machine has lost nobody
 hypothesis.settings.register_profile("tandem", deadline=None)  # a slow machine is no failure
 hypothesis.settings.load_profile("tandem")
 transformers.utils.logging.disable_progress_bar()
@@ -138,7 +138,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], P
 @pytest.fixture
 def waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request in lockstep waits for every proposal, however long a drafter takes."""
-    monkeypatch.setattr(WaitPolicy, "seconds", LIMIT)
+    monkeypatch.setattr(WaitPolicy, "wait_seconds", LIMIT)
 
 
 @pytest.fixture(scope="session")

@@ -127,6 +127,8 @@ def connecting(command: Callable[..., None]) -> Callable[..., None]:
         front_end = FrontEnd(**{name: given.pop(name) for name in FLAGS})
         command(front_end=front_end, **given)
 
+    # Typer makes flags of the parameters in a function's signature and of their annotations, so
+    # both are set to those of the flags; `wraps` would show the command's own.
     own = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in own]
     parameters = [*own, *flags, *([more] if more else [])]
     call.__signature__ = known.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -145,6 +147,7 @@ def accepting(max_new_tokens: int) -> Callable[[Callable[..., None]], Callable[.
         known = signature(command, eval_str=True)
         own = [each for each in known.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
         flags = [*own, *(_parameter(options()[name][1], text) for name, text in help.items())]
+        # Typer reads the signature: one flag for each field of the API cannot be a parameter.
         command.__signature__ = known.replace(parameters=flags)  # type: ignore[attr-defined]
         command.__annotations__ = {each.name: each.annotation for each in flags}
         return command

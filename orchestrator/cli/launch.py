@@ -24,7 +24,7 @@ from tandem.protos.service.config import FILE
 DRAIN_SECONDS = 5.0  # for requests that run when `tandem up` is stopped
 GRACE_SECONDS = 20.0  # for a service to end after the second signal, until it is killed
 PAUSE_SECONDS = 1.0  # before the first restart; twice as long after every start that fails
-MOST_STARTS = 6  # failed starts in a row
+MAX_FAILED_STARTS = 6  # failed starts in a row
 REMIND_SECONDS = 5.0  # until loading services are reported; then twice as long, and so on
 
 Report = Callable[[str, dict[str, str]], None]
@@ -44,7 +44,7 @@ class Service:
 
     async def live(self, report: Report) -> None:
         """Run the child, and restart it whenever it ends. Raises Unusable if it dies before it ever
-        served, or after MOST_STARTS failed starts.
+        served, or after MAX_FAILED_STARTS failed starts.
         """
         failed = 0
         while True:
@@ -52,7 +52,7 @@ class Service:
             if not self.serving.is_set():
                 raise Unusable(problem)
             failed = 0 if served else failed + 1
-            if failed == MOST_STARTS:
+            if failed == MAX_FAILED_STARTS:
                 often = f"the {self.role} did not start again, {failed} times"
                 raise Unusable(f"{often}: {problem}")
             report("restarting", {"role": self.role})
@@ -96,17 +96,17 @@ class Service:
         served, problem = False, ""
         assert self.process is not None and self.process.stdout is not None
         async for line in self.process.stdout:
-            commit = process.announcement(line)
-            if commit is None:  # a library printed this line
+            fields = process.announcement(line)
+            if fields is None:  # a library printed this line
                 sys.stderr.write(line.decode(errors="replace"))
                 continue
-            event = self.stage = commit.pop("event")
+            event = self.stage = fields.pop("event")
             if event == "failed":
-                problem = commit["problem"]
+                problem = fields["problem"]
                 continue
-            report(event, commit | {"role": self.role})
+            report(event, fields | {"role": self.role})
             if event == "serving":
-                self.address, served = commit["address"], True
+                self.address, served = fields["address"], True
                 self.serving.set()
         return served, problem
 
@@ -119,7 +119,7 @@ class Tandem:
 
 
 @asynccontextmanager
-async def up(plan: Plan, report: Report = lambda event, commit: None) -> AsyncIterator[Tandem]:
+async def up(plan: Plan, report: Report = lambda event, fields: None) -> AsyncIterator[Tandem]:
     """Run all services while the scope lasts, which begins once they serve. Raises Unusable if a
     service does not come to serve, or cannot be kept alive.
     """

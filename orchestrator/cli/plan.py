@@ -18,7 +18,7 @@ from tandem.protos.address import joined
 from tandem.protos.errors import Unusable
 from tandem.protos.fingerprint import Likeness, likeness, tokens_by_id
 from tandem.protos.service import cores
-from tandem.protos.service.config import Outside, outside
+from tandem.protos.service.config import ExternalSettings, external_settings
 from tandem.protos.transport import rpc
 
 HOST = "127.0.0.1"
@@ -54,9 +54,9 @@ class Plan:
     share_ports: bool | None = None
 
     @cached_property
-    def outside(self) -> Outside:
+    def external(self) -> ExternalSettings:
         """The settings in the environment and in the file. Raises Unusable."""
-        return outside(self.config)
+        return external_settings(self.config)
 
     @cached_property
     def models(self) -> tuple[Path, Path | None]:
@@ -72,8 +72,8 @@ class Plan:
     @cached_property
     def _named(self) -> tuple[Path | None, Path | None]:
         """The target and the draft model that flags, environment or file name."""
-        target = self.target or self.outside.verifier.get("model")
-        draft = self.draft or self.outside.drafter.get("model")
+        target = self.target or self.external.verifier.get("model")
+        draft = self.draft or self.external.drafter.get("model")
         return Path(target) if target else None, Path(draft) if draft else None
 
     def fetch(self) -> None:
@@ -106,8 +106,8 @@ class Plan:
         """The draft cost if both services share a GPU. None if the drafter is to find it out, or if
         a setting gives it.
         """
-        own = self.outside.drafter
-        devices = {_device(own), _device(self.outside.verifier)}
+        own = self.external.drafter
+        devices = {_device(own), _device(self.external.verifier)}
         shared = len(devices) == 1 and "cpu" not in devices
         return str(SHARED_GPU_COST) if shared and "draft_cost" not in own else None
 
@@ -115,7 +115,7 @@ class Plan:
         """Choose the port of the HTTP API: a free one if the client API's port is to be free too,
         else HTTP_PORT. None if that is taken, or if a flag or setting gives the port.
         """
-        if self.http_port is not None or "http_port" in self.outside.orchestrator:
+        if self.http_port is not None or "http_port" in self.external.orchestrator:
             return None
         try:
             return rpc.free_port(host, 0 if self.port == 0 else HTTP_PORT)
@@ -127,7 +127,7 @@ class Plan:
         free now. Raises Unusable.
         """
         target, draft = self.models
-        verifier, drafter = self.outside.verifier, self.outside.drafter
+        verifier, drafter = self.external.verifier, self.external.drafter
         addresses = _address(verifier), _address(drafter)
         verifying = _flags(
             verifier,
@@ -152,7 +152,7 @@ class Plan:
 
     def _fronting(self, verifier: tuple[str, int], drafter: tuple[str, int]) -> list[str]:
         """Return the orchestrator's flags, for services at these addresses."""
-        (target, draft), front = self.models, self.outside.orchestrator
+        (target, draft), front = self.models, self.external.orchestrator
         client = _address(front if self.port is None else {**front, "port": self.port}, PORT)
         drafts: dict[str, Setting] = {"drafter": joined(*drafter)}
         if draft is None:
@@ -179,7 +179,7 @@ class Plan:
 
     def _tls(self, role: str) -> list[str]:
         """Return the flags for a service's certificate, unless its settings name another one."""
-        if self.certificates is None or "tls_ca" in getattr(self.outside, role):
+        if self.certificates is None or "tls_ca" in getattr(self.external, role):
             return []
         return certificates.flags(self.certificates, role)
 

@@ -31,27 +31,29 @@ class StartProgress:
 
     def __init__(self, console: Console, asking: Sequence[str] = ()) -> None:
         """`asking` are the flags that a client of this system needs."""
-        self._console, self._asking = console, asking
+        self._console = console
+        self._asking = asking
         self._page = ""  # URL of the status page
         self._loaded: dict[str, api.ReplicaStatus] = {}  # what services hold, by role
 
-    def report(self, event: str, fact: dict[str, str]) -> None:
+    def report(self, event: str, fields: dict[str, str]) -> None:
         """Print one announcement of a service."""
-        role, of = f"{fact['role']:<12}", escape(fact.get("model", ""))
-        if "seconds" in fact:
-            of = f"for {fact['seconds']} s"
+        role, of = f"{fields['role']:<12}", escape(fields.get("model", ""))
+        if "seconds" in fields:
+            of = f"for {fields['seconds']} s"
         if event == "serving":
-            self._page = fact["metrics"] if fact["role"] == "orchestrator" else self._page
-            where = f"{escape(fact['address'])}  metrics {escape(fact['metrics'])}/metrics"
+            self._page = fields["metrics"] if fields["role"] == "orchestrator" else self._page
+            where = f"{escape(fields['address'])}  metrics {escape(fields['metrics'])}/metrics"
             self._print(f"[green]serving[/]     {role} {where}")
         elif event == "cell":
-            where = f"{fact['address']}  metrics {fact['metrics']}/metrics  {fact.get('http', '')}"
+            pages = f"metrics {fields['metrics']}/metrics  {fields.get('http', '')}"
+            where = f"{fields['address']}  {pages}"
             self._print(f"[green]serving[/]     {event:<12} {escape(where)}")
         elif event == "http":
-            self._print(f"[green]serving[/]     {event:<12} {escape(fact['address'])}")
-        elif event == "loaded" and "seconds" not in fact:
-            self._loaded[fact["role"]] = ParseDict(
-                fact, api.ReplicaStatus(), ignore_unknown_fields=True
+            self._print(f"[green]serving[/]     {event:<12} {escape(fields['address'])}")
+        elif event == "loaded" and "seconds" not in fields:
+            self._loaded[fields["role"]] = ParseDict(
+                fields, api.ReplicaStatus(), ignore_unknown_fields=True
             )
         elif event in ("starting", "loading", "testing", "loaded"):
             self._print(f"[dim]{event:<11} {role} {of}[/]")

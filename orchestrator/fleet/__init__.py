@@ -1,1 +1,4 @@
-"""Clients of drafters and verifiers, and whether their models fit."""
+"""The drafters and verifiers that there are: how their addresses are found, whether their models
+fit together, and how they are doing. The package must not know requests or the links over which
+they run. Start reading in `replicas`.
+"""

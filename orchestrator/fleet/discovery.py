@@ -22,21 +22,21 @@ from tandem.protos.service.tasks import background
 
 LOOKUP_SECONDS = 1.0  # between two lookups of a source
 REMOVAL_THRESHOLD = 5  # lookups in a row without an address, after which the address is gone
-NAMES = ThreadPoolExecutor(2, "names")  # own threads: a dead name server blocks them
+RESOLVER_THREADS = ThreadPoolExecutor(2, "names")  # own threads: a dead name server blocks them
 
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class Resolved:
+class AddressHysteresis:
     """The addresses of one source. An overloaded name server, or a file that is being written, has
     only some of the addresses, so an address is removed only after several lookups without it.
     """
 
     _missed: dict[str, int] = field(default_factory=dict)  # address -> lookups in a row without it
 
-    def after(self, found: Iterable[str]) -> tuple[str, ...]:
-        """Return the addresses that there are after a successful lookup."""
+    def update(self, found: Iterable[str]) -> tuple[str, ...]:
+        """Note what a successful lookup has found, and return the addresses that there are now."""
         missed = dict.fromkeys(found, 0)
         for address, count in self._missed.items():
             if address not in missed and count + 1 < REMOVAL_THRESHOLD:
@@ -53,7 +53,7 @@ async def resolve(source: str) -> tuple[str, ...]:
     if source.startswith(DNS):
         host, port = split(source.removeprefix(DNS))
         ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-        found = await asyncio.get_running_loop().run_in_executor(NAMES, ask)
+        found = await asyncio.get_running_loop().run_in_executor(RESOLVER_THREADS, ask)
         family = min((each[0] for each in found), default=socket.AF_INET)  # IPv4 is the lower
         own = {str(address[0]) for kind, *_, address in found if kind == family}
         return tuple(sorted(joined(each, port) for each in own))
@@ -69,9 +69,10 @@ class Discovery:
 
     def __init__(self, verifiers: tuple[str, ...], drafters: tuple[str, ...]) -> None:
         self.membership = Membership()
-        self._verifiers, self._drafters = verifiers, drafters
+        self._verifiers = verifiers
+        self._drafters = drafters
         self._found: dict[str, tuple[str, ...]] = {}
-        self._resolved: dict[str, Resolved] = defaultdict(Resolved)
+        self._hystereses: dict[str, AddressHysteresis] = defaultdict(AddressHysteresis)
         self._problems: dict[str, str] = {}
         self._registered: dict[str, None] = {}
 
@@ -103,7 +104,7 @@ class Discovery:
         is missing in a source is kept for a while.
         """
         try:
-            found, problem = self._resolved[source].after(await resolve(source)), ""
+            found, problem = self._hystereses[source].update(await resolve(source)), ""
         except (OSError, ValueError) as error:
             found, problem = self._found.get(source, ()), str(error)
         if problem and problem != self._problems.get(source):

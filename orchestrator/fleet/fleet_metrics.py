@@ -17,7 +17,7 @@ from tandem.orchestrator.fleet.replicas import Replicas, ReplicaStatus
 from tandem.protos.wire.registration import registered_name
 
 PAUSE_SECONDS = 1.0  # between two rounds of questions to all replicas
-MOST = 64  # replicas of a role with a series of their own
+MAX_SERIES = 64  # replicas of a role with a series of their own
 
 
 class FleetMetrics(Collector):
@@ -32,7 +32,9 @@ class FleetMetrics(Collector):
         acceptance: Acceptance,
         fewest: Mapping[str, int],
     ) -> None:
-        self._membership, self._acceptance, self._fewest = membership, acceptance, fewest
+        self._membership = membership
+        self._acceptance = acceptance
+        self._fewest = fewest
         self._seen: dict[str, list[ReplicaStatus]] = {"verifier": [], "drafter": []}
         registry.register(self)
 
@@ -65,7 +67,7 @@ class FleetMetrics(Collector):
             "Draft tokens of a drafter accepted",
             labels=["replica"],
         )
-        for address in members.drafters[:MOST]:
+        for address in members.drafters[:MAX_SERIES]:
             for family, count in zip(
                 (verified, accepted), self._acceptance.of(address), strict=True
             ):
@@ -75,7 +77,7 @@ class FleetMetrics(Collector):
             expected = max(len(known[role]), self._fewest[role])
             counts.add_metric([role, "expected"], expected)
             counts.add_metric([role, "serving"], sum(not each.problem for each in replies))
-            for each in [each for each in replies if each.model][:MOST]:
+            for each in [each for each in replies if each.model][:MAX_SERIES]:
                 trips.add_metric([role, each.address], each.round_trip_seconds)
         registered = sum(bool(registered_name(each)) for each in members.drafters)
         return (

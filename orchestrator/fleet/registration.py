@@ -114,7 +114,8 @@ class Registry:
         """`added` is called with the address of a drafter that may get sessions from now on,
         `removed` with that of one that may not any more.
         """
-        self._added, self._removed = added, removed
+        self._added = added
+        self._removed = removed
         self._drafters: dict[str, RegisteredDrafter] = {}
 
     def __len__(self) -> int:
@@ -182,7 +183,8 @@ class RegistrationService(registration_pb2_grpc.RegistrationServiceServicer):
     """The gRPC service at which drafters register."""
 
     def __init__(self, registry: Registry, terms: Terms) -> None:
-        self._registry, self._terms = registry, terms
+        self._registry = registry
+        self._terms = terms
 
     async def Register(self, requests: Requests, context: Context) -> None:  # type: ignore[override]
         """Keep a drafter registered until it ends the call, is silent, or is replaced."""

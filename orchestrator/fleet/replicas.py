@@ -1,4 +1,4 @@
-"""Drafters and verifiers: do their models fit together, and how are they doing?"""
+"""Drafters and verifiers: do their models fit together, how are they doing, and can they serve?"""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ from tandem.orchestrator.fleet.registration import Registry
 from tandem.protos.errors import IncompatibleModels, TandemError, Unusable
 from tandem.protos.fingerprint import fingerprint
 from tandem.protos.transport import rpc
+from tandem.protos.transport.health import Health
 from tandem.protos.types import ModelDescription
 from tandem.protos.wire.registration import registered_name
 
 STATUS_SECONDS = 2.0
 PAUSE_SECONDS = 0.1  # between two questions to verifiers at the start
+PROBE_PAUSE_SECONDS = 0.25  # between two probes of the verifiers
+PROBE_SECONDS = 1.0  # for a verifier to answer a probe; so health is NOT_SERVING within 2 s
+MAX_REPLACED_PROBES = 20  # probes in a row that find only another model: five seconds
 
 log = structlog.get_logger()
 
@@ -75,9 +79,9 @@ class ReplicaStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """A look at the verifiers: whether any with the right model is `serving`, and whether the model
-    was `replaced`: all that answer have another one with the same tokens.
+class ProbeResult:
+    """The result of a probe of all verifiers: whether any with the right model is `serving`, and
+    whether the model was `replaced`: all that answer have another one with the same tokens.
     """
 
     serving: bool
@@ -90,7 +94,9 @@ class Replicas:
     def __init__(
         self, config: OrchestratorConfig, membership: Membership, registry: Registry
     ) -> None:
-        self._config, self._membership, self._registry = config, membership, registry
+        self._config = config
+        self._membership = membership
+        self._registry = registry
         self.fingerprint = fingerprint(config.tokenizer)
         self.model_identity = ""  # identity of the target at the start
         self.acceptance = Acceptance()
@@ -148,8 +154,8 @@ class Replicas:
         same = model.tokenizer_fingerprint == self.fingerprint
         return "" if same else f"another tokenizer ({model.tokenizer_fingerprint})"
 
-    async def look(self, seconds: float) -> Look:
-        """Look at the verifiers that answer within so many seconds."""
+    async def probe_verifiers(self, seconds: float) -> ProbeResult:
+        """Ask all verifiers; those that do not answer within so many seconds do not count."""
         verifiers = self.verifiers.values()
         models, up = await asyncio.gather(
             asyncio.gather(*(_described(each, seconds) for each in verifiers)),
@@ -158,7 +164,22 @@ class Replicas:
         known = [(model, serves) for model, serves in zip(models, up, strict=True) if model]
         ours = [serves for model, serves in known if not self._other_model(model)]
         same_tokens = not any(self._other_tokens(model) for model, _ in known)
-        return Look(any(ours), bool(known) and not ours and same_tokens)
+        return ProbeResult(any(ours), bool(known) and not ours and same_tokens)
+
+    async def report_verifiers(self, health: Health) -> None:
+        """Report whether any verifier serves; one is enough. Raises Unusable once all verifiers
+        have another model, because no request could be served any more. Whoever started the
+        orchestrator is to start it again, with that model.
+        """
+        replaced = 0  # probes in a row
+        while replaced < MAX_REPLACED_PROBES:
+            found = await self.probe_verifiers(PROBE_SECONDS)
+            health.report("verifiers", None if found.serving else "no verifier serves")
+            replaced = replaced + 1 if found.replaced else 0
+            await asyncio.sleep(PROBE_PAUSE_SECONDS)
+        raise Unusable(
+            "all verifiers serve another model than at the start; start again to serve it"
+        )
 
     @asynccontextmanager
     async def _verifier(self, address: str) -> AsyncIterator[VerifierProbe]:
@@ -204,14 +225,14 @@ async def _first(clients: Mapping[str, ModelProbe], seconds: float) -> ModelDesc
 
 
 async def _status(
-    address: str, client: ModelProbe, misfit: Callable[[ModelDescription], str]
+    address: str, client: ModelProbe, find_problem: Callable[[ModelDescription], str]
 ) -> ReplicaStatus:
     began = time.monotonic()
     serving = asyncio.create_task(client.serving(STATUS_SECONDS))
     try:
         model = await client.describe(STATUS_SECONDS)
         seconds = time.monotonic() - began
-        problem = misfit(model) or ("" if await serving else "not serving")
+        problem = find_problem(model) or ("" if await serving else "not serving")
         return ReplicaStatus(address, model, seconds, problem)
     except TandemError:
         return ReplicaStatus(address, None, 0.0, f"no answer in {STATUS_SECONDS:.0f} s")

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
-from tandem.orchestrator.frontend.fair_queue import FairQueue, RetryDelay, Turn
+from tandem.orchestrator.frontend.fair_queue import FairQueue, QueueEntry, RetryDelay
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.orchestrator.requests.request import Quota, client_name
 from tandem.protos.errors import Busy
 
-EVERYBODYS = Quota()
+DEFAULT_QUOTA = Quota()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Tickets:
+class AdmittedCount:
     """Counts the requests that run or wait, either all of them or those of one client."""
 
     limits: Limits
@@ -72,10 +72,11 @@ class Admission:
     """
 
     def __init__(self, limits: Limits, limits_each: Limits, metrics: FrontMetrics) -> None:
-        self._all, self._limits_each = Tickets(limits), limits_each
-        self._clients: dict[bytes, Tickets] = {}
+        self._all = AdmittedCount(limits)
+        self._limits_each = limits_each
+        self._clients: dict[bytes, AdmittedCount] = {}  # only clients that have requests
         self._queue = FairQueue(limits.running, limits_each.running)
-        self._begun: dict[Turn, asyncio.Event] = {}
+        self._begun: dict[QueueEntry, asyncio.Event] = {}
         metrics.running.set_function(lambda: self.running)
         metrics.waiting.set_function(lambda: self.waiting)
 
@@ -86,16 +87,16 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """The number of requests with a ticket but without a place."""
+        """The number of admitted requests without a place."""
         return self._all.count - self.running
 
     @property
     def clients(self) -> tuple[ClientLoad, ...]:
         """The loads of all clients that have requests, the busiest client first."""
         loads = []
-        for share, tickets in self._clients.items():
-            running = self._queue.running_of(share)
-            loads.append(ClientLoad(client_name(share), running, tickets.count - running))
+        for client, admitted in self._clients.items():
+            running = self._queue.running_of(client)
+            loads.append(ClientLoad(client_name(client), running, admitted.count - running))
         return tuple(sorted(loads, key=lambda each: (-each.running, -each.waiting, each.name)))
 
     def most_running(self, quota: Quota) -> int:
@@ -103,16 +104,16 @@ class Admission:
         return min(self._all.limits.running, self._limits(quota).running)
 
     @contextmanager
-    def ticket(self, share: bytes, quota: Quota = EVERYBODYS) -> Iterator[None]:
-        """Hold a ticket, with which a request may ask for a place. Raises Busy if too many requests
-        run or wait.
+    def admitted(self, client: bytes, quota: Quota = DEFAULT_QUOTA) -> Iterator[None]:
+        """Admit a request while the scope lasts, in which it may ask for a place. Raises Busy if
+        too many requests run or wait.
         """
-        client = self._clients.get(share) or Tickets(self._limits_each)
-        client.limits = self._limits(quota)
-        counted = client, self._all
+        of_client = self._clients.get(client) or AdmittedCount(self._limits_each)
+        of_client.limits = self._limits(quota)
+        counted = of_client, self._all
         for each in counted:
             each.check()
-        self._clients[share] = client
+        self._clients[client] = of_client
         for each in counted:
             each.count += 1
         try:
@@ -120,27 +121,27 @@ class Admission:
         finally:
             for each in counted:
                 each.ended()
-            if not client.count:
-                del self._clients[share]
+            if not of_client.count:
+                del self._clients[client]
 
     @asynccontextmanager
     async def place(
-        self, share: bytes, cost: int, quota: Quota = EVERYBODYS, part: bytes = b""
+        self, client: bytes, cost: int, quota: Quota = DEFAULT_QUOTA, subclient: bytes = b""
     ) -> AsyncIterator[Place]:
-        """Hold a place, in which a request with a ticket runs. It waits until the client's turn has
+        """Hold a place, in which an admitted request runs. It waits until the client's turn has
         come. The request notes in the place how many tokens it has used, at most `cost`.
         """
         place = Place()
         weighed = max(1, round(cost / quota.weight))
-        turn = self._queue.add(share, weighed, part, self._limits(quota).running)
-        begun = self._begun[turn] = asyncio.Event()
+        entry = self._queue.add(client, weighed, subclient, self._limits(quota).running)
+        begun = self._begun[entry] = asyncio.Event()
         self._start()
         try:
             await begun.wait()
             yield place
         finally:
-            del self._begun[turn]
-            self._queue.leave(turn, place.used / quota.weight)
+            del self._begun[entry]
+            self._queue.leave(entry, place.used / quota.weight)
             self._start()
 
     def _limits(self, quota: Quota) -> Limits:
@@ -152,5 +153,5 @@ class Admission:
         )
 
     def _start(self) -> None:
-        for turn in self._queue.start():
-            self._begun[turn].set()
+        for entry in self._queue.start():
+            self._begun[entry].set()

@@ -13,22 +13,16 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from tokenizers import Tokenizer
 
 from tandem.orchestrator.frontend.admission import Admission
-from tandem.orchestrator.frontend.request_log import Course
+from tandem.orchestrator.frontend.request_log import RequestProgress
 from tandem.orchestrator.metrics import FrontMetrics
+from tandem.orchestrator.requests import checks
 from tandem.orchestrator.requests.answer import Answer, AnswerBuilder, Chunk, PromptPart
 from tandem.orchestrator.requests.chat import NO_TEMPLATE, ChatTemplate
-from tandem.orchestrator.requests.checks import (
-    ServedModel,
-    check_resumable,
-    check_size,
-    checked,
-    too_long,
-)
 from tandem.orchestrator.requests.grammars import GrammarTrials
 from tandem.orchestrator.requests.message import MessageStream, Reading
 from tandem.orchestrator.requests.request import Conversation, Request
@@ -42,9 +36,11 @@ from tandem.protos.service.tracing import Span
 from tandem.protos.types import SEEDS
 from tandem.protos.wire.codec import SESSION_ID_BYTES
 
-QUEUE = 64  # chunks that may wait for the client
+MAX_QUEUED_CHUNKS = 64  # chunks that may wait for the client
 STALL_SECONDS = 3.0  # for which the queue of a run may be full, until the run is closed
 IDLE_SECONDS = 0.25  # without a chunk, until None is yielded
+
+Prepared: TypeAlias = tuple[RunRequest, AnswerBuilder]  # a run, and the answer that it builds
 
 
 class Runner(Protocol):
@@ -61,57 +57,61 @@ class Answers:
         self,
         runner: Runner,
         tokenizer: Tokenizer,
-        served: ServedModel,
+        served: checks.ServedModel,
         metrics: FrontMetrics,
         admission: Admission,
         *,
         chat: ChatTemplate = NO_TEMPLATE,
         grammars: GrammarTrials | None = None,
     ) -> None:
-        self._runner, self._tokenizer, self._served = runner, tokenizer, served
-        self._chat, self._grammars = chat, grammars
-        self._metrics, self.admission = metrics, admission
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._served = served
+        self._metrics = metrics
+        self._chat = chat
+        self._grammars = grammars
+        self.admission = admission
 
     async def generate(
-        self, request: Request, course: Course | None = None
+        self, request: Request, progress: RequestProgress | None = None
     ) -> AsyncGenerator[Chunk | Answer | None, None]:
         """Yield chunks with tokens that the client does not have yet, and at last the complete
-        answer. None is yielded every IDLE_SECONDS without a chunk. `course` gets the answer as soon
-        as the request is checked. Raises a TandemError.
+        answer. None is yielded every IDLE_SECONDS without a chunk. `progress` gets the answer as
+        soon as the request is checked. Raises a TandemError.
         """
         arrived = time.monotonic()
-        check_resumable(request, self._served)
-        check_size(request, self._served)
+        checks.check_resumable(request, self._served)
+        checks.check_size(request, self._served)
         sampling, request_id = request.sampling, request.request_id or secrets.token_hex(8)
         if sampling.seed is None:
             sampling = replace(sampling, seed=secrets.randbelow(SEEDS))
         request = replace(request, request_id=request_id, sampling=sampling)
-        course = course or Course()
+        progress = progress or RequestProgress()
         with tracing.during("generate", request.traceparent, request_id=request_id) as span:
             request = replace(request, traceparent=span.traceparent)
-            with self.admission.ticket(request.share, request.quota):
-                begun = asyncio.create_task(self._begun(request, arrived))
-                begun.add_done_callback(partial(_note, course))
-                running = read_ahead(lambda: self._run(begun, request, span))
+            with self.admission.admitted(request.client_id, request.quota):
+                prepared = asyncio.create_task(self._prepared(request, arrived))
+                prepared.add_done_callback(partial(_note_answer, progress))
+                running = read_ahead(lambda: self._run(prepared, request, span))
                 async with aclosing(running) as chunks:
                     async for chunk in chunks:
                         yield chunk
-            answer = begun.result()[1].complete()
+            answer = prepared.result()[1].complete()
             span.part("decode", tokens=len(answer.token_ids))
-            course.complete = True
+            progress.complete = True
             yield answer
 
     async def _run(
-        self, begun: asyncio.Task[tuple[RunRequest, AnswerBuilder]], request: Request, span: Span
+        self, prepared: asyncio.Task[Prepared], request: Request, span: Span
     ) -> AsyncGenerator[Chunk, None]:
         """Run the missing part of the answer. It gets a new session, as the session of a closed run
         may not have ended yet.
         """
-        run, answer = await begun
+        run, answer = await prepared
         if answer.finished:
             return
         cost = len(run.prompt) + run.max_new_tokens
-        places = self.admission.place(request.share, cost, request.quota, request.part)
+        places = self.admission.place(request.client_id, cost, request.quota, request.subclient_id)
         async with places as place:
             place.used = len(run.prompt)
             span.part("wait", prompt_tokens=len(run.prompt))
@@ -126,7 +126,8 @@ class Answers:
                     if answer.finished:
                         break
 
-    async def _begun(self, request: Request, arrived: float) -> tuple[RunRequest, AnswerBuilder]:
+    async def _prepared(self, request: Request, arrived: float) -> Prepared:
+        """Give a request its tools' grammar, check its grammar, and prepare its run."""
         own = request.sampling.grammar
         request = with_calls(request, self._chat, self._served.special_tokens)
         if self._grammars:
@@ -136,13 +137,13 @@ class Answers:
                 if own:
                     raise
                 raise InvalidRequest.of("messages.tools", error.violations[0].problem) from None
-        return await asyncio.to_thread(self._begin, request, arrived)
+        return await asyncio.to_thread(self._prepare, request, arrived)
 
-    def _begin(self, request: Request, arrived: float) -> tuple[RunRequest, AnswerBuilder]:
+    def _prepare(self, request: Request, arrived: float) -> Prepared:
         """Return the run of a request, and its answer as far as the client has it. This takes long
         for long texts, so it is called in a thread.
         """
-        run, stopping = checked(request, self._served, self._tokenise), request.stopping
+        run, stopping = checks.checked(request, self._served, self._tokenise), request.stopping
         run = replace(run, traceparent=request.traceparent)
         reading = self._reading(request.prompt, run.prompt)
         special, markers = self._served.special_tokens, reading.markers if reading else ()
@@ -161,8 +162,8 @@ class Answers:
         text = request.prompt if request.echo else ""
         if not isinstance(text, str):
             text = self._tokenizer.decode(tokens, skip_special_tokens=False)
-        told = request.return_token_ids or request.echo or request.of_prompt is not None
-        return PromptPart(text, tokens if told else ())
+        shown = request.return_token_ids or request.echo or request.prompt_top_logprobs is not None
+        return PromptPart(text, tokens if shown else ())
 
     def _reading(self, prompt: object, tokens: tuple[int, ...]) -> Reading | None:
         """Return how to parse the answer to a chat; None if the prompt is no chat."""
@@ -176,8 +177,8 @@ class Answers:
         Busy.
         """
         assert isinstance(request.prompt, str | Conversation)
-        check_size(request, self._served)
-        with self.admission.ticket(request.share, request.quota):
+        checks.check_size(request, self._served)
+        with self.admission.admitted(request.client_id, request.quota):
             return await asyncio.to_thread(self._tokenise, request.prompt, special)
 
     def _tokenise(self, prompt: str | Conversation, special: bool | None = None) -> tuple[int, ...]:
@@ -186,15 +187,15 @@ class Answers:
         writes; `special` overrides that.
         """
         text = self._chat.render(prompt) if isinstance(prompt, Conversation) else prompt
-        if problem := too_long(len(text.encode()), self._served):
+        if problem := checks.too_long(len(text.encode()), self._served):
             raise InvalidRequest.of("messages", problem)
         added = isinstance(prompt, str) if special is None else special
         return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=added)[0].ids)
 
 
-def _note(course: Course, begun: asyncio.Task[tuple[RunRequest, AnswerBuilder]]) -> None:
-    if not begun.cancelled() and not begun.exception():
-        course.answer = begun.result()[1]
+def _note_answer(progress: RequestProgress, prepared: asyncio.Task[Prepared]) -> None:
+    if not prepared.cancelled() and not prepared.exception():
+        progress.answer = prepared.result()[1]
 
 
 async def read_ahead(
@@ -220,12 +221,12 @@ async def read_ahead(
                     added.set()
                     try:
                         async with asyncio.timeout(STALL_SECONDS):
-                            await fewer(QUEUE)
+                            await fewer(MAX_QUEUED_CHUNKS)
                     except TimeoutError:
                         break
                 else:
                     return
-            await fewer(QUEUE // 2)
+            await fewer(MAX_QUEUED_CHUNKS // 2)
 
     writer = asyncio.create_task(write())
     writer.add_done_callback(lambda _: added.set())

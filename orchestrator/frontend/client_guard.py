@@ -23,7 +23,7 @@ RIGHTS = {
 }
 
 
-class Callers(Protocol):
+class Authenticator(Protocol):
     """Finds out who makes a call."""
 
     def identity(self, context: Any) -> Identity | None:
@@ -31,7 +31,7 @@ class Callers(Protocol):
         Unauthenticated or PermissionDenied.
         """
 
-    def authorized(self, authorization: str, certificate: str) -> Identity | None:
+    def http_identity(self, authorization: str, certificate: str) -> Identity | None:
         """Return the caller of an HTTP request, by its header or its certificate's common name.
         Returns None and raises errors as `identity` does.
         """
@@ -40,14 +40,14 @@ class Callers(Protocol):
         """Return the caller of a gRPC method as the owner of the drafters that it registers."""
 
 
-class Anybody:
+class NoAuthentication:
     """Accepts every caller, without authentication."""
 
     def identity(self, context: Any) -> Identity | None:
         """Return None, as no caller has to say who it is."""
         return None
 
-    def authorized(self, authorization: str, certificate: str) -> Identity | None:
+    def http_identity(self, authorization: str, certificate: str) -> Identity | None:
         """Return None, as no caller has to say who it is."""
         return None
 
@@ -56,14 +56,14 @@ class Anybody:
         return Owner()
 
 
-class OwnersOfCertificates:
+class CertificateAuthenticator:
     """Accepts every caller with a certificate of the CA."""
 
     def identity(self, context: Any) -> Identity | None:
         """Return the caller that the call's certificate names."""
         return _certified(common_name(context))
 
-    def authorized(self, authorization: str, certificate: str) -> Identity | None:
+    def http_identity(self, authorization: str, certificate: str) -> Identity | None:
         """Return the caller that the request's certificate names."""
         return _certified(certificate)
 
@@ -78,7 +78,7 @@ def _certified(name: str) -> Identity:
     raise Unauthenticated("a client certificate is needed here")
 
 
-class KnownClients:
+class ClientFileAuthenticator:
     """Accepts the clients of a file, each with its own rights."""
 
     def __init__(self, identities: Identities) -> None:
@@ -97,7 +97,7 @@ class KnownClients:
             raise PermissionDenied(f"the certificate of {name!r} belongs to no known client")
         raise Unauthenticated("a token is needed, `authorization: Bearer TOKEN`, or a certificate")
 
-    def authorized(self, authorization: str, certificate: str) -> Identity | None:
+    def http_identity(self, authorization: str, certificate: str) -> Identity | None:
         """Return the caller by its token."""
         if token := token_of(authorization):
             return self._owner_of(token)
@@ -115,18 +115,18 @@ class KnownClients:
         return Owner(identity.name, partial(self._identities.until_changed, identity))
 
 
-def callers_of(config: OrchestratorConfig) -> Callers:
+def authentication(config: OrchestratorConfig) -> Authenticator:
     """Return the authentication that the settings ask for. Raises Unusable."""
     if config.clients:
-        return KnownClients(Identities(config.clients))
-    return OwnersOfCertificates() if config.tls else Anybody()
+        return ClientFileAuthenticator(Identities(config.clients))
+    return CertificateAuthenticator() if config.tls else NoAuthentication()
 
 
 class ClientGuard:
     """The guard of the client API, which is asked before every gRPC call."""
 
-    def __init__(self, callers: Callers) -> None:
-        self._callers = callers
+    def __init__(self, authenticator: Authenticator) -> None:
+        self._authenticator = authenticator
 
     def check(self, method: str, context: Any) -> None:
         """Raise Unauthenticated or PermissionDenied if a caller may not call a method. Every client
@@ -134,7 +134,7 @@ class ClientGuard:
         """
         if method.startswith(HEALTH):
             return
-        identity = self._callers.identity(context)
+        identity = self._authenticator.identity(context)
         right = RIGHTS.get(method.split("/")[1])
         if identity and right:
             identity.check(right)

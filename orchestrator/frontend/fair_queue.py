@@ -5,8 +5,8 @@ The tokens that a request used are known only when it has ended. When a request 
 charged the tokens that requests of its client usually use, or those of all requests if the client
 is new, but at most its own limit. When it ends, it is charged the difference.
 
-The module is pure: time is an argument. Each client has a share, whose requests start in the order
-in which they came.
+The module is pure: time is an argument. The requests of a client start in the order in which they
+came. If a client has subclients, such as the users of one application, the subclients take turns.
 """
 
 from __future__ import annotations
@@ -15,139 +15,145 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import inf
 
-WEIGHT = 0.1  # weight of the newest value in a moving average
+NEWEST_WEIGHT = 0.1  # weight of the newest value in a moving average
 UNKNOWN_RETRY_SECONDS = 0.5  # retry delay until two requests have ended
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 10.0
-REMEMBERED = 1 << 12  # clients whose usual tokens are remembered, in 100 bytes each
+MAX_REMEMBERED_CLIENTS = 1 << 12  # clients whose usual tokens are remembered, in 100 bytes each
 
 
 @dataclass(eq=False, slots=True)
-class Turn:
-    """A request that waits for a place or has one. `cost` is the tokens that it may use at most."""
+class QueueEntry:
+    """A request that waits for a place or has one. `cost` is the tokens that it may use at most,
+    and `charged` those that its client paid when it started.
+    """
 
-    share: bytes
+    client: bytes
     cost: int
-    part: bytes = b""
+    subclient: bytes = b""
     running: bool = False
     charged: float = 0.0
 
 
 @dataclass(slots=True)
-class Share:
-    """The requests of one client, of which `places` may run at once. They are grouped by parts,
-    which take turns. `credit` is the tokens that the client may still start requests for.
+class ClientQueue:
+    """The requests of one client, of which `places` may run at once. Those that wait are grouped by
+    subclients, which take turns. `credit` is the tokens that the client may still start requests
+    for.
     """
 
     places: int
-    waiting: dict[bytes, deque[Turn]] = field(default_factory=dict)
+    waiting: dict[bytes, deque[QueueEntry]] = field(default_factory=dict)
     running: int = 0
     credit: float = 0.0
 
     @property
-    def next(self) -> Turn:
-        """The next request of the share."""
+    def next(self) -> QueueEntry:
+        """The next request of the client."""
         return next(iter(self.waiting.values()))[0]
 
-    def take(self) -> Turn:
-        """Remove and return the next request of the share. Then it is another part's turn."""
-        part = next(iter(self.waiting))
-        turns = self.waiting.pop(part)
-        turn = turns.popleft()
-        if turns:
-            self.waiting[part] = turns
-        return turn
+    def take(self) -> QueueEntry:
+        """Remove and return the next request of the client. Then it is another subclient's turn."""
+        subclient = next(iter(self.waiting))
+        entries = self.waiting.pop(subclient)
+        entry = entries.popleft()
+        if entries:
+            self.waiting[subclient] = entries
+        return entry
 
-    def drop(self, turn: Turn) -> None:
+    def drop(self, entry: QueueEntry) -> None:
         """Remove a waiting request."""
-        self.waiting[turn.part].remove(turn)
-        if not self.waiting[turn.part]:
-            del self.waiting[turn.part]
+        self.waiting[entry.subclient].remove(entry)
+        if not self.waiting[entry.subclient]:
+            del self.waiting[entry.subclient]
 
 
 class FairQueue:
-    """The queue of all clients' requests, with a number of places in all and for each share."""
+    """The queue of all clients' requests, with a number of places in all and for each client."""
 
-    def __init__(self, places: int, places_each: int) -> None:
+    def __init__(self, places: int, places_per_client: int) -> None:
         self.running = 0
-        self._places, self._places_each = places, places_each
-        self._shares: dict[bytes, Share] = {}  # the share that started a request last is the last
-        self._average = inf  # smoothed tokens of a request of any share
-        self._usual: dict[bytes, float] = {}  # smoothed tokens by share, even if it has ended
+        self._places = places
+        self._places_per_client = places_per_client
+        self._queues: dict[bytes, ClientQueue] = {}  # the client whose request started last is last
+        self._average_tokens = inf  # smoothed tokens of a request of any client
+        self._usual_tokens: dict[bytes, float] = {}  # smoothed tokens by client, even if it is gone
 
-    def running_of(self, share: bytes) -> int:
-        """Return how many requests of a share run."""
-        return self._shares[share].running if share in self._shares else 0
+    def running_of(self, client: bytes) -> int:
+        """Return how many requests of a client run."""
+        return self._queues[client].running if client in self._queues else 0
 
-    def add(self, share: bytes, cost: int, part: bytes = b"", places: int | None = None) -> Turn:
-        """Let a request wait. `places` requests of its share may run at once, by default the number
-        for each share.
+    def add(
+        self, client: bytes, cost: int, subclient: bytes = b"", places: int | None = None
+    ) -> QueueEntry:
+        """Let a request wait. `places` requests of its client may run at once, by default the
+        number for each client.
         """
-        turn = Turn(share, cost, part)
-        places = self._places_each if places is None else places
-        known = self._shares.setdefault(share, Share(places))
+        entry = QueueEntry(client, cost, subclient)
+        places = self._places_per_client if places is None else places
+        known = self._queues.setdefault(client, ClientQueue(places))
         known.places = places
-        known.waiting.setdefault(part, deque()).append(turn)
-        return turn
+        known.waiting.setdefault(subclient, deque()).append(entry)
+        return entry
 
-    def start(self) -> list[Turn]:
+    def start(self) -> list[QueueEntry]:
         """Give free places to the requests whose turn has come, and return these requests."""
         started = []
         while self.running < self._places and (ready := self._ready()):
             started.append(self._start(ready))
         return started
 
-    def leave(self, turn: Turn, used: float | None = None) -> None:
+    def leave(self, entry: QueueEntry, used: float | None = None) -> None:
         """Remove a request, which has ended or gives up waiting. `used` is the tokens that it has
         used, by default its cost.
         """
-        share = self._shares[turn.share]
-        if turn.running:
+        queue = self._queues[entry.client]
+        if entry.running:
             self.running -= 1
-            share.running -= 1
-            used = turn.cost if used is None else used
-            share.credit += turn.charged - used
-            usual = self._usual.pop(turn.share, used)
-            self._usual[turn.share] = usual + WEIGHT * (used - usual)
-            if len(self._usual) > REMEMBERED:
-                del self._usual[next(iter(self._usual))]
-            known = used if self._average == inf else self._average
-            self._average = known + WEIGHT * (used - known)
+            queue.running -= 1
+            used = entry.cost if used is None else used
+            queue.credit += entry.charged - used
+            usual = self._usual_tokens.pop(entry.client, used)
+            self._usual_tokens[entry.client] = usual + NEWEST_WEIGHT * (used - usual)
+            if len(self._usual_tokens) > MAX_REMEMBERED_CLIENTS:
+                del self._usual_tokens[next(iter(self._usual_tokens))]
+            known = used if self._average_tokens == inf else self._average_tokens
+            self._average_tokens = known + NEWEST_WEIGHT * (used - known)
         else:
-            share.drop(turn)
-        if not share.waiting:
-            share.credit = 0
-        if not (share.waiting or share.running):
-            del self._shares[turn.share]
+            queue.drop(entry)
+        if not queue.waiting:
+            queue.credit = 0
+        if not (queue.waiting or queue.running):
+            del self._queues[entry.client]
 
-    def _charge(self, turn: Turn) -> float:
+    def _charge(self, entry: QueueEntry) -> float:
         """Return the tokens that a request is charged when it starts."""
-        return min(turn.cost, self._usual.get(turn.share, self._average))
+        return min(entry.cost, self._usual_tokens.get(entry.client, self._average_tokens))
 
-    def _lacking(self, share: Share) -> float:
-        """Return the tokens of credit that a share lacks to start its next request."""
-        return max(0.0, self._charge(share.next) - share.credit)
+    def _missing_credit(self, queue: ClientQueue) -> float:
+        """Return the tokens of credit that a client lacks to start its next request."""
+        return max(0.0, self._charge(queue.next) - queue.credit)
 
-    def _ready(self) -> list[Share]:
-        shares = self._shares.values()
-        return [share for share in shares if share.waiting and share.running < share.places]
+    def _ready(self) -> list[ClientQueue]:
+        queues = self._queues.values()
+        return [queue for queue in queues if queue.waiting and queue.running < queue.places]
 
-    def _start(self, ready: list[Share]) -> Turn:
-        """Start the next request of the share that lacks the least credit. All ready shares get
-        that much credit, so that shares that waited get ahead of those that started. A round that
+    def _start(self, ready: list[ClientQueue]) -> QueueEntry:
+        """Start the next request of the client that lacks the least credit. All ready clients get
+        that much credit, so that clients that waited get ahead of those that started. A round that
         gives this credit has exactly one start.
         """
-        first = min(ready, key=self._lacking)
-        lacking = self._lacking(first)
-        for share in ready:
-            share.credit += lacking
-        turn = first.take()
-        turn.charged = self._charge(turn)
-        first.credit = first.credit - turn.charged if first.waiting else 0
+        first = min(ready, key=self._missing_credit)
+        missing = self._missing_credit(first)
+        for queue in ready:
+            queue.credit += missing
+        entry = first.take()
+        entry.charged = self._charge(entry)
+        first.credit = first.credit - entry.charged if first.waiting else 0
         first.running += 1
         self.running += 1
-        turn.running = True
-        self._shares[turn.share] = self._shares.pop(turn.share)
-        return turn
+        entry.running = True
+        self._queues[entry.client] = self._queues.pop(entry.client)
+        return entry
 
 
 @dataclass(slots=True)
@@ -165,7 +171,7 @@ class RetryDelay:
         if self.last is not None:
             pause = min(now - self.last, MAX_RETRY_SECONDS)
             usual = pause if self.interval is None else self.interval
-            self.interval = usual + WEIGHT * (pause - usual)
+            self.interval = usual + NEWEST_WEIGHT * (pause - usual)
         self.last = now
         self.refused = max(0, self.refused - 1)
 

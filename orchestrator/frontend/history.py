@@ -11,7 +11,7 @@ from itertools import pairwise
 
 BUCKET_SECONDS = 5.0
 BUCKETS = 180  # a quarter of an hour
-FEW = 20  # with fewer steps with a draft, or without one, no gain is given
+MIN_GAIN_STEPS = 20  # with fewer steps with a draft, or without one, no gain is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def gain(older: Totals, newer: Totals) -> float | None:
     gain depends on how many steps had a draft. None if few steps were of either kind.
     """
     drafted = newer.steps_with_drafts - older.steps_with_drafts
-    if min(drafted, newer.steps - older.steps - drafted) < FEW:
+    if min(drafted, newer.steps - older.steps - drafted) < MIN_GAIN_STEPS:
         return None
     plain = newer.tokens_without_drafts - older.tokens_without_drafts
     seconds = newer.seconds_without_drafts - older.seconds_without_drafts

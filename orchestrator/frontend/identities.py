@@ -20,7 +20,7 @@ from tandem.orchestrator.requests.request import Quota, Request, digest
 from tandem.protos.errors import PermissionDenied, Unusable
 from tandem.protos.service.config import message
 
-LOOK_SECONDS = 1.0  # between two looks at the file while waiting for a change
+POLL_SECONDS = 1.0  # between two looks at the file while waiting for a change
 Right: TypeAlias = Literal["generate", "register"]
 GENERATE: Right = "generate"
 REGISTER: Right = "register"
@@ -61,12 +61,13 @@ class Identity(BaseModel):
 
     def owning(self, request: Request) -> Request:
         """Mark a request as this client's. Client names in the request then only subdivide the
-        client's own share and cache.
+        client's own places and cache.
         """
         own = digest(f"identity {self.name}")
         quota = Quota(self.name, self.max_running, self.max_waiting, self.weight)
-        client = digest(f"{own.hex()} {request.client.hex()}")
-        return replace(request, client=client, share=own, part=request.share, quota=quota)
+        scope = digest(f"{own.hex()} {request.cache_scope.hex()}")
+        named = replace(request, client_id=own, subclient_id=request.client_id)
+        return replace(named, cache_scope=scope, quota=quota)
 
 
 ENTRIES = TypeAdapter(dict[Name, Identity])
@@ -111,7 +112,7 @@ class Identities:
     async def until_changed(self, identity: Identity) -> None:
         """Wait until the file changes or drops the entry of a client."""
         while self._entries.get(identity.name) == identity:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             self._refresh()
 
     def _refresh(self) -> None:

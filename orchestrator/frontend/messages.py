@@ -42,7 +42,7 @@ def decode_request(
     resume_from: int = 0,
     received: tuple[int, ...] = (),
 ) -> Request:
-    """Decode a request. Without a client name it gets the share of its connection."""
+    """Decode a request. Without a client name it counts as its connection's."""
     sampling, stopping = message.sampling, message.stopping
     speculation, malformed = _given(message.speculation), list[Violation]()
     for field, choice in CHOICES.items():
@@ -115,20 +115,20 @@ def _conversation(chat: api.Messages) -> Conversation:
         raise InvalidRequest.of("messages.template_arguments", problem) from None
     whole = {name: _whole(value) for name, value in arguments.items()}
     return Conversation(
-        tuple(_message(place, each) for place, each in enumerate(chat.messages)),
+        tuple(_message(index, each) for index, each in enumerate(chat.messages)),
         prompted,
         whole,
-        tuple(_tool(place, each) for place, each in enumerate(chat.tools)),
+        tuple(_tool(index, each) for index, each in enumerate(chat.tools)),
         chat.tool_choice or "auto",
         chat.parallel_tool_calls or not chat.HasField("parallel_tool_calls"),
         continued,
     )
 
 
-def _message(place: int, message: api.ChatMessage) -> ChatMessage:
+def _message(index: int, message: api.ChatMessage) -> ChatMessage:
     calls = []
     for number, call in enumerate(message.tool_calls):
-        field = f"messages[{place}].tool_calls[{number}].arguments"
+        field = f"messages[{index}].tool_calls[{number}].arguments"
         _json_object(field, call.arguments)
         calls.append(ToolCall(call.name, call.arguments or "{}", call.id))
     return ChatMessage(
@@ -141,10 +141,10 @@ def _message(place: int, message: api.ChatMessage) -> ChatMessage:
     )
 
 
-def _tool(place: int, tool: api.Tool) -> Tool:
+def _tool(index: int, tool: api.Tool) -> Tool:
     if not re.fullmatch(NAME, tool.name):
-        raise InvalidRequest.of(f"messages.tools[{place}].name", f"is not of the form {NAME}")
-    parameters = _json_object(f"messages.tools[{place}].parameters", tool.parameters)
+        raise InvalidRequest.of(f"messages.tools[{index}].name", f"is not of the form {NAME}")
+    parameters = _json_object(f"messages.tools[{index}].parameters", tool.parameters)
     return Tool(tool.name, tool.description or None, parameters, tool.strict)
 
 

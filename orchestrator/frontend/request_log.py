@@ -20,15 +20,15 @@ from tandem.orchestrator.requests.answer import AnswerBuilder
 from tandem.orchestrator.requests.request import Request
 from tandem.protos.errors import TandemError
 
-LONGEST_ID = 128  # characters of a request id, which a client may have chosen
-LONGEST_PROBLEM = 200  # characters of an error message
+MAX_ID_LENGTH = 128  # characters of a request id, which a client may have chosen
+MAX_PROBLEM_LENGTH = 200  # characters of an error message
 NOT_REFUSED = ("CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL")
 
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class Course:
+class RequestProgress:
     """How far a request has come. `answer` is set once the request was checked, and `complete` when
     the whole answer was made. A client may leave as soon as it has the whole answer, before its
     call has ended.
@@ -56,30 +56,30 @@ class RequestLog:
     @contextmanager
     def logged(
         self, request: Request, timed_out: Callable[[], bool] = lambda: False
-    ) -> Iterator[Course]:
+    ) -> Iterator[RequestProgress]:
         """Log how a request ends that is served in this scope. All log lines of the scope have the
         request's id. If the request was cancelled, `timed_out` tells whether its time was over.
         Raises any error of the scope.
         """
-        course, began, code, problem = Course(), time.monotonic(), "INTERNAL", ""
-        with structlog.contextvars.bound_contextvars(request_id=request.request_id[:LONGEST_ID]):
+        progress, began, code, problem = RequestProgress(), time.monotonic(), "INTERNAL", ""
+        with structlog.contextvars.bound_contextvars(request_id=request.request_id[:MAX_ID_LENGTH]):
             try:
-                yield course
+                yield progress
                 code = "OK"
             except TandemError as error:
-                code, problem = error.status, str(error)[:LONGEST_PROBLEM]
+                code, problem = error.status, str(error)[:MAX_PROBLEM_LENGTH]
                 raise
             except (asyncio.CancelledError, GeneratorExit):
                 left = "DEADLINE_EXCEEDED" if timed_out() else "CANCELLED"
-                code = "OK" if course.complete else left
+                code = "OK" if progress.complete else left
                 raise
             finally:
                 self.ends[code] += 1
                 self._ended(code)
                 seconds = time.monotonic() - began
-                facts = {"client": request.caller, "code": code, "problem": problem}
-                facts = {name: fact for name, fact in facts.items() if fact}
-                _log(code, facts | {"seconds": round(seconds, 4)} | _figures(course.answer))
+                fields = {"client": request.caller, "code": code, "problem": problem}
+                fields = {name: field for name, field in fields.items() if field}
+                _log(code, fields | {"seconds": round(seconds, 4)} | _figures(progress.answer))
 
     @contextmanager
     def decoding(self, request_id: str) -> Iterator[None]:
@@ -93,16 +93,16 @@ class RequestLog:
                 raise
 
 
-def _log(code: str, facts: dict[str, Any]) -> None:
+def _log(code: str, fields: dict[str, Any]) -> None:
     """Log the end of a request as finished, failed or refused. A request was refused if it never
     had a place and its client did not leave.
     """
     if code == "OK":
-        log.info("a request has finished", **facts)
-    elif "queue_seconds" in facts or code in NOT_REFUSED:
-        log.info("a request has failed", **facts)
+        log.info("a request has finished", **fields)
+    elif "queue_seconds" in fields or code in NOT_REFUSED:
+        log.info("a request has failed", **fields)
     else:
-        log.info("a request was refused", **facts)
+        log.info("a request was refused", **fields)
 
 
 def _figures(answer: AnswerBuilder | None) -> dict[str, Any]:

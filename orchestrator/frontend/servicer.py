@@ -15,7 +15,7 @@ from grpc import aio
 
 from tandem.orchestrator.fleet.replicas import ReplicaStatus
 from tandem.orchestrator.frontend.answers import Answers
-from tandem.orchestrator.frontend.client_guard import Anybody, Callers
+from tandem.orchestrator.frontend.client_guard import Authenticator, NoAuthentication
 from tandem.orchestrator.frontend.history import Figures
 from tandem.orchestrator.frontend.messages import (
     decode_request,
@@ -37,9 +37,9 @@ from tandem.v1 import orchestrator_pb2_grpc
 
 CLOCK_SECONDS = 0.25  # seconds that a request may take to arrive
 MUTE_SECONDS = 60.0  # seconds for which a client may read nothing
-ANYBODY = Anybody()
+NO_AUTHENTICATION = NoAuthentication()
 ServicerContext: TypeAlias = "aio.ServicerContext[Any, Any]"
-OWN = ("resume_from", "received")  # fields of a StreamGenerateRequest itself
+STREAM_FIELDS = ("resume_from", "received")  # fields of a StreamGenerateRequest itself
 
 
 def with_stream_paths(handler: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
@@ -58,7 +58,7 @@ def with_stream_paths(handler: Callable[..., Awaitable[None]]) -> Callable[..., 
 
 
 def _inside(violation: Violation) -> Violation:
-    if violation.field in OWN:
+    if violation.field in STREAM_FIELDS:
         return violation
     return replace(violation, field=f"request.{violation.field}")
 
@@ -72,10 +72,13 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         overview: Overview,
         drain: Drain,
         ends: RequestLog,
-        callers: Callers = ANYBODY,
+        authenticator: Authenticator = NO_AUTHENTICATION,
     ) -> None:
-        self._answers, self._overview, self._drain, self._ends = answers, overview, drain, ends
-        self._callers = callers
+        self._answers = answers
+        self._overview = overview
+        self._drain = drain
+        self._ends = ends
+        self._authenticator = authenticator
 
     async def Generate(
         self, request: api.GenerateRequest, context: ServicerContext
@@ -84,8 +87,8 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         asked = await self._identified(
             decode_request(request, client_of(context), context.peer()), context
         )
-        with self._ends.logged(asked, timed_out(context)) as course:
-            generated = aclosing(self._answers.generate(asked, course))
+        with self._ends.logged(asked, timed_out(context)) as progress:
+            generated = aclosing(self._answers.generate(asked, progress))
             async with self._drain.running(), generated as events:
                 answers = [event async for event in events if isinstance(event, Answer)]
         return encode_answer(answers[-1])
@@ -105,8 +108,8 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             tuple(request.received),
         )
         asked = await self._identified(asked, context)
-        with self._ends.logged(asked, timed_out(context)) as course:
-            generated = aclosing(self._answers.generate(asked, course))
+        with self._ends.logged(asked, timed_out(context)) as progress:
+            generated = aclosing(self._answers.generate(asked, progress))
             async with self._drain.running(), generated as events:
                 async for event in events:
                     if isinstance(event, Answer):
@@ -124,7 +127,7 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         else the one in the metadata, or else a new one. The id is sent back as metadata, also if
         the request is refused later.
         """
-        if identity := self._callers.identity(context):
+        if identity := self._authenticator.identity(context):
             request = identity.owning(request)
         metadata = context.invocation_metadata()
         request_id = request.request_id or metadata_value(metadata, REQUEST_ID)

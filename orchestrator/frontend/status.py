@@ -53,7 +53,9 @@ class Recorder:
     """Keeps the history of what the front end's metrics count, on the process's clock."""
 
     def __init__(self, metrics: FrontMetrics, admission: Admission, ends: RequestLog) -> None:
-        self._metrics, self._admission, self._ends = metrics, admission, ends
+        self._metrics = metrics
+        self._admission = admission
+        self._ends = ends
         self._history = History()
         self._history.add(time.monotonic(), self._totals())
 
@@ -128,8 +130,10 @@ class Overview:
         recorder: Recorder,
         health: Problems,
     ) -> None:
-        self._replicas, self._admission = replicas, admission
-        self._recorder, self._health = recorder, health
+        self._replicas = replicas
+        self._admission = admission
+        self._recorder = recorder
+        self._health = health
 
     async def read(self) -> Status:
         """Ask all replicas, and return the status now."""

@@ -24,13 +24,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tokenizers import Tokenizer
 
-from tandem.orchestrator.frontend.client_guard import Anybody, Callers
+from tandem.orchestrator.frontend.client_guard import Authenticator, NoAuthentication
 from tandem.orchestrator.frontend.identities import GENERATE, Identity
 from tandem.orchestrator.http import errors
 from tandem.orchestrator.http.bodies import decoding, parsing
 from tandem.orchestrator.http.bodies.schema import ChatBody, CompletionBody, GenerationBody
 from tandem.orchestrator.http.bodies.tokens import detokenized, tokenized
-from tandem.orchestrator.http.body import Bodies
+from tandem.orchestrator.http.body import BodyReader
 from tandem.orchestrator.http.delivery import Choice, Delivery, Frontend
 from tandem.orchestrator.http.pages import Pages
 from tandem.orchestrator.http.replies import Head, Reply
@@ -38,7 +38,7 @@ from tandem.orchestrator.http.responses.body import RENAMED, as_chat
 from tandem.orchestrator.http.responses.reply import ResponsesReply
 from tandem.orchestrator.http.server import CERTIFICATE
 from tandem.orchestrator.http.token_texts import TokenTexts
-from tandem.orchestrator.http.tokens import Tokens
+from tandem.orchestrator.http.tokens import TokenizerApi
 from tandem.orchestrator.requests.request import (
     CLIENT_KEY,
     client_digest,
@@ -64,14 +64,14 @@ class HttpApi:
     model: ModelDescription
     tokenizer: Tokenizer
     registry: CollectorRegistry
-    callers: Callers = field(default_factory=Anybody)
-    _bodies: Bodies = field(init=False, default_factory=Bodies)
-    _tokens: TokenTexts = field(init=False)
-    _texts: Tokens = field(init=False)
+    authenticator: Authenticator = field(default_factory=NoAuthentication)
+    _body_reader: BodyReader = field(init=False, default_factory=BodyReader)
+    _token_texts: TokenTexts = field(init=False)
+    _tokenizer_api: TokenizerApi = field(init=False)
 
     def __post_init__(self) -> None:
-        self._tokens = TokenTexts(self.tokenizer)
-        self._texts = Tokens(self.frontend.answers, self.tokenizer, self.model)
+        self._token_texts = TokenTexts(self.tokenizer)
+        self._tokenizer_api = TokenizerApi(self.frontend.answers, self.tokenizer, self.model)
 
     def app(self) -> ASGIApp:
         """Return the ASGI application that a server calls."""
@@ -121,7 +121,7 @@ class HttpApi:
         """Read and parse the body of a request. The answer's headers name the ignored fields."""
         identity, client = request.state.identity, request.client
         owner = identity.name if identity else client.host if client else ""
-        async with self._bodies.read(request, owner) as content:
+        async with self._body_reader.read(request, owner) as content:
             body, ignored = await asyncio.to_thread(parse, content)
         request.state.ignored = ", ".join(ignored)
         return body
@@ -141,8 +141,8 @@ class HttpApi:
         head = Head(request.state.request_id, self.model.name, int(time.time()), chat, usage)
         figures = body.speculation is not None
         choices = tuple(
-            Choice(each, Reply(head, place, each, self._tokens, figures))
-            for place, each in enumerate(self._owned(request, asked))
+            Choice(each, Reply(head, index, each, self._token_texts, figures))
+            for index, each in enumerate(self._owned(request, asked))
         )
         return Delivery(self.frontend, body, choices)
 
@@ -150,7 +150,7 @@ class HttpApi:
         """Return the identity of the caller; None where the service does not authenticate clients.
         Raises Unauthenticated or PermissionDenied.
         """
-        identity = self.callers.authorized(
+        identity = self.authenticator.http_identity(
             request.headers.get("authorization", ""), request.scope["state"].get(CERTIFICATE, "")
         )
         if identity:
@@ -160,13 +160,13 @@ class HttpApi:
     async def _tokenize(self, request: Request) -> Response:
         request.state.identity = self._identity(request)
         asked = await self._read(request, tokenized)
-        (whose,) = self._owned(request, [Asked(asked.prompt, share=share_of(request))])
-        return JSONResponse(await self._texts.of_prompt(asked, whose))
+        (whose,) = self._owned(request, [Asked(asked.prompt, client_id=client_id_of(request))])
+        return JSONResponse(await self._tokenizer_api.of_prompt(asked, whose))
 
     async def _detokenize(self, request: Request) -> Response:
         request.state.identity = self._identity(request)
         asked = await self._read(request, detokenized)
-        return JSONResponse(await self._texts.to_prompt(asked))
+        return JSONResponse(await self._tokenizer_api.to_prompt(asked))
 
     def _named(self, app: ASGIApp) -> ASGIApp:
         """Wrap `app` so that every request has an id, which is logged and sent back: the client's
@@ -206,14 +206,14 @@ def caller_of(request: Request, body: GenerationBody) -> decoding.Caller:
     end_user = isinstance(body, ChatBody) and body.safety_identifier
     return decoding.Caller(
         scope_of(client_digest(name or body.prompt_cache_key or ""), body.cache_salt or ""),
-        share_of(request, body.user or end_user or ""),
+        client_id_of(request, body.user or end_user or ""),
         request.state.request_id,
     )
 
 
-def share_of(request: Request, user: str = "") -> bytes:
-    """Return a digest of the client whose share of the places a request takes: of its name or user,
-    or else of its connection.
+def client_id_of(request: Request, user: str = "") -> bytes:
+    """Return the digest of the client whose places a request takes: of its name or user, or else of
+    its connection.
     """
     host = f"{request.client.host}:{request.client.port}" if request.client else ""
     return client_digest(request.headers.get(CLIENT_KEY) or user) or connection_digest(host)

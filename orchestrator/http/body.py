@@ -14,9 +14,9 @@ from tandem.protos.errors import Busy, InvalidRequest
 
 MAX_BYTES = 4 << 20
 MAX_BYTES_HELD = 64 << 20
-SHARE = 0.25  # fraction of MAX_BYTES_HELD that the bodies of one owner may have
+OWNER_FRACTION = 0.25  # fraction of MAX_BYTES_HELD that the bodies of one owner may have
 RETRY_SECONDS = 1.0
-SECONDS = 60.0
+READ_SECONDS = 60.0
 JSON = "application/json"
 
 
@@ -31,12 +31,12 @@ class NotJson(InvalidRequest):
 
 
 @dataclass(slots=True)
-class Bodies:
-    """The bodies that are held now. Together they have at most `most` bytes, and those of one
-    owner at most the fraction SHARE of `most`.
+class BodyReader:
+    """Reads bodies and counts those that are held now. Together they have at most `max_bytes`
+    bytes, and those of one owner at most the fraction OWNER_FRACTION of `max_bytes`.
     """
 
-    most: int = MAX_BYTES_HELD
+    max_bytes: int = MAX_BYTES_HELD
     held: Counter[str] = field(default_factory=Counter)  # bytes, by owner
 
     @asynccontextmanager
@@ -61,7 +61,7 @@ class Bodies:
 
     async def _fill(self, content: bytearray, request: Request, owner: str) -> None:
         try:
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(READ_SECONDS):
                 async for piece in request.stream():
                     content += piece
                     self.held[owner] += len(piece)
@@ -69,13 +69,14 @@ class Bodies:
                         raise BodyTooLarge.of("body", f"has more than {MAX_BYTES} bytes")
                     self._check(owner)
         except TimeoutError:
-            raise InvalidRequest.of("body", f"did not arrive within {SECONDS:g} s") from None
+            raise InvalidRequest.of("body", f"did not arrive within {READ_SECONDS:g} s") from None
 
     def _check(self, owner: str) -> None:
-        own, total, share = self.held[owner], self.held.total(), int(SHARE * self.most)
+        own, total = self.held[owner], self.held.total()
+        share = int(OWNER_FRACTION * self.max_bytes)
         if own > share:
             problem = f"bodies of this client have {own} bytes, above its share of {share}"
             raise Busy(problem, RETRY_SECONDS)
-        if total > self.most:
-            problem = f"bodies of all clients have {total} bytes, above {self.most}"
+        if total > self.max_bytes:
+            problem = f"bodies of all clients have {total} bytes, above {self.max_bytes}"
             raise Busy(problem, RETRY_SECONDS)

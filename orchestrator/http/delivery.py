@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from tandem.orchestrator.frontend.answers import Answers
 from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.http.bodies.decoding import renamed
-from tandem.orchestrator.http.bodies.parsing import in_words
+from tandem.orchestrator.http.bodies.parsing import with_field_names
 from tandem.orchestrator.http.bodies.schema import GenerationBody
 from tandem.orchestrator.http.errors import body_of
 from tandem.orchestrator.http.logprobs import Json
@@ -33,7 +33,7 @@ from tandem.protos.service.drain import Drain
 from tandem.protos.service.tasks import background
 
 MUTE_SECONDS = 60.0  # seconds for which a client may read nothing
-QUIET = 20  # events without a token, a quarter of a second each, until a comment is sent
+EVENTS_PER_COMMENT = 20  # events without a token, a quarter of a second each
 BODY = "http.response.body"
 COMMENT = b": alive\n\n"
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -88,7 +88,7 @@ class Delivery:
             pass
         except Exception as error:
             if isinstance(error, InvalidRequest):
-                error = in_words(renamed(error, self.body), self.words)
+                error = with_field_names(renamed(error, self.body), self.words)
             if not self._started:
                 raise error from None
             await _send(send, type=BODY, body=_event(body_of(_known(error))), more_body=False)
@@ -101,7 +101,7 @@ class Delivery:
         places = asyncio.Semaphore(self.frontend.answers.admission.most_running(quota))
         async with background(*(self._run(each, places, send) for each in self.choices)) as tasks:
             await asyncio.wait(tasks)
-        answers = [self._answers[place] for place in range(len(self.choices))]
+        answers = [self._answers[index] for index in range(len(self.choices))]
         first, each = self.choices[0].reply, self.body.n or 1
         if self.body.stream:
             total = b"".join(map(_event, first.head.total(answers, each)))
@@ -114,8 +114,8 @@ class Delivery:
 
     async def _run(self, choice: Choice, places: asyncio.Semaphore, send: Send) -> None:
         front, begun = self.frontend, False
-        with front.ends.logged(choice.request) as course:
-            generated = aclosing(front.answers.generate(choice.request, course))
+        with front.ends.logged(choice.request) as progress:
+            generated = aclosing(front.answers.generate(choice.request, progress))
             async with front.drain.running(), places, generated as events:
                 async for event in events:
                     if isinstance(event, Answer):
@@ -136,7 +136,7 @@ class Delivery:
         content = b"".join(map(_event, pieces))
         if not content:
             self._quiet += 1
-            content = b"" if self._quiet % (QUIET * len(self.choices)) else COMMENT
+            content = b"" if self._quiet % (EVENTS_PER_COMMENT * len(self.choices)) else COMMENT
         async with self._sending:
             if not self._started:
                 self._started = True

@@ -14,12 +14,12 @@ from starlette.responses import JSONResponse, Response
 from tandem.orchestrator.http.body import BodyTooLarge, NotJson
 from tandem.protos.errors import Busy, Internal, InvalidRequest, TandemError
 
-OF_BODIES: dict[type[TandemError], HTTPStatus] = {
+BODY_STATUS: dict[type[TandemError], HTTPStatus] = {
     BodyTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     NotJson: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
 }
-GONE = 499  # the status that nginx logs for a client that left
-LONGEST = 2000  # characters of an error message at most
+CLIENT_CLOSED_REQUEST = 499  # the status that nginx logs for a client that left
+MAX_MESSAGE_LENGTH = 2000  # characters of an error message at most
 STATUS = {
     "INVALID_ARGUMENT": HTTPStatus.BAD_REQUEST,
     "UNAUTHENTICATED": HTTPStatus.UNAUTHORIZED,
@@ -47,7 +47,14 @@ def problem(
     if status is HTTPStatus.TOO_MANY_REQUESTS:
         kind = "rate_limit_error"
     code = code or CODES.get(status)
-    return {"error": {"message": message[:LONGEST], "type": kind, "param": param, "code": code}}
+    return {
+        "error": {
+            "message": message[:MAX_MESSAGE_LENGTH],
+            "type": kind,
+            "param": param,
+            "code": code,
+        }
+    }
 
 
 def status_of(error: TandemError) -> HTTPStatus:
@@ -83,7 +90,7 @@ def response(error: TandemError) -> JSONResponse:
 
 
 async def _refused(request: Request, error: TandemError) -> Response:
-    if status := OF_BODIES.get(type(error)):
+    if status := BODY_STATUS.get(type(error)):
         return JSONResponse(problem(status, str(error), "body"), status)
     return response(error)
 
@@ -95,7 +102,7 @@ async def _no_route(request: Request, error: HTTPException) -> Response:
 
 
 async def _left(request: Request, error: ClientDisconnect) -> Response:
-    return Response(status_code=GONE)
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -59,7 +59,7 @@ class CompletionLogprobs:
 
     def of(self, ids: Sequence[int], found: Sequence[TokenLogprobs]) -> Json:
         """Return the log-probabilities of the tokens that come next."""
-        return self._told(ids, found) | {"text_offset": self._offsets(ids)}
+        return self._columns(ids, found) | {"text_offset": self._offsets(ids)}
 
     def of_prompt(self, prompt: PromptPart, count: int) -> Json:
         """Return the log-probabilities of the prompt's tokens, with the `count` likeliest tokens
@@ -67,18 +67,19 @@ class CompletionLogprobs:
         as one that begins every text, get the offset 0.
         """
         first, *ids = prompt.token_ids
-        told = self._told(ids, [TokenLogprobs(p.logprob, p.top[:count]) for p in prompt.logprobs])
+        found = [TokenLogprobs(each.logprob, each.top[:count]) for each in prompt.logprobs]
+        columns = self._columns(ids, found)
         offsets = self._offsets(prompt.token_ids)
         before = self._characters - len(prompt.text)
         self._decoder, self._characters = UTF_8(), len(prompt.text)
         return {
-            "tokens": [self.texts.name(first), *told["tokens"]],
-            "token_logprobs": [None, *told["token_logprobs"]],
-            "top_logprobs": [None, *told["top_logprobs"]],
+            "tokens": [self.texts.name(first), *columns["tokens"]],
+            "token_logprobs": [None, *columns["token_logprobs"]],
+            "top_logprobs": [None, *columns["top_logprobs"]],
             "text_offset": [max(0, each - before) for each in offsets],
         }
 
-    def _told(self, ids: Sequence[int], found: Sequence[TokenLogprobs]) -> Json:
+    def _columns(self, ids: Sequence[int], found: Sequence[TokenLogprobs]) -> Json:
         name = self.texts.name
         return {
             "tokens": [name(token) for token in ids],

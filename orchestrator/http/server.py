@@ -129,7 +129,7 @@ def _listening(host: str, port: int, shared: bool) -> Iterator[socket.socket]:
         yield listener
 
 
-def asked_by_own_names(app: ASGIApp) -> ASGIApp:
+def with_host_check(app: ASGIApp) -> ASGIApp:
     """Wrap `app` so that requests for other hosts than this machine are refused. A port on loopback
     without authentication needs this: a page in a browser on this machine can send requests to the
     page's own host name, and that name can resolve to loopback.

@@ -18,7 +18,7 @@ VISIBLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))  # bytes
 def byte_of() -> dict[str, int]:
     """Return the byte that each character of a byte-level vocabulary stands for."""
     others = (byte for byte in range(0x100) if byte not in VISIBLE)
-    shifted = {chr(0x100 + place): byte for place, byte in enumerate(others)}
+    shifted = {chr(0x100 + index): byte for index, byte in enumerate(others)}
     written = {chr(byte): byte for byte in VISIBLE} | shifted
     assert set(written) == set(ByteLevel.alphabet())
     return written
@@ -28,7 +28,8 @@ class TokenTexts:
     """The text and the bytes of single tokens of one vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer, self._bytes = tokenizer, byte_of()
+        self._tokenizer = tokenizer
+        self._bytes = byte_of()  # by the character that stands for it
         self.special = frozenset(special_tokens(tokenizer).values())
         self.of = lru_cache(4096)(self._of)
 

@@ -20,7 +20,7 @@ from tandem.protos.types import ModelDescription
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenizerApi:
     """The answers to `/tokenize` and `/detokenize` for one model. Its methods raise InvalidRequest
     for another model.
     """

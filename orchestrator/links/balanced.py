@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
-from tandem.orchestrator.links.placement import Placement, SessionPlaces
-from tandem.orchestrator.links.policy import EJECTION_SECONDS, OutlierDetection, choose, of_group
+from tandem.orchestrator.links.placement import Placement, SessionAffinity
+from tandem.orchestrator.links.policy import EJECTION_SECONDS, OutlierDetection, choose, in_group
 from tandem.orchestrator.rounds.stream import ReplicaLink, Subscriber
 from tandem.protos.errors import Internal, TandemError
 from tandem.protos.streams import Decoding, Drafting
@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 
 @dataclass(slots=True, eq=False)
-class Watch(Generic[Sent, Received]):
+class ReplicaWatch(Generic[Sent, Received]):
     """Reports a replica's loss and return to the balanced link."""
 
     balanced: BalancedLink[Sent, Received]
@@ -53,10 +53,10 @@ class BalancedLink(Generic[Sent, Received]):
 
     def __init__(self, links: Mapping[str, ReplicaLink[Sent, Received]] | None = None) -> None:
         self._links: dict[str, ReplicaLink[Sent, Received]] = {}
-        self._watches: dict[str, Watch[Sent, Received]] = {}
+        self._watches: dict[str, ReplicaWatch[Sent, Received]] = {}
         self._subscribers: dict[Subscriber[Received], None] = {}
         self._streams: dict[int, Placement[Received]] = {}
-        self._sessions: dict[bytes, SessionPlaces] = {}
+        self._sessions: dict[bytes, SessionAffinity] = {}
         self._count: Counter[str] = Counter()  # streams of each replica
         self._leaving: set[str] = set()
         self._outliers = OutlierDetection()
@@ -105,7 +105,7 @@ class BalancedLink(Generic[Sent, Received]):
     def add(self, name: str, link: ReplicaLink[Sent, Received]) -> None:
         """Add a replica."""
         self._links[name] = link
-        watch = self._watches[name] = Watch(self, name)
+        watch = self._watches[name] = ReplicaWatch(self, name)
         link.subscribe(watch)
         if link.connected:
             self.on_connected()
@@ -138,11 +138,11 @@ class BalancedLink(Generic[Sent, Received]):
         """Open a stream at the replica that has the session, or that routing chooses."""
         assert isinstance(opening, Decoding | Drafting)
         context = opening.context
-        session = self._sessions.setdefault(context.session_id, SessionPlaces(context.session_id))
+        session = self._sessions.setdefault(context.session_id, SessionAffinity(context.session_id))
         usable = session.untried(self._open_to_new())
         groups = {name: self._links[name].group(stream) for name in usable}
         group = opening.group if isinstance(opening, Decoding) else ""
-        candidates = session.nearest(self._outliers.best(of_group(group, groups)))
+        candidates = session.nearest(self._outliers.best(in_group(group, groups)))
         if not candidates:
             return
         counts = {name: self._count[name] + self._links[name].others for name in candidates}
@@ -169,9 +169,9 @@ class BalancedLink(Generic[Sent, Received]):
         if placement := self._streams.get(stream):
             placement.link.send(stream, item)
 
-    def leave_slow(self, now: float) -> None:
-        """Move the streams of replicas that are much slower than others with the same model. This
-        is to be called periodically.
+    def leave_outliers(self, now: float) -> None:
+        """Move the streams of outliers: replicas that are much slower than others with the same
+        model. This is to be called periodically.
         """
         known, ejected = self._outliers, self._outliers.ejected
         links = {name: link for name, link in self._links.items() if link.connected}
@@ -191,7 +191,7 @@ class BalancedLink(Generic[Sent, Received]):
         """Have every replica that may hold a session forget it, unless it was opened with a newer
         turn.
         """
-        for replica in self._sessions.pop(session_id, SessionPlaces(session_id)).held:
+        for replica in self._sessions.pop(session_id, SessionAffinity(session_id)).held:
             if link := self._links.get(replica):
                 link.close(session_id, turn)
 

@@ -1,5 +1,4 @@
 """One call to one service, which carries all sessions of a cell; opened again whenever it is lost.
-
 Items are sent in as few messages as possible; received items go to their stream's subscriber.
 """
 
@@ -9,15 +8,16 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from time import monotonic
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias
 
 import structlog
 from grpc import aio
 
-from tandem.orchestrator.rounds.stream import Subscriber
+from tandem.orchestrator.rounds.stream import Received, Sent, Subscriber
 from tandem.protos.errors import Internal
 from tandem.protos.service.tasks import background, first_done
 from tandem.protos.streams import EncodedProposal, PassTimes
@@ -35,36 +35,37 @@ MAX_PROPOSALS = 1 << 10  # items in the outbox, above which proposals that are p
 MAX_ITEMS = 1 << 14  # items in the outbox, above which the service is lost: it does not read
 MAX_CLOSING = 1 << 16  # sessions that are remembered while the service is not connected
 
-Sent = TypeVar("Sent")
-Received = TypeVar("Received")
-Fits: TypeAlias = Callable[[ModelDescription], str | None]  # returns why a model must not be used
+ModelCheck: TypeAlias = Callable[[ModelDescription], str | None]  # why a model must not be used
 log = structlog.get_logger()
 
 
+@dataclass(eq=False, repr=False)
 class Link(Generic[Sent, Received]):
     """A scope that keeps a call to a service open: while it lasts, a lost call is made again."""
 
-    def __init__(
-        self,
-        name: str,
-        call: Callable[..., Any],
-        request: type[Any],
-        incoming: str,
-        decode: Callable[[Any], Received],
-        complete: Callable[[Any], None] = lambda request: None,
-        fits: Fits = lambda model: None,
-    ) -> None:
-        """`incoming` is the field of a response with the items; `complete` sets other fields."""
-        self.connected, self.problem = False, ""
-        self.load, self.passes, self.others, self.clock = (0.0, 0.0), PassTimes(), 0, 0.0  # told
-        self._name, self._call, self._request, self._incoming = name, call, request, incoming
-        self._decode, self._complete, self._fits = decode, complete, fits
-        self._subscribers: dict[Subscriber[Received], None] = {}
-        self._streams: dict[int, Subscriber[Received]] = {}
-        self._outbox: deque[tuple[str, Any]] = deque()
-        self._closing: dict[tuple[bytes, int], float] = {}  # when unconfirmed closings were sent
-        self._wake, self._full = asyncio.Event(), asyncio.Event()
-        self._trip, self._responses, self._ending, self._group = RoundTrip(), 0, False, ""
+    name: str  # of the service, for the log
+    call: Callable[..., Any]
+    request: type[Any]
+    incoming: str  # the field of a response that has the items
+    decode: Callable[[Any], Received]
+    complete: Callable[[Any], None] = lambda request: None  # sets other fields of a request
+    check_model: ModelCheck = lambda model: None
+    connected: bool = field(default=False, init=False)
+    problem: str = field(default="", init=False)
+    load: tuple[float, float] = field(default=(0.0, 0.0), init=False)  # as the service reports it
+    passes: PassTimes = field(default=PassTimes(), init=False)
+    others: int = field(default=0, init=False)  # streams that it has from others
+    clock: float = field(default=0.0, init=False)  # of its newest message
+    _subscribers: dict[Subscriber[Received], None] = field(default_factory=dict, init=False)
+    _streams: dict[int, Subscriber[Received]] = field(default_factory=dict, init=False)
+    _outbox: deque[tuple[str, Any]] = field(default_factory=deque, init=False)  # (field, item)
+    _closing: dict[tuple[bytes, int], float] = field(default_factory=dict, init=False)  # -> sent
+    _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)  # something to write
+    _full: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _trip: RoundTrip = field(default_factory=RoundTrip, init=False)
+    _responses: int = field(default=0, init=False)
+    _ending: bool = field(default=False, init=False)
+    _group: str = field(default="", init=False)
 
     async def __aenter__(self) -> Link[Sent, Received]:
         self._scope = background(self._run())
@@ -144,13 +145,13 @@ class Link(Generic[Sent, Received]):
                     pause = BACK_OFF_SECONDS[0]
                 self._on_lost()
             if not self._ending:
-                log.warning("a service is lost", service=self._name, problem=problem)
+                log.warning("a service is lost", service=self.name, problem=problem)
                 await asyncio.sleep(pause * random.uniform(0.5, 1))
                 pause = min(most, 2 * pause)
 
     async def _run_call(self) -> None:
         """Run one call until it ends or no response comes."""
-        call = self._call(wait_for_ready=True)
+        call = self.call(wait_for_ready=True)
         self._full.clear()
         self._trip.called()
         try:
@@ -175,8 +176,8 @@ class Link(Generic[Sent, Received]):
 
     def _message(self) -> Any:
         """Take as much of the outbox as fits into one message, and return the message."""
-        message, left = self._request(sent=monotonic()), MESSAGE_BYTES
-        self._complete(message)
+        message, left = self.request(sent=monotonic()), MESSAGE_BYTES
+        self.complete(message)
         while self._outbox:
             field, item = self._outbox[0]
             size = item.ByteSize()
@@ -199,14 +200,14 @@ class Link(Generic[Sent, Received]):
         self._responses += 1
         if response.HasField("model"):
             model = decode_model(response.model)
-            self._group, self.problem = model.fingerprint, self._fits(model) or ""
+            self._group, self.problem = model.fingerprint, self.check_model(model) or ""
             if self.problem:
-                log.warning("a service is not used", service=self._name, problem=self.problem)
+                log.warning("a service is not used", service=self.name, problem=self.problem)
         if self.problem:
             return
         if not self.connected:
             self._on_connected()
-        items = getattr(response, self._incoming)
+        items = getattr(response, self.incoming)
         if self._trip.received(response.sent, monotonic(), bool(items)) and self._closing:
             self._closing = {key: at for key, at in self._closing.items() if at > response.sent}
         self.load = getattr(response, "price", 0.0), getattr(response, "token_seconds", 0.0)
@@ -222,14 +223,14 @@ class Link(Generic[Sent, Received]):
                 self._report(subscriber, partial(subscriber.failed, error))
 
     def _deliver(self, subscriber: Subscriber[Received], item: Any) -> None:
-        subscriber.receive(self._decode(item))
+        subscriber.receive(self.decode(item))
 
     def _report(self, subscriber: Subscriber[Received], report: Callable[[], None]) -> None:
         """Call a subscriber, so that a bug in one does not affect the others."""
         try:
             report()
         except Exception as error:
-            log.error("a session failed", service=self._name, exc_info=error)
+            log.error("a session failed", service=self.name, exc_info=error)
             for stream in [n for n, each in self._streams.items() if each is subscriber]:
                 del self._streams[stream]
             subscriber.failed(Internal("internal error; see the server's log"))

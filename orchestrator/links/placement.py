@@ -17,7 +17,7 @@ log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class SessionPlaces:
+class SessionAffinity:
     """The replicas of one session. `held` are those that may hold the session, the newest last.
     `refused` are those that failed, and `lost` those that were lost before they answered, since the
     last item came. `left_at` is when the session last left a slow replica.
@@ -56,7 +56,7 @@ class SessionPlaces:
 class Placement(Generic[Received]):
     """The replica at which a stream is open. It notes failures on their way to the subscriber."""
 
-    session: SessionPlaces
+    session: SessionAffinity
     turn: int
     replica: str
     link: ReplicaLink[Any, Received]

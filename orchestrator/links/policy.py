@@ -36,7 +36,7 @@ def choose(key: bytes, sessions: Mapping[str, int]) -> str:
     return next(name for name in ranking if sessions[name] <= most)
 
 
-def of_group(group: str, groups: Mapping[str, str]) -> Collection[str]:
+def in_group(group: str, groups: Mapping[str, str]) -> Collection[str]:
     """Return the names of the replicas that may continue a text from a group: those of the same
     group, which compute the same bits, or all if there are none. `groups` maps each replica's name
     to its group. A new text has no group.

@@ -22,7 +22,7 @@ from grpc import aio
 from tandem.orchestrator.fleet.membership import Membership, PerAddress
 from tandem.orchestrator.fleet.registration import Registry
 from tandem.orchestrator.links.balanced import BalancedLink
-from tandem.orchestrator.links.link import Fits, Link
+from tandem.orchestrator.links.link import Link, ModelCheck
 from tandem.orchestrator.rounds.generation import RunRequest
 from tandem.orchestrator.rounds.relay import Relay, Services, ToDrafter, ToVerifier
 from tandem.orchestrator.rounds.step import Step
@@ -49,7 +49,8 @@ class LoopTimer:
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
-        self.now, self._call_later = loop.time, loop.call_later
+        self.now = loop.time
+        self._call_later = loop.call_later
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> asyncio.TimerHandle:
         """Call after so many seconds, or a random part more, so that callers spread out."""
@@ -99,9 +100,8 @@ async def relaying(
     """
     verifiers: BalancedLink[ToVerifier, Commit] = BalancedLink()
     drafters: BalancedLink[ToDrafter, EncodedProposal] = BalancedLink()
-    tokenizer = target.tokenizer_fingerprint
     to_verifier = partial(_to_verifier, tls, target.identity)
-    to_drafter = partial(_to_drafter, tls, registry, verifiers, tokenizer)
+    to_drafter = partial(_to_drafter, tls, registry, verifiers, target.tokenizer_fingerprint)
     drained = asyncio.Event()
     verifiers.drained = drafters.drained = drained.set
 
@@ -117,16 +117,16 @@ async def relaying(
                 await first_done(membership.other_than(known), drained.wait())
                 drained.clear()
 
-    async with background(follow(), _leave_slow(verifiers, drafters)):
+    async with background(follow(), _leave_outliers(verifiers, drafters)):
         yield Relays(verifiers, drafters)
 
 
-async def _leave_slow(*services: BalancedLink[Any, Any]) -> None:
+async def _leave_outliers(*services: BalancedLink[Any, Any]) -> None:
     """Move sessions away from slow replicas, until cancelled."""
     while True:
         await asyncio.sleep(heartbeat.SECONDS)
         for service in services:
-            service.leave_slow(monotonic())
+            service.leave_outliers(monotonic())
 
 
 @asynccontextmanager
@@ -183,7 +183,7 @@ def verifier_link(channel: aio.Channel, identity: str = "") -> VerifierLink:
         verifier_pb2.DecodeRequest,
         "commits",
         decode_commit,
-        fits=same_model(identity),
+        check_model=same_model(identity),
     )
 
 
@@ -201,7 +201,6 @@ def proposal_link(
     fingerprint; by default any. Requests report what was read and, periodically, the verifiers'
     load.
     """
-
     reported = -inf
 
     def report(request: drafter_pb2.ProposeRequest) -> None:
@@ -225,7 +224,7 @@ def proposal_link(
     return link
 
 
-def same_model(identity: str = "") -> Fits:
+def same_model(identity: str = "") -> ModelCheck:
     """Return a check for the model with this identity; without one, for the first that is seen."""
     expected = identity
 
@@ -239,10 +238,8 @@ def same_model(identity: str = "") -> Fits:
     return check
 
 
-def same_tokenizer(fingerprint: str = "") -> Fits:
-    """Return a check that accepts models with the target's tokens; without a fingerprint, any
-    model.
-    """
+def same_tokenizer(fingerprint: str = "") -> ModelCheck:
+    """Return a check for models with the target's tokens; without a fingerprint, for any model."""
 
     def check(model: ModelDescription) -> str | None:
         if fingerprint in ("", model.tokenizer_fingerprint):

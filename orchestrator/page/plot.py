@@ -11,8 +11,8 @@ from html import escape
 from math import ceil, floor, log10
 
 WIDTH, HEIGHT = 300.0, 72.0
-NICE = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
-LEAST = 1e-6  # smaller values are shown as zero
+SCALE_STEPS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
+MIN_SHOWN = 1e-6  # smaller values are shown as zero
 
 Point = tuple[float, float | None]  # seconds ago; a value, or None where there is none
 
@@ -34,10 +34,10 @@ class Line:
 def top_of_scale(lines: Sequence[Line]) -> float:
     """Return a round number that no value exceeds."""
     most = max((v for line in lines for _, v in line.points if v is not None), default=0.0)
-    if most < LEAST:
+    if most < MIN_SHOWN:
         return 1.0
     power = 10.0 ** floor(log10(most))
-    return next(step * power for step in NICE if most <= step * power * (1 + 1e-9))
+    return next(step * power for step in SCALE_STEPS if most <= step * power * (1 + 1e-9))
 
 
 def plot(label: str, lines: Sequence[Line], seconds: float, top: float) -> str:
@@ -55,14 +55,14 @@ def plot(label: str, lines: Sequence[Line], seconds: float, top: float) -> str:
 def _drawn(line: Line, seconds: float, top: float) -> str:
     paths = []
     for run in _runs(line.points):
-        places = [
+        coordinates = [
             (WIDTH * (1 - min(ago, seconds) / seconds), HEIGHT * (1 - min(value, top) / top))
             for ago, value in run
         ]
-        if len(places) == 1:  # a single point would be invisible
-            (x, y) = places[0]
-            places = [(max(0.0, x - 2), y), (min(WIDTH, x + 2), y)]
-        paths.append("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places))
+        if len(coordinates) == 1:  # a single point would be invisible
+            (x, y) = coordinates[0]
+            coordinates = [(max(0.0, x - 2), y), (min(WIDTH, x + 2), y)]
+        paths.append("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in coordinates))
     return f'<path class="line {line.style}" d="{"".join(paths)}"/>' if paths else ""
 
 

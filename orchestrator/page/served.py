@@ -48,8 +48,10 @@ class StatusReader:
     """Lets threads read the status. The reading runs on the event loop that made the reader."""
 
     def __init__(self, read: Callable[[], Awaitable[Status]]) -> None:
-        self._read, self._loop = read, asyncio.get_running_loop()
-        self._lock, self._until = threading.Lock(), 0.0
+        self._read = read
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._until = 0.0  # until when the known status is fresh
         self._known: Status | None = None
 
     def __call__(self) -> Status:

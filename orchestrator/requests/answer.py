@@ -79,9 +79,12 @@ class AnswerBuilder:
         """`message` parses the text of a chat's answer. The log-probabilities of the `prompt` come
         later, with the steps.
         """
-        self._request, self._stream, self._metrics = request, stream, metrics
-        self._message, self._prompt = message, prompt
-        self._told: list[TokenLogprobs] = []  # log-probabilities of the prompt so far
+        self._request = request
+        self._stream = stream
+        self._metrics = metrics
+        self._message = message
+        self._prompt = prompt
+        self._prompt_logprobs: list[TokenLogprobs] = []  # log-probabilities of the prompt so far
         self._first_sent = False  # whether the chunk that names the request was made
         self._stats = SpeculationStats(requested=request.shape.levels > 0)
         self._logprobs: list[TokenLogprobs] = []
@@ -90,17 +93,20 @@ class AnswerBuilder:
         self._ended = self._newest.finish is not None or stream.matched is not None
         if self._ended:
             self._parts(stream.finish())
-        self._arrived, self._began = arrived, time.monotonic()
+        self._arrived = arrived
+        self._began = time.monotonic()
         self._last = self._began
         self._first: float | None = None
         self.has_started = False
-        self._cached_tokens = self._generated = 0
+        self._cached_tokens = 0
+        self._generated = 0
 
     @property
     def finished(self) -> bool:
         """Whether the text and the wanted log-probabilities of the prompt are complete."""
         wanted = self._request.prompt_logprobs is not None
-        return self._ended and not (wanted and 1 + len(self._told) < len(self._request.prompt))
+        known = 1 + len(self._prompt_logprobs)  # the first token has none
+        return self._ended and not (wanted and known < len(self._request.prompt))
 
     def started(self) -> RunRequest:
         """Note that the request was admitted, for the first time or again. Returns the part of it
@@ -118,7 +124,7 @@ class AnswerBuilder:
         tokens if the step is about the prompt.
         """
         if step.prompt_logprobs:
-            return self._tell(step)
+            return self._add_prompt_logprobs(step)
         text, used = self._stream.push(step.tokens)
         if used < len(step.tokens):
             step = replace(step, commit=step.commit.committing(step.tokens[:used]))
@@ -136,7 +142,7 @@ class AnswerBuilder:
             self._request.request_id if first else "",
             self._request.sampling.seed if first else None,
             self._parts(text),
-            self._told_prompt() if first and not self._request.completion else PromptPart(),
+            self._prompt_part() if first and not self._request.completion else PromptPart(),
         )
 
     def complete(self) -> Answer:
@@ -166,24 +172,24 @@ class AnswerBuilder:
             seed=self._request.sampling.seed,
             logprobs=tuple(self._logprobs),
             message=self._message.message if self._message else None,
-            prompt=self._told_prompt(),
+            prompt=self._prompt_part(),
         )
 
-    def _told_prompt(self) -> PromptPart:
-        return replace(self._prompt, logprobs=tuple(self._told))
+    def _prompt_part(self) -> PromptPart:
+        return replace(self._prompt, logprobs=tuple(self._prompt_logprobs))
 
     def _left(self) -> RunRequest:
         """Return the request for what is missing. If the text has ended, only log-probabilities of
         the prompt are.
         """
-        told = 1 + len(self._told)
+        request = replace(self._request, prompt_logprobs_from=1 + len(self._prompt_logprobs))
         if self._ended:
-            return replace(self._request, completion=(), max_new_tokens=0, told=told)
-        return replace(self._request, completion=tuple(self._tokens), told=told)
+            return replace(request, completion=(), max_new_tokens=0)
+        return replace(request, completion=tuple(self._tokens))
 
-    def _tell(self, step: Step) -> Chunk:
+    def _add_prompt_logprobs(self, step: Step) -> Chunk:
         """Take a step with log-probabilities of the prompt, which may be all that was asked for."""
-        self._told += step.prompt_logprobs
+        self._prompt_logprobs += step.prompt_logprobs
         self._stats.verified(step)
         self._last = time.monotonic()
         if step.finish and not self._ended:
@@ -209,7 +215,7 @@ class AnswerBuilder:
         metrics.inference.observe(now - self._began)
         metrics.prompt_length.observe(len(self._request.prompt))
         metrics.answer_length.observe(self._generated)
-        metrics.most_tokens.observe(self._request.max_new_tokens)
+        metrics.max_tokens.observe(self._request.max_new_tokens)
         if finish:
             metrics.finished[finish].inc()
 
@@ -228,8 +234,6 @@ class AnswerBuilder:
 
     def _count(self, step: Step) -> None:
         first = self._first is None
-        if first:
-            self._cached_tokens = step.commit.reused
         self._newest = step
         self._stats.add(step)
         self._metrics.add(step, self._stats.requested, first, self._stats.drafter)
@@ -239,6 +243,7 @@ class AnswerBuilder:
         now = time.monotonic()
         if self._first is None:
             self._first = now
+            self._cached_tokens = step.commit.reused
             self._metrics.first_token.observe(now - self._arrived)
         else:
             self._metrics.gap.observe(now - self._last)

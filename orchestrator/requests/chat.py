@@ -22,13 +22,13 @@ from tandem.orchestrator.requests.tools import FORMATS, ToolFormat, format_of
 from tandem.protos import gguf
 from tandem.protos.errors import InvalidRequest, Unusable
 
-CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
-SPECIAL = "special_tokens_map.json"
-IN_GGUF = "tokenizer.chat_template"
-OWN = ("messages", "tools", "documents", "add_generation_prompt")  # not for clients to set
-OPTIONAL = ("name", "reasoning_content", "tool_call_id")  # fields that a message may lack
+CONFIG_FILE, TEMPLATE_FILE = "tokenizer_config.json", "chat_template.jinja"
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+GGUF_TEMPLATE_KEY = "tokenizer.chat_template"
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt")  # not for clients to set
+OPTIONAL_FIELDS = ("name", "reasoning_content", "tool_call_id")  # fields that a message may lack
 AUTO = "auto"  # the format that the template shows
-CUT = "CONTINUE_FINAL_MESSAGE_TAG"  # marks the end of the final message, as in transformers
+END_MARK = "CONTINUE_FINAL_MESSAGE_TAG"  # marks the final message's end, as in transformers
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,8 @@ class ChatTemplate:
         formats: Formats = DEFAULT_FORMATS,
         for_tools: ChatTemplate | None = None,
     ) -> None:
-        self._source, self._special = source or "", dict(special)
+        self._source = source or ""
+        self._special = dict(special)
         self._for_tools = for_tools
         self._template: Template | None = None
         self.problem = "need a chat template, and the model has none"
@@ -105,7 +106,7 @@ class ChatTemplate:
         if self._template is None:
             raise InvalidRequest.of("messages", self.problem)
         arguments = dict(conversation.template_arguments)
-        if taken := sorted(arguments.keys() & {*OWN, *self._special}):
+        if taken := sorted(arguments.keys() & {*RESERVED, *self._special}):
             raise InvalidRequest.of(
                 "messages.template_arguments", f"may not have {', '.join(taken)}"
             )
@@ -113,7 +114,7 @@ class ChatTemplate:
             raise InvalidRequest.of("messages.tools", self.tools_problem)
         messages = [_plain(message) for message in conversation.messages]
         if conversation.continue_final_message:
-            messages[-1]["content"] = f"{messages[-1]['content']}{CUT} "
+            messages[-1]["content"] = f"{messages[-1]['content']}{END_MARK} "
         try:
             text = self._template.render(
                 **self._special,
@@ -167,7 +168,7 @@ def _cut(text: str) -> str:
     """Cut a prompt at the end of its final message. Blanks that end the message stay if the
     template kept them. Raises InvalidRequest if the template left the message out.
     """
-    before, cut, after = text.rpartition(CUT)
+    before, cut, after = text.rpartition(END_MARK)
     if not cut:
         problem = "cannot be: the chat template leaves the final message out"
         raise InvalidRequest.of("messages.continue_final_message", problem)
@@ -184,9 +185,9 @@ def load_chat_template(model: Path, formats: Formats = DEFAULT_FORMATS) -> ChatT
         ids = {kind: metadata.get(f"tokenizer.ggml.{kind}_token_id", -1) for kind in ("bos", "eos")}
         known = {kind: number for kind, number in ids.items() if 0 <= number < len(tokens)}
         special = {f"{kind}_token": tokens[number] for kind, number in known.items()}
-        return ChatTemplate(metadata.get(IN_GGUF), special, formats)
-    config = _json(model / SPECIAL) | _json(model / CONFIG)
-    file = model / TEMPLATE
+        return ChatTemplate(metadata.get(GGUF_TEMPLATE_KEY), special, formats)
+    config = _json(model / SPECIAL_TOKENS_FILE) | _json(model / CONFIG_FILE)
+    file = model / TEMPLATE_FILE
     source = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
     with_tools = None
     if isinstance(source, list):  # several templates, each with a name
@@ -200,7 +201,7 @@ def load_chat_template(model: Path, formats: Formats = DEFAULT_FORMATS) -> ChatT
 
 def _plain(message: ChatMessage) -> dict[str, Any]:
     """Return a message as templates read it: the arguments of its calls are objects, not text."""
-    given = {name: getattr(message, name) for name in OPTIONAL}
+    given = {name: getattr(message, name) for name in OPTIONAL_FIELDS}
     calls = [
         {
             "id": call.id,

@@ -81,10 +81,10 @@ def checked(request: Request, served: ServedModel, tokenise: Tokenise) -> RunReq
         max_new_tokens=most_new,
         stop_token_ids=stop_token_ids,
         shape=options.shape(request.speculation, served.shape),
-        client=request.client,
+        cache_scope=request.cache_scope,
         completion=request.received,
         known=_known(request, prompt, tokenise),
-        prompt_logprobs=request.of_prompt,
+        prompt_logprobs=request.prompt_top_logprobs,
     )
 
 

@@ -21,10 +21,10 @@ from tandem.protos.grammar import MAX_BYTES, Grammar, GrammarKind
 from tandem.protos.matching import GrammarCompiler, problem_of, walk
 from tandem.protos.tokenizer import tokenizer_of
 
-SECONDS = 0.5  # processor time for one grammar; a schema of 10 kB takes a tenth of it
-NICE = 5  # niceness of the process, so that decoding comes first
-KEPT = 256  # verdicts that are remembered
-TOO_LONG = f"takes more than {SECONDS:g} s to compile or to follow"
+TRIAL_SECONDS = 0.5  # processor time for one grammar; a schema of 10 kB takes a tenth of it
+NICENESS = 5  # niceness of the process, so that decoding comes first
+MAX_REMEMBERED_VERDICTS = 256  # verdicts that are remembered
+TOO_LONG = f"takes more than {TRIAL_SECONDS:g} s to compile or to follow"
 
 
 class GrammarTrials:
@@ -50,7 +50,7 @@ class GrammarTrials:
         if problem != TOO_LONG:
             self._known[grammar] = problem
             self._known.move_to_end(grammar)
-        while len(self._known) > KEPT:
+        while len(self._known) > MAX_REMEMBERED_VERDICTS:
             self._known.popitem(last=False)
         if problem:
             raise InvalidRequest.of(grammar.field, problem)
@@ -114,14 +114,14 @@ def main(model: str, *ends: str, limit: Callable[[float], object]) -> None:
     compiler.compiled(Grammar(GrammarKind.REGEX, "a"))  # reads the tokenizer
     for line in sys.stdin:
         kind, text = json.loads(line)
-        limit(SECONDS)
+        limit(TRIAL_SECONDS)
         answer = trial(compiler, Grammar(GrammarKind(kind), text))
         limit(0.0)
         print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":
-    os.nice(NICE)
+    os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the parent
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, whatever it does
     main(*sys.argv[1:], limit=lambda seconds: signal.setitimer(signal.ITIMER_PROF, seconds))

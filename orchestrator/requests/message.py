@@ -54,7 +54,8 @@ class ReasoningEnd:
     def __init__(self, begun: bool) -> None:
         """`begun` says that the prompt already ends with `<think>`."""
         self._held = ""
-        self._begun, self._ended = begun, False
+        self._begun = begun
+        self._ended = False
         self._blank = begun  # whether only white space came since the last mark
 
     def push(self, text: str) -> tuple[str, str]:
@@ -117,7 +118,8 @@ class MessageStream:
 
     def __init__(self, reading: Reading, request_id: str) -> None:
         self.message = Message()
-        self._reading, self._request_id = reading, request_id
+        self._reading = reading
+        self._request_id = request_id
         thinking = reading.reasoning
         self._reasoning = ReasoningEnd(reading.reasoning_begun) if thinking else None
         self._count = 0  # calls so far

@@ -23,9 +23,9 @@ from tandem.protos.types import (
     Schedule,
 )
 
-FEW_LEVELS = 8  # default for the heuristic schedule, which changes the levels with every proposal
+HEURISTIC_LEVELS = 8  # at first: the heuristic schedule changes the levels with every proposal
 LOCKSTEP_LEVELS, LOCKSTEP_NODES = 4, 8  # fewer than usual, as each proposed node is verified
-MOST_TOLD = 1 << 18  # log-probabilities of a prompt, so that an answer fits into 4 MiB
+MAX_PROMPT_LOGPROBS = 1 << 18  # log-probabilities of a prompt, so that an answer fits into 4 MiB
 
 
 def shape(options: Speculation, default: DraftShape) -> DraftShape:
@@ -45,7 +45,7 @@ def shape(options: Speculation, default: DraftShape) -> DraftShape:
     if lockstep:
         nodes = min(nodes, LOCKSTEP_NODES)
     if not levels_given and schedule is Schedule.HEURISTIC:
-        levels = min(levels, FEW_LEVELS)
+        levels = min(levels, HEURISTIC_LEVELS)
     elif not levels_given and lockstep:
         levels = min(levels, LOCKSTEP_LEVELS)
     method = options.drafted_by or default.method
@@ -95,13 +95,13 @@ def prompt_problems(request: Request, length: int) -> Iterator[Violation]:
     """Yield violations for log-probabilities that a prompt of `length` tokens cannot give, and for
     a request that asks for neither new tokens nor anything about its prompt.
     """
-    top, wanted = request.prompt_logprobs or 0, request.of_prompt
+    top, wanted = request.prompt_logprobs or 0, request.prompt_top_logprobs
     if top > MAX_LOGPROBS:
         yield Violation("prompt_logprobs", f"is {top}, above {MAX_LOGPROBS}")
-    elif wanted is not None and length * (1 + wanted) > MOST_TOLD:
+    elif wanted is not None and length * (1 + wanted) > MAX_PROMPT_LOGPROBS:
         name = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
         found = f"is {wanted}: {length * (1 + wanted)} numbers with {length} tokens of the prompt"
-        yield Violation(name, f"{found}, above {MOST_TOLD}")
+        yield Violation(name, f"{found}, above {MAX_PROMPT_LOGPROBS}")
     if request.stopping.max_new_tokens == 0 and wanted is None and not request.echo:
         problem = "is 0, below 1 without echo or prompt_logprobs"
         yield Violation("stopping.max_new_tokens", problem)

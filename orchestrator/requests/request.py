@@ -17,7 +17,7 @@ from tandem.protos.types import Method, Rule, Schedule
 
 DEFAULT_MAX_NEW_TOKENS = 128
 CLIENT_KEY = "x-tandem-client"
-SHARE_DIGITS = 8  # hex digits of the digest that name a client in logs and status
+CLIENT_NAME_DIGITS = 8  # hex digits of the digest that name a client in logs and status
 CHOICES: Mapping[str, type[Enum]] = {"rule": Rule, "method": Method, "schedule": Schedule}
 
 
@@ -42,15 +42,15 @@ def scope_of(client: bytes, salt: str) -> bytes:
 
 
 def connection_digest(peer: str) -> bytes:
-    """Return the share of a request whose client has no name: that of its connection."""
+    """Return the id of a client that has no name, which is that of its connection."""
     return digest(f"connection {peer}")
 
 
-def client_name(share: bytes) -> str:
+def client_name(client_id: bytes) -> str:
     """Return the name of a client for logs and status: a part of a digest, as its own name may be a
     secret.
     """
-    return share.hex()[:SHARE_DIGITS]
+    return client_id.hex()[:CLIENT_NAME_DIGITS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,16 +191,16 @@ class Request:
     return_token_ids: bool = False
     resume_from: int = 0  # number of `received` tokens, which older clients give
     received: tuple[int, ...] = ()  # completion tokens that the client already has
-    client: bytes = b""  # scope of the cached prefixes it may use; empty means everybody's
-    share: bytes = b""  # digest of the client, or else the connection, whose places it takes
+    cache_scope: bytes = b""  # whose cached prefixes it may use; empty means everybody's
+    client_id: bytes = b""  # digest of the client, or else the connection, whose places it takes
     malformed: tuple[Violation, ...] = ()
     traceparent: str = ""  # the client's span, as in W3C's header of this name
-    part: bytes = b""  # a part of the share; the parts of a share take turns
+    subclient_id: bytes = b""  # part of the client's requests; such parts take turns
     quota: Quota = Quota()
     default_new_tokens: int = DEFAULT_MAX_NEW_TOKENS  # or what the context still holds, if less
 
     @property
-    def of_prompt(self) -> int | None:
+    def prompt_top_logprobs(self) -> int | None:
         """The number of likeliest tokens to report beside each token of the prompt; None if not
         even the prompt's own log-probabilities are wanted.
         """
@@ -210,4 +210,4 @@ class Request:
     @property
     def caller(self) -> str:
         """The name of the request's client in logs."""
-        return self.quota.name or client_name(self.share)
+        return self.quota.name or client_name(self.client_id)

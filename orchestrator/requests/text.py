@@ -59,7 +59,8 @@ class TextStream:
         self._stream = DecodeStream(skip_special_tokens=True)
         self._newest: list[int] = []  # the newest token that added to the text, if any
         self._stop = stop
-        self._min_tokens, self._visible = min_tokens, visible
+        self._min_tokens = min_tokens
+        self._visible = visible
         self._held = ""
         self._ignored = 0  # characters of the held text in which no stop string may end
         tail = self._tail(prompt)

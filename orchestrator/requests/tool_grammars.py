@@ -63,7 +63,7 @@ def grammar_of(
     if choice == REQUIRED:
         more = r' ("\n" call)*' if conversation.parallel_tool_calls else ""
         return _lark(f"start: call{more}", tools)
-    strict = {place: tool for place, tool in enumerate(tools) if tool.strict}
+    strict = {index: tool for index, tool in enumerate(tools) if tool.strict}
     if not strict or form is None:
         return None
     if form.bare:

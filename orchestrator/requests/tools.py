@@ -1,6 +1,5 @@
-"""Find tool calls in the text of a model while the text grows.
-
-Pure. A `ToolFormat` has how a model marks its calls, in which models differ; the rest is JSON.
+"""Find tool calls in the text of a model while the text grows. A `ToolFormat` has how a model marks
+its calls, in which models differ; the rest is JSON. Pure.
 """
 
 from __future__ import annotations
@@ -78,31 +77,31 @@ FORMATS = {
         ToolFormat("json", bare=True, signs=('"arguments"',)),
     )
 }
-OTHERS = ("<function=", "<arg_key>", "<\uff5ctool")  # signs of formats that are not known here
+UNKNOWN_FORMAT_SIGNS = ("<function=", "<arg_key>", "<\uff5ctool")
 
 
 def format_of(template: str) -> ToolFormat | None:
     """Return the format in which a chat template has calls written; None for an unknown one."""
-    if any(sign in template for sign in OTHERS):
+    if any(sign in template for sign in UNKNOWN_FORMAT_SIGNS):
         return None
     plain = template.replace('\\"', '"')
-    found = (each for each in FORMATS.values() if any(sign in plain for sign in each.signs))
-    return next(found, None)
+    formats = FORMATS.values()
+    return next((each for each in formats if any(sign in plain for sign in each.signs)), None)
 
 
 @dataclass(slots=True)
 class JsonEnd:
     """Finds the end of a JSON object or list in a growing text, by its brackets alone."""
 
-    place: int  # index of the next character to look at
+    position: int  # index of the next character to look at
     depth: int = 0
     quoted: bool = False
     escaped: bool = False
 
     def find(self, text: str) -> int:
         """Return the index behind the end of the object or list; -1 while the end is missing."""
-        for place in range(self.place, len(text)):
-            character = text[place]
+        for position in range(self.position, len(text)):
+            character = text[position]
             if self.quoted:
                 self.quoted = self.escaped or character != '"'
                 self.escaped = character == "\\" and not self.escaped
@@ -113,8 +112,8 @@ class JsonEnd:
             elif character in "}]":
                 self.depth -= 1
                 if self.depth == 0:
-                    return place + 1
-        self.place = len(text)
+                    return position + 1
+        self.position = len(text)
         return -1
 
 
@@ -129,12 +128,16 @@ class CallFinder:
         """A call without a marker counts only if it names a `known` tool. In a bare format, a call
         of a `strict` tool counts only if it begins with the tool's head, as in the grammar.
         """
-        self._form, self._known = form, frozenset(known)
+        self._form = form
+        self._known = frozenset(known)
         self._heads = {name: re.compile(head_of(name)) for name in strict if form.bare}
-        self._start, self._started = form.start(), form.started()
+        self._start = form.start()
+        self._started = form.started()
         self._held = ""  # text that may belong to a call
         self._json: JsonEnd | None = None  # finds the end of a call that has begun
-        self._from, self._name, self._marked = 0, "", False  # where its JSON starts; its head
+        self._json_start = 0  # where its JSON starts in the held text
+        self._name = ""  # the name before its JSON, if there is one
+        self._marked = False  # whether something comes before its JSON
         self._after_call = False
         self._in_line = False  # whether content that is no longer held began the line
 
@@ -165,10 +168,10 @@ class CallFinder:
         content = line[: begun.start() if begun else len(line)][more:].rstrip()
         self._held = self._held[len(content) :]
         if start:
-            self._from = start.end() - more - len(content)
-            self._json = JsonEnd(self._from)
+            self._json_start = start.end() - more - len(content)
+            self._json = JsonEnd(self._json_start)
             self._name = start.groupdict().get("name") or ""
-            self._marked = bool(self._held[: self._from].strip())
+            self._marked = bool(self._held[: self._json_start].strip())
         elif not content:
             return None
         self._in_line |= bool(content)
@@ -179,7 +182,7 @@ class CallFinder:
         if end < 0:
             return None
         whole, self._held, self._json = self._held[:end], self._held[end:], None
-        found = calls_in(whole[self._from :], self._name)
+        found = calls_in(whole[self._json_start :], self._name)
         if not self._marked and any(call.name not in self._known for call in found):
             found = ()
         for name, head in self._heads.items():
@@ -207,14 +210,12 @@ class CallFinder:
 
 
 def calls_in(text: str, name: str = "") -> tuple[ToolCall, ...]:
-    """Return the calls that a JSON object or list has, or the one call of `name` with `text` as its
-    arguments; empty if the text is not made of calls.
-    """
+    """Return the calls in a JSON text, or the call of `name` with these arguments; () if none."""
     try:
         value = json.loads(text, parse_constant=_no_constant)
         if name:
             return (_call({"name": name, "arguments": value}),)
-        return tuple(_call(each) for each in (value if isinstance(value, list) else (value,)))
+        return tuple(map(_call, value if isinstance(value, list) else (value,)))
     except (ValueError, RecursionError):
         return ()
 

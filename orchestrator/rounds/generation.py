@@ -30,7 +30,7 @@ class Finish(Enum):
 class RunRequest:
     """A request that was checked and completed with defaults. `completion` are tokens that the
     client has already. `prompt_logprobs` is how many of the likeliest tokens to report for each
-    token of the prompt; for the first `told` tokens nothing is wanted any more.
+    token of the prompt, beginning with token `prompt_logprobs_from`.
     """
 
     request_id: str
@@ -40,18 +40,18 @@ class RunRequest:
     max_new_tokens: int
     stop_token_ids: frozenset[int] = frozenset()
     shape: DraftShape = NO_DRAFT_SHAPE
-    client: bytes = b""
+    cache_scope: bytes = b""
     completion: tuple[int, ...] = ()
     traceparent: str = ""  # of the span in which the request runs
     known: tuple[int, ...] = ()  # tokens that the completion may repeat
     prompt_logprobs: int | None = None
-    told: int = 1  # the first token has none
+    prompt_logprobs_from: int = 1  # the first token has none
 
 
 @dataclass(slots=True)
 class Generation:
-    """A growing completion. The log-probabilities of the first `told` tokens of its prompt have
-    been reported. `turn` is that of the newest opening, at either service.
+    """A growing completion. Its prompt's log-probabilities have been reported below token
+    `prompt_logprobs_from`. `turn` is that of the newest opening, at either service.
     """
 
     session_id: bytes
@@ -62,11 +62,11 @@ class Generation:
     completion: list[int] = field(default_factory=list)
     finish: Finish | None = None
     matched_token_id: int | None = None
-    client: bytes = b""
+    cache_scope: bytes = b""
     turn: int = 0
     group: str = ""  # group of verifiers that the newest tokens are from
     prompt_logprobs: int | None = None
-    told: int = 1
+    prompt_logprobs_from: int = 1
 
     @classmethod
     def of(cls, request: RunRequest) -> Generation:
@@ -78,9 +78,9 @@ class Generation:
             request.max_new_tokens,
             request.stop_token_ids,
             list(request.completion),
-            client=request.client,
+            cache_scope=request.cache_scope,
             prompt_logprobs=request.prompt_logprobs,
-            told=request.told,
+            prompt_logprobs_from=request.prompt_logprobs_from,
         )
 
     @property
@@ -94,11 +94,11 @@ class Generation:
         return len(self.prompt) + self.max_new_tokens
 
     @property
-    def untold(self) -> PromptLogprobs | None:
+    def wanted_prompt_logprobs(self) -> PromptLogprobs | None:
         """The log-probabilities of the prompt that are still wanted, if any."""
-        if self.prompt_logprobs is None or self.told >= len(self.prompt):
+        if self.prompt_logprobs is None or self.prompt_logprobs_from >= len(self.prompt):
             return None
-        return PromptLogprobs(self.told, len(self.prompt), self.prompt_logprobs)
+        return PromptLogprobs(self.prompt_logprobs_from, len(self.prompt), self.prompt_logprobs)
 
     def context(self) -> Context:
         """Return the context of the next opening, with all tokens. A service that still holds the
@@ -106,7 +106,7 @@ class Generation:
         """
         self.turn += 1
         tokens = (*self.prompt, *self.completion)
-        return Context(self.session_id, self.turn, 0, tokens, client=self.client)
+        return Context(self.session_id, self.turn, 0, tokens, client=self.cache_scope)
 
     def extend(self, start: int, tokens: Sequence[int]) -> tuple[int, ...]:
         """Commit that the text from `start` on is `tokens`, up to the first stop token or the
@@ -114,27 +114,29 @@ class Generation:
         """
         assert start <= self.length, "a commit that leaves a gap"
         fresh = tuple(tokens[self.length - start :][: self.until - self.length])
-        for place, token in enumerate(fresh):
+        for index, token in enumerate(fresh):
             if token in self.stop_token_ids:
                 self.finish, self.matched_token_id = Finish.STOP, token
-                fresh = fresh[: place + 1]
+                fresh = fresh[: index + 1]
                 break
         self.completion += fresh
         self._end_at_limit()
         return fresh
 
-    def tell(self, start: int, logprobs: Sequence[TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    def take_prompt_logprobs(
+        self, start: int, logprobs: Sequence[TokenLogprobs]
+    ) -> tuple[TokenLogprobs, ...]:
         """Take the log-probabilities of tokens from `start` on, if these belong to the prompt, and
         return the new ones.
         """
         if start >= len(self.prompt):
             return ()
-        assert start <= self.told, "a commit that leaves a gap"
-        fresh = tuple(logprobs[self.told - start :])
-        self.told += len(fresh)
+        assert start <= self.prompt_logprobs_from, "a commit that leaves a gap"
+        fresh = tuple(logprobs[self.prompt_logprobs_from - start :])
+        self.prompt_logprobs_from += len(fresh)
         self._end_at_limit()
         return fresh
 
     def _end_at_limit(self) -> None:
-        if self.finish is None and self.length >= self.until and not self.untold:
+        if self.finish is None and self.length >= self.until and not self.wanted_prompt_logprobs:
             self.finish = Finish.LENGTH

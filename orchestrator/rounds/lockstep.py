@@ -5,8 +5,11 @@ In lockstep each step needs a proposal for exactly its length; after an empty pr
 decodes plainly. While it does not wait, the verifier gets empty proposals for the next steps too,
 so that it decodes at its own pace. Proposals that come too late still show how late they are, so a
 drafter that recovers is used again. If both models share a processor, a proposal comes later while
-the verifier does not wait for it. It could come up to `FAR` times sooner, so now and then the
-verifier waits for a proposal.
+the verifier does not wait for it. It could come up to MAX_SLOWDOWN times sooner, so now and then
+the verifier waits for a proposal, which is a trial.
+
+`WaitPolicy` has the averages and the decisions, and knows no clock. `Lockstep` measures what the
+policy learns from, and sends the empty proposals.
 """
 
 from __future__ import annotations
@@ -19,123 +22,145 @@ from functools import partial
 from tandem.orchestrator.rounds.stream import Timer, TimerHandle
 from tandem.protos.streams import Commit, Proposal
 
-WEIGHT, GAIN_WEIGHT = 0.25, 0.125  # weights of the newest seconds, and tokens, which vary more
-OUTLIER = 2.0  # times an average: longer steps count as that long
-LONGEST = 2  # times the seconds that a proposal saves: the longest wait for it
-OVERDUE = 4  # times the seconds that a proposal may save: the delay of a proposal that did not come
-HOPED, HOPED_AGAIN = 2.0, 1.0  # tokens that a proposal may add: at first, and when tried again
+SECONDS_WEIGHT, GAIN_WEIGHT = 0.25, 0.125  # weights of the newest values; tokens vary more
+OUTLIER_FACTOR = 2.0  # times an average: longer steps count as that long
+WAIT_FACTOR = 2  # times the seconds that a proposal saves: the longest wait for it
+MISSED_FACTOR = 4  # times the seconds that a proposal may save: the delay of one that did not come
+FIRST_GAIN, TRIAL_GAIN = 2.0, 1.0  # tokens that a proposal may add: at first, and when tried again
 TRIAL_STEPS = 64  # steps of one kind, with or without a proposal, before one of the other is tried
 FIRST_TRIAL = 8  # plain steps before a wait for a proposal that could be in time; then 16 ...
-FAR = 4  # times later that a proposal comes, at most, because the verifier does not wait for it
-FIRST_SECONDS = 0.02  # assumed for a step while none is measured
-REMEMBERED = 64  # lengths whose proposal may still come
-RUN = 32  # plain steps ahead that are measured as one: their commits may arrive together
-MOST_AHEAD = 48  # plain steps at most; a verifier keeps 64 proposals of a session
+MAX_SLOWDOWN = 4  # times later that a proposal comes, because the verifier does not wait for it
+ASSUMED_STEP_SECONDS = 0.02  # assumed for a step while none is measured
+MAX_PENDING = 64  # lengths whose proposal may still come
+RUN_STEPS = 32  # plain steps that are measured as one run: their commits may arrive together
+MAX_STEPS_AHEAD = 48  # plain steps ordered at once; a verifier keeps 64 proposals of a session
 
 
 @dataclass(slots=True)
 class WaitPolicy:
     """Averages over a generation: the `delay` in seconds from a commit to the proposal after it,
-    the tokens that a proposal adds to a step, and the seconds of steps without and with a proposal.
-    A step with a proposal includes the `round_trip` to the verifier; plain steps are ordered ahead.
+    the `gain` in tokens that a proposal adds to a step, and the seconds of plain steps and of steps
+    with a draft. A step with a draft includes the `round_trip` to the verifier; plain steps are
+    ordered ahead.
     """
 
     delay: float = 0.0
-    gain: float = HOPED
-    plain: float = 0.0  # 0 = not known
-    proposed: float = 0.0
-    in_a_row: int = 0  # steps of one kind: above 0 those with a proposal, below 0 those without
+    gain: float = FIRST_GAIN
+    plain_seconds: float = 0.0  # 0 = not known
+    drafted_seconds: float = 0.0  # 0 = not known
+    in_a_row: int = 0  # steps of one kind: above 0 those with a draft, below 0 plain ones
     round_trip: float = 0.0
-    newest: float = math.inf  # delay of the newest proposal; math.inf = it did not come
-    pause: int = FIRST_TRIAL  # plain steps before the next trial, per token that a proposal may add
-    untried: int = 0  # plain steps since the newest trial
-    trying: bool = False  # whether to wait for the next proposal, if it could be in time
+    newest_delay: float = math.inf  # delay of the newest proposal; math.inf = it did not come
+    trial_interval: int = FIRST_TRIAL  # plain steps before the next trial, per token of `gain`
+    steps_since_trial: int = 0  # plain steps since the newest trial
+    trial_due: bool = False  # whether to wait for the next proposal, if it could be in time
 
     @property
-    def seconds(self) -> float:
+    def wait_seconds(self) -> float:
         """The seconds to wait for the next proposal."""
-        most = TRIAL_STEPS if self.plain else 1  # steps with a proposal before one without
-        if self.in_a_row >= most:
+        most_drafted = TRIAL_STEPS if self.plain_seconds else 1  # before one plain step is tried
+        if self.in_a_row >= most_drafted:
             return 0.0
-        if self.delay <= self.worth:
-            return LONGEST * self.worth
-        return self.worth if self.trying and self.newest <= FAR * self.worth else 0.0
+        if self.delay <= self.saving:
+            return WAIT_FACTOR * self.saving
+        could_be_in_time = self.newest_delay <= MAX_SLOWDOWN * self.saving
+        return self.saving if self.trial_due and could_be_in_time else 0.0
 
     @property
-    def worth(self) -> float:
+    def saving(self) -> float:
         """The seconds that the next proposal may save."""
-        plain = self.plain or self.proposed or FIRST_SECONDS
-        return (1 + self.gain) * plain - (self.proposed or plain)
+        plain = self.plain_seconds or self.drafted_seconds or ASSUMED_STEP_SECONDS
+        return (1 + self.gain) * plain - (self.drafted_seconds or plain)
 
     @property
     def steps_ahead(self) -> int:
         """The number of plain steps that the verifier may take by itself: one at first, then one
         more after each step, up to the number that it takes in two round trips.
         """
-        enough = 2 + 2 * self.round_trip / (self.plain or FIRST_SECONDS)
-        return int(min(1 + max(0, -self.in_a_row), enough, MOST_AHEAD))
+        enough = 2 + 2 * self.round_trip / (self.plain_seconds or ASSUMED_STEP_SECONDS)
+        return int(min(1 + max(0, -self.in_a_row), enough, MAX_STEPS_AHEAD))
 
     def no_drafter(self) -> None:
         """Note that there is no drafter, so that plain steps do not lead to a trial."""
-        self.pause, self.untried, self.trying = FIRST_TRIAL, 0, False
+        self.trial_interval, self.steps_since_trial, self.trial_due = FIRST_TRIAL, 0, False
 
-    def came(self, delay: float, waited: bool = False) -> None:
+    def proposal_came(self, delay: float, waited: bool = False) -> None:
         """Note that a proposal came so many seconds after its commit. `waited` tells whether the
         verifier waited for it.
         """
-        self.newest = delay
-        if waited and self.trying:
-            self.delay, self.trying = delay, False
-        seen = delay if waited else min(max(self.delay, delay / FAR), delay)
-        self.delay += WEIGHT * (seen - self.delay)
+        self.newest_delay = delay
+        if waited and self.trial_due:
+            self.delay, self.trial_due = delay, False
+        seen = delay if waited else min(max(self.delay, delay / MAX_SLOWDOWN), delay)
+        self.delay += SECONDS_WEIGHT * (seen - self.delay)
 
-    def missed(self) -> None:
+    def proposal_missed(self) -> None:
         """Note that the proposal that the verifier waited for did not come in time."""
-        self.trying = False
-        most = max(HOPED * (self.plain or FIRST_SECONDS), self.worth)
-        self.came(OVERDUE * most, waited=True)
-        self.newest = math.inf
+        self.trial_due = False
+        saving = max(FIRST_GAIN * (self.plain_seconds or ASSUMED_STEP_SECONDS), self.saving)
+        self.proposal_came(MISSED_FACTOR * saving, waited=True)
+        self.newest_delay = math.inf
 
-    def stepped(self, seconds: float, commit: Commit) -> None:
+    def learn_step(self, seconds: float, commit: Commit) -> None:
         """Learn from a step that took so long, 0 = not measured. The first step of an opening does
         not count, because it reads the context too.
         """
         if commit.epoch:
             return
         if commit.drafted:
-            self.proposed = _average(self.proposed, seconds)
-            self.gain += GAIN_WEIGHT * (len(commit.tokens) - 1 - self.gain)
-            self.in_a_row = max(0, self.in_a_row) + 1
-            if self.in_a_row == FIRST_TRIAL:
-                self.pause = FIRST_TRIAL
+            self._learn_drafted_step(seconds, len(commit.tokens) - 1)
         else:
-            most = OUTLIER * self.proposed if self.proposed and not self.plain else seconds
-            self.plain = _average(self.plain, min(seconds, most)) if seconds else self.plain
-            self.in_a_row = min(0, self.in_a_row) - 1
-            self.untried += 1
-            if self.untried >= self.pause * max(1.0, self.gain):  # a trial may cost as much
-                self.untried, self.pause, self.trying = 0, 2 * self.pause, True
-            if self.in_a_row % TRIAL_STEPS == 0:
-                self.gain = max(self.gain, HOPED_AGAIN)
-                self.proposed = min(self.proposed, self.plain + self.round_trip)
+            self._learn_plain_step(seconds)
+
+    def _learn_drafted_step(self, seconds: float, gain: int) -> None:
+        self.drafted_seconds = _smoothed(self.drafted_seconds, seconds)
+        self.gain += GAIN_WEIGHT * (gain - self.gain)
+        self.in_a_row = max(0, self.in_a_row) + 1
+        if self.in_a_row == FIRST_TRIAL:
+            self.trial_interval = FIRST_TRIAL
+
+    def _learn_plain_step(self, seconds: float) -> None:
+        if seconds and self.drafted_seconds and not self.plain_seconds:
+            seconds = min(seconds, OUTLIER_FACTOR * self.drafted_seconds)
+        if seconds:
+            self.plain_seconds = _smoothed(self.plain_seconds, seconds)
+        self.in_a_row = min(0, self.in_a_row) - 1
+        self.steps_since_trial += 1
+        # A trial may cost as much as it may gain, so a larger gain puts the next one off.
+        if self.steps_since_trial >= self.trial_interval * max(1.0, self.gain):
+            self.steps_since_trial, self.trial_due = 0, True
+            self.trial_interval *= 2
+        if self.in_a_row % TRIAL_STEPS == 0:
+            self.gain = max(self.gain, TRIAL_GAIN)
+            self.drafted_seconds = min(self.drafted_seconds, self.plain_seconds + self.round_trip)
 
 
-def _average(known: float, newest: float) -> float:
-    return known + WEIGHT * (min(newest, OUTLIER * known) - known) if known else newest
+def _smoothed(average: float, newest: float) -> float:
+    """Return a moving average, 0 = none yet, after the newest value; an outlier counts less."""
+    if not average:
+        return newest
+    return average + SECONDS_WEIGHT * (min(newest, OUTLIER_FACTOR * average) - average)
 
 
 class Lockstep:
-    """The lockstep of one generation. `send` sends the verifier a proposal to verify."""
+    """The lockstep of one generation. `send` sends the verifier a proposal to verify.
+
+    A length is a number of committed tokens, and a step at a length needs a proposal for it. If the
+    verifier has to wait for that proposal, the time of the step begins when the proposal is sent.
+    Plain steps whose empty proposals were sent ahead follow each other without a wait, but their
+    commits may arrive together, so RUN_STEPS of them are measured as one run.
+    """
 
     def __init__(self, timer: Timer, send: Callable[[Proposal], None]) -> None:
         self.policy = WaitPolicy()
-        self._timer, self._send = timer, send
-        self._asked: dict[int, float] = {}  # length -> when it was reached
+        self._timer = timer
+        self._send = send
+        self._pending: dict[int, float] = {}  # length without a proposal -> when it was reached
         self._length = -1  # the length that was reached last
-        self._answered = -1  # the longest length that the verifier has a proposal for
-        self._began = -1.0  # when the verifier could begin its newest steps; below 0 = it waits
-        self._ahead = 0  # the number of these steps, if their proposals were sent ahead
-        self._handle: TimerHandle | None = None
+        self._supplied = -1  # the longest length that the verifier has a proposal for
+        self._measured_since = -1.0  # when the step or run began; below 0 while the verifier waits
+        self._run_steps = 0  # steps of the run so far; 0 for a step that the verifier waited for
+        self._handle: TimerHandle | None = None  # ends the wait
 
     def wait(self, length: int, drafting: bool, round_trip: float = 0.0) -> None:
         """Wait for a proposal for this length, or send an empty one, unless the verifier has a
@@ -145,47 +170,50 @@ class Lockstep:
         self.stop()
         self.policy.round_trip = round_trip
         if length != self._length:
-            self._reached(length)
-        while len(self._asked) > REMEMBERED:
-            del self._asked[next(iter(self._asked))]
+            self._reach(length)
+        while len(self._pending) > MAX_PENDING:
+            del self._pending[next(iter(self._pending))]
         if not drafting:
             self.policy.no_drafter()
-        seconds = self.policy.seconds if drafting else 0.0
+        seconds = self.policy.wait_seconds if drafting else 0.0
         if not seconds:
-            self._answer(length, self.policy.steps_ahead)
-        elif length > self._answered:
+            self._decode_plainly(length, self.policy.steps_ahead)
+        elif length > self._supplied:
             self._handle = self._timer.call_later(seconds, partial(self._give_up, length))
 
-    def takes(self, behind: int, length: int) -> bool:
-        """Note that a proposal for the length `behind` came. Returns whether the verifier waits for
-        it, at `length`.
+    def proposal_came(self, behind: int, length: int) -> bool:
+        """Note that a proposal for the length `behind` came, while the text has `length` tokens.
+        Returns whether the verifier waits for it, so that it must be sent to the verifier.
         """
         now = self._timer.now()
-        taken = behind == length > self._answered
-        if (asked := self._asked.pop(behind, None)) is not None:
-            self.policy.came(now - asked, taken)
-        if not taken:
+        waited = behind == length > self._supplied
+        if (reached_at := self._pending.pop(behind, None)) is not None:
+            self.policy.proposal_came(now - reached_at, waited)
+        if not waited:
             return False
         self.stop()
-        self._asked.clear()
-        self._answered, self._began = length, now
+        self._pending.clear()
+        self._supplied, self._measured_since = length, now
         return True
 
     def opened(self) -> None:
         """Note that the verifier was opened and so has no proposal."""
         self.stop()
-        self._length, self._answered, self._began = -1, -1, -1.0
+        self._length, self._supplied, self._measured_since = -1, -1, -1.0
 
-    def stepped(self, commit: Commit) -> None:
-        """Note that the verifier has taken a step."""
-        if self._began < 0:
+    def committed(self, commit: Commit) -> None:
+        """Note that a commit has come: the verifier has taken a step. Of a run, the policy learns
+        the mean seconds of a step, with the run's last step. For other steps it learns their own
+        seconds, without the round trip if the step was plain.
+        """
+        if self._measured_since < 0:
             return
-        seconds, round_trip = self._timer.now() - self._began, self.policy.round_trip
-        if self._ahead:
-            seconds = seconds / RUN if self._ahead == RUN else 0.0
+        seconds, round_trip = self._timer.now() - self._measured_since, self.policy.round_trip
+        if self._run_steps:
+            seconds = seconds / RUN_STEPS if self._run_steps == RUN_STEPS else 0.0
         elif not commit.drafted and seconds > round_trip:
             seconds -= round_trip
-        self.policy.stepped(seconds, commit)
+        self.policy.learn_step(seconds, commit)
 
     def stop(self) -> None:
         """Cancel the timer: send no empty proposal."""
@@ -193,24 +221,27 @@ class Lockstep:
             self._handle.cancel()
             self._handle = None
 
-    def _reached(self, length: int) -> None:
+    def _reach(self, length: int) -> None:
+        """Note that the text has a new length, at which the verifier begins its next step or waits
+        for a proposal.
+        """
         now = self._timer.now()
-        self._length, self._asked[length] = length, now
-        if length > self._answered:
-            self._began, self._ahead = -1.0, 0
-        elif 0 < self._ahead < RUN:
-            self._ahead += 1
-        else:
-            self._began, self._ahead = now, 1
+        self._length, self._pending[length] = length, now
+        if length > self._supplied:  # the verifier waits
+            self._measured_since, self._run_steps = -1.0, 0
+        elif 0 < self._run_steps < RUN_STEPS:  # its next step belongs to the same run
+            self._run_steps += 1
+        else:  # its next step begins a run
+            self._measured_since, self._run_steps = now, 1
 
     def _give_up(self, length: int) -> None:
-        self.policy.missed()
-        self._answer(length, 1)
+        self.policy.proposal_missed()
+        self._decode_plainly(length, 1)
 
-    def _answer(self, length: int, steps: int) -> None:
+    def _decode_plainly(self, length: int, steps: int) -> None:
         """Have the verifier decode so many steps plainly; each adds one token."""
-        if length > self._answered:
-            self._began = self._timer.now()
-        for place in range(max(self._answered + 1, length), length + steps):
-            self._answered = place
-            self._send(Proposal(place))
+        if length > self._supplied:
+            self._measured_since = self._timer.now()
+        for position in range(max(self._supplied + 1, length), length + steps):
+            self._supplied = position
+            self._send(Proposal(position))

@@ -51,31 +51,29 @@ class Relay:
     def __init__(
         self, request: RunRequest, services: Services, changed: Callable[[], None]
     ) -> None:
-        self.generation, self.steps = Generation.of(request), deque[Step]()
+        self.generation = Generation.of(request)
+        self.steps = deque[Step]()
         self.ended = False
         self.error: TandemError | None = None
-        self._request, self._changed = request, changed
-        self._numbers, self._timer = services.numbers, services.timer
+        self._request = request
+        self._changed = changed
+        self._numbers = services.numbers
+        self._timer = timer = services.timer
         alone = request.shape.method is Method.SUFFIX
         self._drafts = request.shape.levels > 0 and not alone and request.max_new_tokens > 0
-        self._watch, self._backoff = DraftWatch(request.shape.levels > 0, alone), DraftBackoff()
+        self._watch = DraftWatch(request.shape.levels > 0, alone)
+        self._backoff = DraftBackoff()
         in_lockstep = self._drafts and request.sampling.rule is not Rule.MATCH
-        self._paused = self._drafter_may_open = False
+        self._paused = False
+        self._drafter_may_open = False
         self._last_step = self._timer.now()
-        self._drafter = self._reported_drafter = ""  # name of the one that sent the newest proposal
+        self._drafter = ""  # name of the one that sent the newest proposal
+        self._reported_drafter = ""  # name of the drafter in the newest step
         self.verifier: SessionStream[ToVerifier, Commit] = SessionStream(
-            services.verifier,
-            self._timer,
-            self._open_verifier,
-            self._on_commit,
-            self._on_verifier_failure,
+            services.verifier, timer, self._open_verifier, self._on_commit, self._on_verifier_error
         )
         self.drafter: SessionStream[ToDrafter, EncodedProposal] = SessionStream(
-            services.drafter,
-            self._timer,
-            self._open_drafter,
-            self._on_proposal,
-            self._on_drafter_failure,
+            services.drafter, timer, self._open_drafter, self._on_proposal, self._on_drafter_error
         )
         self._lockstep = Lockstep(self._timer, self.verifier.send) if in_lockstep else None
         self.verifier.link.subscribe(self.verifier)
@@ -122,7 +120,7 @@ class Relay:
             traceparent=self._request.traceparent,
             group=generation.group,
             forced=0 if self._lockstep else self._request.shape.levels,
-            prompt_logprobs=generation.untold,
+            prompt_logprobs=generation.wanted_prompt_logprobs,
         )
         self._paused, self._drafter_may_open = False, self._lockstep is not None
         self.verifier.start(next(self._numbers), opening.context.turn, opening)
@@ -156,7 +154,7 @@ class Relay:
     def _on_commit(self, commit: Commit) -> None:
         self.steps.append(step := self._step(commit))
         if self._lockstep and not step.prompt_logprobs:
-            self._lockstep.stepped(commit)
+            self._lockstep.committed(commit)
         if self.generation.finish:
             self.end()
             return
@@ -176,7 +174,7 @@ class Relay:
     def _step(self, commit: Commit) -> Step:
         """Commit a commit and return it as a step for the reader."""
         generation, now = self.generation, self._timer.now()
-        told = generation.tell(commit.start, commit.logprobs)
+        reported = generation.take_prompt_logprobs(commit.start, commit.logprobs)
         tokens = generation.extend(commit.start, commit.tokens)
         seconds, self._last_step = now - self._last_step, now
         before, generation.group = generation.group, self.verifier.link.group(self.verifier.number)
@@ -192,11 +190,11 @@ class Relay:
             drafter_round_trip=self.drafter.link.round_trip,
             verifier_round_trip=self.verifier.link.round_trip,
             fallback=None
-            if told
+            if reported
             else self._watch.stepped(commit, self._drafts, self.drafter.opened, paused),
             verifier_group=generation.group if generation.group != before else "",
             drafter=self._drafter if self._drafter != known else "",
-            prompt_logprobs=told,
+            prompt_logprobs=reported,
         )
 
     def _inform_drafter(self, commit: Commit) -> None:
@@ -213,7 +211,7 @@ class Relay:
     def _on_proposal(self, proposal: EncodedProposal) -> None:
         if proposal.size <= LARGEST_PROPOSAL:
             lockstep = self._lockstep
-            if not lockstep or lockstep.takes(proposal.behind, self.generation.length):
+            if not lockstep or lockstep.proposal_came(proposal.behind, self.generation.length):
                 self._watch.arrived = self._backoff.arrived = True
                 self._drafter = self.drafter.link.replica(self.drafter.number)
                 self.verifier.send(replace(proposal, awaited=True) if lockstep else proposal)
@@ -223,7 +221,7 @@ class Relay:
         self._paused = paused
         self.verifier.send(Flow(paused))
 
-    def _on_verifier_failure(self, error: TandemError) -> None:
+    def _on_verifier_error(self, error: TandemError) -> None:
         """Retry until the verifier was away for too long; its open time does not count."""
         if self._lockstep:
             self._lockstep.stop()
@@ -234,7 +232,7 @@ class Relay:
         else:
             self.end(error)
 
-    def _on_drafter_failure(self, error: TandemError) -> None:
+    def _on_drafter_error(self, error: TandemError) -> None:
         """Retry, unless the drafter can never serve this request."""
         if _may_retry(error):
             retry_after = error.retry_after if isinstance(error, Busy) else 0.0

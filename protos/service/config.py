@@ -34,17 +34,19 @@ from tandem.protos.service.listening import ListeningSettings
 PREFIX = "TANDEM__"
 FILE = "TANDEM_CONFIG"
 
-LEAST, MOST = 16, 256  # characters of a token
-FOLLOWS = "default_factory_not_called"  # an error that follows from another field's error
+MIN_LENGTH, MAX_LENGTH = 16, 256  # characters of a token
+FOLLOWING_ERROR = "default_factory_not_called"  # an error that follows from another field's error
 # kinds of errors whose value is shown: it is not a token's, and not in the message yet
-SHOWN = ("int_", "float_", "bool_", "byte_", "literal_", "greater_", "less_", "string_pattern_")
+SHOWABLE = ("int_", "float_", "bool_", "byte_", "literal_", "greater_", "less_", "string_pattern_")
 
 
 def _secret(given: SecretStr) -> SecretStr:
-    """Check a token, which travels as metadata of a call and must not be proposed."""
+    """Check a token, which travels as metadata of a call and must not be guessed."""
     token = given.get_secret_value()
-    if not (LEAST <= len(token) <= MOST and re.fullmatch(r"[!-~]+", token)):
-        raise ValueError(f"needs {LEAST} to {MOST} ASCII characters, none of them a space")
+    if not (MIN_LENGTH <= len(token) <= MAX_LENGTH and re.fullmatch(r"[!-~]+", token)):
+        raise ValueError(
+            f"needs {MIN_LENGTH} to {MAX_LENGTH} ASCII characters, none of them a space"
+        )
     return given
 
 
@@ -105,7 +107,7 @@ class ServiceConfig(ListeningSettings):
         """Set up the process as the settings ask, before it starts threads; raises Unusable."""
 
 
-class Outside(BaseSettings):
+class ExternalSettings(BaseSettings):
     """The settings of environment and file for each role, such as `TANDEM__VERIFIER__PORT`, or
     `port` in the section `verifier`. Names and values are not checked yet.
     """
@@ -119,7 +121,7 @@ class Outside(BaseSettings):
     orchestrator: Section = {}
 
 
-ROLES = tuple(Outside.model_fields)
+ROLES = tuple(ExternalSettings.model_fields)
 Config = TypeVar("Config", bound=ServiceConfig)
 Settings = TypeVar("Settings", bound=BaseSettings)
 
@@ -131,7 +133,7 @@ class Help(HelpFormatter):
         return re.sub(r" \(default(: None| factory: .*)\)$", "", super()._expand_help(action))
 
 
-def outside(file: Path | str | None = None) -> Outside:
+def external_settings(file: Path | str | None = None) -> ExternalSettings:
     """Read the settings of the environment and of a YAML file, by default the one that
     `TANDEM_CONFIG` names. Raises Unusable, also for roles that do not exist.
     """
@@ -143,7 +145,8 @@ def outside(file: Path | str | None = None) -> Outside:
     if file and not Path(file).is_file():
         raise Unusable(f"{file} is not a file; it should be YAML")
     try:
-        return _built(Outside, EnvSettingsSource(Outside), YamlConfigSettingsSource(Outside, file))
+        kind = ExternalSettings
+        return _built(kind, EnvSettingsSource(kind), YamlConfigSettingsSource(kind, file))
     except ValidationError as error:
         for found in error.errors():
             if found["type"] == "extra_forbidden":
@@ -185,7 +188,7 @@ def _completed(
     kind: type[Config], role: str, first: PydanticBaseSettingsSource, file: Any
 ) -> Config:
     """Read a role's settings: those of `first`, then environment and file, then defaults."""
-    more = getattr(outside(file), role)
+    more = getattr(external_settings(file), role)
     _refuse_unknown(role, more, file, kind.model_fields.keys() - {"config"})
     try:
         return _built(kind, first, InitSettingsSource(kind, more))
@@ -207,12 +210,12 @@ def _refuse_unknown(
         prefix = f"{PREFIX}{role}__".upper()
         if prefix + name.upper() in variables:
             raise _unknown(prefix + name.upper(), (prefix + each.upper() for each in known))
-        place = f"{file or os.environ.get(FILE)}: "
-        raise _unknown(f"{role}.{name}", (f"{role}.{each}" for each in known), place)
+        source = f"{file or os.environ.get(FILE)}: "
+        raise _unknown(f"{role}.{name}", (f"{role}.{each}" for each in known), source)
 
 
-def _unknown(name: str, known: Iterable[str], place: str = "") -> Unusable:
-    return Unusable(f"{place}{name}: no such setting{_nearest(name, known)}")
+def _unknown(name: str, known: Iterable[str], source: str = "") -> Unusable:
+    return Unusable(f"{source}{name}: no such setting{_nearest(name, known)}")
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
@@ -222,12 +225,12 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _problems(error: ValidationError) -> str:
-    found = (each for each in error.errors() if each["type"] != FOLLOWS)
+    found = (each for each in error.errors() if each["type"] != FOLLOWING_ERROR)
     return "; ".join(map(_problem, found))
 
 
 def _problem(found: ErrorDetails) -> str:
-    value = f", got {shortened(found['input'])}" if found["type"].startswith(SHOWN) else ""
+    value = f", got {shortened(found['input'])}" if found["type"].startswith(SHOWABLE) else ""
     return ": ".join([*map(str, found["loc"]), message(found) + value])
 
 

@@ -16,11 +16,13 @@ class Drain:
 
     def __init__(self, seconds: float = 0.0) -> None:
         """Once the service takes no new work, running work has so many seconds."""
-        self.leaving = self.begun = False
+        self.leaving = False  # whether senders of new work are to go elsewhere
+        self.begun = False  # whether no new work is taken
         self._seconds = seconds
         self._running = 0
         self._scopes: set[asyncio.Timeout] = set()
-        self._over, self._cut = asyncio.Event(), asyncio.Event()
+        self._over = asyncio.Event()
+        self._cut = asyncio.Event()
 
     def check(self) -> None:
         """Raise Unavailable if no new work is taken."""

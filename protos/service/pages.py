@@ -146,7 +146,8 @@ class _InTime(io.RawIOBase):
     """Reads from a connection for so many seconds in all, then raises TimeoutError."""
 
     def __init__(self, connection: socket.socket, seconds: float) -> None:
-        self._connection, self._seconds = connection, seconds
+        self._connection = connection
+        self._seconds = seconds
         self._until = time.monotonic() + seconds
 
     def readable(self) -> bool:

@@ -16,12 +16,12 @@ from grpc import aio
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 UNKNOWN = ("unknown", "unknown")
-USUAL = (
+USUAL_CODES = (
     *("OK", "CANCELLED", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"),
     *("UNAVAILABLE", "INTERNAL", "UNAUTHENTICATED", "PERMISSION_DENIED"),
 )
-SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60)
-NEAR_SECONDS, NEAR_PART = 0.05, 0.02  # left of a deadline that counts as over: clocks differ a bit
+DURATION_BUCKETS = (0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60)
+NEAR_SECONDS, NEAR_FRACTION = 0.05, 0.02  # left of a deadline that is over: clocks differ a bit
 
 Code = Callable[[str], None]
 
@@ -46,7 +46,7 @@ class CallMetrics:
             "tandem_rpc_duration_seconds",
             "From a call's first message to its end",
             ("service", "method"),
-            buckets=SECONDS,
+            buckets=DURATION_BUCKETS,
             registry=registry,
         )
         self._bytes = Counter(
@@ -65,13 +65,13 @@ class CallMetrics:
             for method in descriptor_pool.Default().FindServiceByName(service).methods:
                 labels = self._methods[f"/{service}/{method.name}"] = (service, method.name)
                 self._seconds.labels(*labels)
-                for code in USUAL:
+                for code in USUAL_CODES:
                     self._total.labels(*labels, code)
 
     def observe(self, method: str, context: aio.ServicerContext[Any, Any]) -> None:
         """Observe a call that begins. It is counted when it has ended, however it ends."""
         left = context.time_remaining()
-        near = max(NEAR_SECONDS, NEAR_PART * left) if left is not None else 0.0
+        near = max(NEAR_SECONDS, NEAR_FRACTION * left) if left is not None else 0.0
         began = time.perf_counter()
 
         def count(ended: aio.ServicerContext[Any, Any]) -> None:

@@ -19,12 +19,12 @@ from tandem.protos.tls import CertificateFiles, Pem, Tls
 
 Fetch: TypeAlias = Callable[[], grpc.ServerCertificateConfiguration]
 _FILES: dict[Tls, CertificateFiles] = {}  # all files that this process has used
-_LOOKING = threading.Lock()  # handshakes are in threads
+_REFRESHING = threading.Lock()  # handshakes are in threads
 
 
 def _newest(tls: Tls) -> Pem:
     """Return the files' newest usable contents; raises Unusable if there have never been any."""
-    with _LOOKING:
+    with _REFRESHING:
         if files := _FILES.get(tls):
             files.refresh()
         else:
@@ -84,44 +84,45 @@ class RotatingChannel(aio.Channel):
 
     def __init__(self, tls: Tls, open_channel: Callable[[grpc.ChannelCredentials], aio.Channel]):
         """Raises Unusable."""
-        self._tls, self._open = tls, open_channel
-        self._now = self._made(_newest(tls))
+        self._tls = tls
+        self._open_channel = open_channel
+        self._latest = self._opened(_newest(tls))
         self._older: set[VersionedChannel] = set()
         self._closing: set[asyncio.Task[None]] = set()
 
-    def _made(self, pem: Pem) -> VersionedChannel:
+    def _opened(self, pem: Pem) -> VersionedChannel:
         credentials = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.cert)
-        return VersionedChannel(self._open(credentials), pem)
+        return VersionedChannel(self._open_channel(credentials), pem)
 
     def current(self) -> VersionedChannel:
         """Return the channel for a new call."""
-        if (pem := _newest(self._tls)) != self._now.pem:
-            older, self._now = self._now, self._made(pem)
+        if (pem := _newest(self._tls)) != self._latest.pem:
+            older, self._latest = self._latest, self._opened(pem)
             self._older.add(older)
             self._close_unused(older)
-        return self._now
+        return self._latest
 
-    def released(self, generation: VersionedChannel) -> None:
+    def released(self, version: VersionedChannel) -> None:
         """Note that a call on a channel has ended."""
-        generation.calls -= 1
-        self._close_unused(generation)
+        version.calls -= 1
+        self._close_unused(version)
 
-    def _close_unused(self, generation: VersionedChannel) -> None:
-        if generation in self._older and not generation.calls:
-            self._older.discard(generation)
-            task = asyncio.ensure_future(generation.channel.close())
+    def _close_unused(self, version: VersionedChannel) -> None:
+        if version in self._older and not version.calls:
+            self._older.discard(version)
+            task = asyncio.ensure_future(version.channel.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
     def _method(self, kind: str, path: str, *serialisers: Any) -> Any:
         def call(*arguments: Any, **more: Any) -> Any:
-            generation = self.current()
-            if not (method := generation.methods.get((kind, path))):
-                method = getattr(generation.channel, kind)(path, *serialisers)
-                generation.methods[kind, path] = method
+            version = self.current()
+            if not (method := version.methods.get((kind, path))):
+                method = getattr(version.channel, kind)(path, *serialisers)
+                version.methods[kind, path] = method
             begun = method(*arguments, **more)
-            generation.calls += 1
-            begun.add_done_callback(lambda _: self.released(generation))
+            version.calls += 1
+            begun.add_done_callback(lambda _: self.released(version))
             return begun
 
         return call
@@ -144,7 +145,7 @@ class RotatingChannel(aio.Channel):
 
     async def close(self, grace: float | None = None) -> None:
         """End all calls, after `grace` seconds at the latest."""
-        channels = [each.channel for each in (*self._older, self._now)]
+        channels = [each.channel for each in (*self._older, self._latest)]
         self._older.clear()
         await asyncio.gather(*(channel.close(grace) for channel in channels), *self._closing)
 
@@ -154,7 +155,7 @@ class RotatingChannel(aio.Channel):
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
         """Wait until the channel's state is another one."""
-        await self._now.channel.wait_for_state_change(last_observed_state)
+        await self._latest.channel.wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:
         """Wait until the channel is connected."""

@@ -25,7 +25,7 @@ class Guard(Protocol):
         """
 
 
-class Open:
+class AllowAll:
     """A guard with which everybody may call everything."""
 
     def check(self, method: str, context: Context) -> None:

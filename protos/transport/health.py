@@ -32,7 +32,8 @@ class Health(health_pb2_grpc.HealthServicer):
     def __init__(self) -> None:
         self._names = {""}
         self._problems: dict[str, str] = {}
-        self._closed, self._watches = False, Counter[str]()
+        self._closed = False
+        self._watches = Counter[str]()  # running calls of Watch, by connection
         self._changed = asyncio.Event()
 
     def report(self, owner: str, problem: str | None) -> None:

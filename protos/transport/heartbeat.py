@@ -6,21 +6,21 @@ import asyncio
 from collections.abc import Callable
 
 SECONDS = 0.25  # between two messages at most
-SLOWEST = 50_000 / 8  # bytes per second of the slowest connection that is used
-MISSED = 5  # heartbeats after which the other end is lost: at most 1.5 s after it fell silent
+SLOWEST_CONNECTION = 50_000 / 8  # bytes per second of the slowest connection that is used
+MAX_MISSED = 5  # heartbeats after which the other end is lost: at most 1.5 s after it fell silent
 
 
 def missed(size: int) -> int:
     """Return the heartbeats after which an other end is lost that still has `size` bytes to
     receive.
     """
-    return MISSED + int(size / SLOWEST / SECONDS)
+    return MAX_MISSED + int(size / SLOWEST_CONNECTION / SECONDS)
 
 
 async def until_silent(
     received: Callable[[], object],
     beat: Callable[[], None] = lambda: None,
-    limit: Callable[[], int] = lambda: MISSED,
+    limit: Callable[[], int] = lambda: MAX_MISSED,
 ) -> None:
     """Return when `received`, whose result changes with each message, has not changed for `limit`
     heartbeats. `beat` sends a message. Heartbeats are counted, not seconds, because this process

@@ -22,10 +22,10 @@ from grpc import aio
 from tandem.protos.errors import Busy, Internal, InvalidRequest, TandemError
 from tandem.protos.transport import status
 from tandem.protos.transport.calls import CallMetrics
-from tandem.protos.transport.guard import Guard, Open
+from tandem.protos.transport.guard import AllowAll, Guard
 
 MAX_CONCURRENT_CALLS = 2048  # calls of Tandem's services; health has no limit
-REQUEST_ID, LONGEST_ID = "x-request-id", 128  # characters
+REQUEST_ID, MAX_ID_LENGTH = "x-request-id", 128  # characters
 
 log = structlog.get_logger()
 
@@ -40,7 +40,9 @@ class ErrorInterceptor(aio.ServerInterceptor):
     """
 
     def __init__(self, guard: Guard | None = None, calls: CallMetrics | None = None) -> None:
-        self._running, self._guard, self._calls = 0, guard or Open(), calls
+        self._running = 0
+        self._guard = guard or AllowAll()
+        self._calls = calls
 
     async def intercept_service(
         self,
@@ -57,7 +59,8 @@ class ErrorInterceptor(aio.ServerInterceptor):
         method = str(details.method)
         running = nullcontext if method.startswith("/grpc.") else self._counted
         begun = partial(self._calls.observe, method) if self._calls else _uncounted
-        call = Around(given, running, partial(self._guard.check, method), begun)
+        call = CallWrapping(given, running, partial(self._guard.check, method), begun)
+        # gRPC names a handler's function, and what makes a handler, by its kind: unary_stream ...
         streams, answers = handler.request_streaming, handler.response_streaming
         kinds = [("unary", "stream")[each] for each in (streams, answers)]
         wrapped = WRAPS[answers](getattr(handler, "_".join(kinds)), call, streams)
@@ -84,7 +87,7 @@ def _uncounted(context: Any) -> None:
     """Do nothing: a server without metrics counts no calls."""
 
 
-async def _only(requests: AsyncIterator[Any]) -> Any:
+async def _single_request(requests: AsyncIterator[Any]) -> Any:
     """Return the only request of a call; raises InvalidRequest if there is none."""
     async for request in requests:
         return request
@@ -92,13 +95,13 @@ async def _only(requests: AsyncIterator[Any]) -> Any:
 
 
 def _logged_as(request_id: str) -> AbstractContextManager[None]:
-    """Return a scope whose log lines have the request id, cut to LONGEST_ID, if there is one."""
-    known = {"request_id": request_id[:LONGEST_ID]} if request_id else {}
+    """Return a scope whose log lines have the request id, cut to MAX_ID_LENGTH, if there is one."""
+    known = {"request_id": request_id[:MAX_ID_LENGTH]} if request_id else {}
     return structlog.contextvars.bound_contextvars(**known)
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class CallWrapping:
     """The wrapping of one call: its request id, the scope in which it runs, the check of its
     caller, and the function that counts it.
     """
@@ -109,17 +112,17 @@ class Around:
     begun: Callable[[Any], None]
 
 
-def _unary(behaviour: Any, around: Around, streams: bool) -> Any:
+def _unary(behaviour: Any, wrapping: CallWrapping, streams: bool) -> Any:
     async def call(requests: Any, context: aio.ServicerContext[Any, Any]) -> Any:
-        async with _scope(context, around, requests, streams) as given:
+        async with _scope(context, wrapping, requests, streams) as given:
             return await behaviour(given, context)
 
     return call
 
 
-def _stream(behaviour: Any, around: Around, streams: bool) -> Any:
+def _stream(behaviour: Any, wrapping: CallWrapping, streams: bool) -> Any:
     async def call(requests: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-        async with _scope(context, around, requests, streams) as given:
+        async with _scope(context, wrapping, requests, streams) as given:
             responses = behaviour(given, context)
             if inspect.isawaitable(responses):  # a handler that writes through the context
                 await responses
@@ -132,19 +135,19 @@ def _stream(behaviour: Any, around: Around, streams: bool) -> Any:
 
 @asynccontextmanager
 async def _scope(
-    context: aio.ServicerContext[Any, Any], around: Around, requests: Any, streams: bool
+    context: aio.ServicerContext[Any, Any], wrapping: CallWrapping, requests: Any, streams: bool
 ) -> AsyncIterator[Any]:
     """Run a call in a scope; yields its requests or, if there is only one, that request, which is
     read before the call takes a place. The call gives its place back before its status is sent,
     because gRPC does not send it while the client reads nothing; such calls are limited per
     connection.
     """
-    around.begun(context)
-    with _logged_as(around.request_id):
+    wrapping.begun(context)
+    with _logged_as(wrapping.request_id):
         try:
-            around.check_caller(context)
-            given = requests if streams else await _only(requests)
-            with around.running():
+            wrapping.check_caller(context)
+            given = requests if streams else await _single_request(requests)
+            with wrapping.running():
                 yield given
         except Exception as error:
             await _abort(context, error)

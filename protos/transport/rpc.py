@@ -35,7 +35,7 @@ MAX_NEW_CALLS = 10_000  # calls that are not looked at yet
 DRAIN_SECONDS = 5.0
 LAST_SECONDS = 0.5  # for answers that are on their way
 WHILE_DRAINED = 86_400.0  # seconds: longer than any drain
-LOOK_SECONDS = 0.1  # between two looks at whether a channel is connected
+POLL_SECONDS = 0.1  # between two looks at whether a channel is connected
 FREE_PORTS = range(20_000, 32_768)  # above those of Ray's workers, below the ephemeral ones
 
 LIMITS = [
@@ -102,7 +102,7 @@ async def reconnected(channel: aio.Channel, after: float) -> None:
         if state is State.READY and lost and monotonic() >= earliest:
             return
         lost |= state is not State.READY
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
 
 
 INSECURE = Security()
@@ -212,11 +212,11 @@ def _open_port(
 ) -> int:
     """Let a server listen at a port; returns the port. Raises Unusable."""
     credentials = tls and port_credentials(tls, certificates)
-    place = joined(host, port)
+    address = joined(host, port)
     try:
         if credentials:
-            return server.add_secure_port(place, credentials)
-        return server.add_insecure_port(place)
+            return server.add_secure_port(address, credentials)
+        return server.add_insecure_port(address)
     except RuntimeError as error:
         raise Unusable(
             f"port {port} on {host} cannot be opened: it is in use or not ours"
@@ -227,6 +227,8 @@ def _services(*servicers: object) -> dict[str, Callable[[aio.Server], None]]:
     """Return functions that register servicers, by the full names of their services, which are
     found by the servicers' generated base classes.
     """
+    # gRPC generates a function `add_SERVICEServicer_to_server` and a class `SERVICEServicer` in a
+    # module `..._pb2_grpc`, and no table of them, so the names are taken apart.
     found: dict[str, Callable[[aio.Server], None]] = {}
     for servicer, base in ((each, base) for each in servicers for base in type(each).__mro__):
         stem, _, suffix = base.__module__.rpartition("_")

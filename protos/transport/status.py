@@ -28,8 +28,8 @@ from tandem.protos.errors import (
 )
 
 DOMAIN = "tandem"
-LONGEST_TEXT = 500
-LOST = (StatusCode.UNAVAILABLE, StatusCode.CANCELLED, StatusCode.INTERNAL)
+MAX_TEXT_LENGTH = 500
+LOST_CODES = (StatusCode.UNAVAILABLE, StatusCode.CANCELLED, StatusCode.INTERNAL)
 
 
 def encode(error: TandemError) -> Status:
@@ -76,7 +76,7 @@ def unpack(packed: bytes) -> TandemError:
 
 def _clip(text: str) -> str:
     """Cut a text so that it fits into metadata together with others."""
-    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."
+    return text if len(text) <= MAX_TEXT_LENGTH else f"{text[:MAX_TEXT_LENGTH]}..."
 
 
 def decode(failure: AioRpcError) -> TandemError:
@@ -88,7 +88,7 @@ def decode(failure: AioRpcError) -> TandemError:
         status = None
     if status and (error := _error(message, status)):
         return error
-    if failure.code() in LOST:
+    if failure.code() in LOST_CODES:
         return TransportLost(message)
     if failure.code() is StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(message)

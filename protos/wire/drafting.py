@@ -98,7 +98,7 @@ def decode_proposal(message: common_pb2.Proposal, arrived: float = 0.0) -> strea
         raise InvalidRequest.of("draft.scores", counts)
     first = message.first or 1
     parents = tuple(
-        first + place - back if back else 0 for place, back in enumerate(message.parents)
+        first + index - back if back else 0 for index, back in enumerate(message.parents)
     )
     distributions = tuple(
         types.Distribution(tuple(each.tokens), tuple(each.weights))

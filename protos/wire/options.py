@@ -46,6 +46,7 @@ def _put(message: Any, field: FieldDescriptor, value: Any) -> None:
         setattr(message, field.name, json.dumps(value))
     elif field.type == FieldDescriptor.TYPE_ENUM and isinstance(value, str):
         assert field.enum_type is not None
+        # every name begins like that of the first value, METHOD_UNSPECIFIED for example
         prefix = field.enum_type.values[0].name.removesuffix("UNSPECIFIED")
         number = field.enum_type.values_by_name[prefix + value.upper()].number
         setattr(message, field.name, number)

@@ -13,9 +13,9 @@ from tandem.protos.types import MAX_BIASES, MAX_LOGPROBS, Rule, SamplingParams
 from tandem.protos.wire.drafting import decode_choice
 from tandem.v1 import common_pb2
 
-REPETITION = 0.01, 100.0
-MOST_PENALTY = 2.0  # for presence and frequency, either sign
-MOST_BIAS = 100.0  # for one token, either sign
+REPETITION_RANGE = 0.01, 100.0
+MAX_PENALTY = 2.0  # for presence and frequency, either sign
+MAX_BIAS = 100.0  # for one token, either sign
 
 
 def problems(sampling: SamplingParams) -> Iterator[Violation]:
@@ -25,9 +25,9 @@ def problems(sampling: SamplingParams) -> Iterator[Violation]:
         limit = f"is {sampling.top_p:g}, not above 0 and at most 1"
         yield Violation("sampling.top_p", limit)
     yield from _number("min_p", sampling.min_p, 0, 1)
-    yield from _number("repetition_penalty", sampling.repetition_penalty, *REPETITION)
+    yield from _number("repetition_penalty", sampling.repetition_penalty, *REPETITION_RANGE)
     for name in ("presence_penalty", "frequency_penalty"):
-        yield from _number(name, getattr(sampling, name), -MOST_PENALTY, MOST_PENALTY)
+        yield from _number(name, getattr(sampling, name), -MAX_PENALTY, MAX_PENALTY)
     if len(sampling.logit_bias) > MAX_BIASES:
         limit = f"has {len(sampling.logit_bias)} entries, above {MAX_BIASES}"
         yield Violation("sampling.logit_bias", limit)
@@ -36,7 +36,7 @@ def problems(sampling: SamplingParams) -> Iterator[Violation]:
     if (sampling.logprobs or 0) > MAX_LOGPROBS:
         yield Violation("logprobs", f"is {sampling.logprobs}, above {MAX_LOGPROBS}")
     for token, bias in sampling.logit_bias:
-        if found := list(_number(f"logit_bias[{token}]", bias, -MOST_BIAS, MOST_BIAS)):
+        if found := list(_number(f"logit_bias[{token}]", bias, -MAX_BIAS, MAX_BIAS)):
             yield from found
             break  # one is enough: there may be a thousand
 

@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from tandem.orchestrator.http import body, server
-from tandem.orchestrator.http.server import asked_by_own_names
+from tandem.orchestrator.http.server import with_host_check
 from tandem.protos.address import names_this_machine
 from tandem.protos.service.pages import Pages, pages_served
 from tests.waiting import LIMIT
@@ -56,7 +56,7 @@ def test_the_pages_of_a_service_are_not_read_under_a_foreign_name() -> None:
 
 
 async def test_the_http_api_takes_json_from_those_who_know_its_name() -> None:
-    bodies = body.Bodies()
+    bodies = body.BodyReader()
 
     async def read(request: Request) -> Response:
         try:
@@ -65,7 +65,7 @@ async def test_the_http_api_takes_json_from_those_who_know_its_name() -> None:
         except body.NotJson:
             return PlainTextResponse("", 415)
 
-    app = asked_by_own_names(Starlette(routes=[Route("/metrics", read, methods=["POST"])]))
+    app = with_host_check(Starlette(routes=[Route("/metrics", read, methods=["POST"])]))
     async with server.serving(app, "127.0.0.1", 0) as url:
         port = int(url.rpartition(":")[2])
         json = {"content_type": "application/json; charset=utf-8"}

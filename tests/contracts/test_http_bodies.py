@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from tandem.orchestrator.http.body import MAX_BYTES, Bodies, BodyTooLarge
+from tandem.orchestrator.http.body import MAX_BYTES, BodyReader, BodyTooLarge
 from tandem.protos.errors import Busy, InvalidRequest
 
 
@@ -27,7 +27,7 @@ def request(*pieces: bytes) -> Request:
 
 
 async def test_bodies_have_so_many_bytes_together_and_what_has_ended_has_none() -> None:
-    bodies = Bodies(most=20)
+    bodies = BodyReader(max_bytes=20)
     async with AsyncExitStack() as scope:
         for owner in "abcd":
             body = await scope.enter_async_context(bodies.read(request(b"12", b"345"), owner))
@@ -41,7 +41,7 @@ async def test_bodies_have_so_many_bytes_together_and_what_has_ended_has_none() 
 
 
 async def test_one_client_leaves_room_for_others() -> None:
-    bodies = Bodies(most=20)
+    bodies = BodyReader(max_bytes=20)
     problem = "^bodies of this client have 6 bytes, above its share of 5$"
     async with bodies.read(request(b"1234"), "a"):
         with pytest.raises(Busy, match=problem):
@@ -53,7 +53,7 @@ async def test_one_client_leaves_room_for_others() -> None:
 
 @pytest.mark.parametrize("left", [ConnectionError, InvalidRequest])
 async def test_whatever_ends_a_body_it_is_held_no_more(left: type[Exception]) -> None:
-    bodies = Bodies()
+    bodies = BodyReader()
     with pytest.raises(BodyTooLarge):
         async with bodies.read(request(b"x" * MAX_BYTES, b"x"), "a"):
             pass

@@ -136,7 +136,7 @@ def test_what_is_here_or_is_a_path_is_left_alone(
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     (tmp_path / "models").mkdir()
     for path in ("models/misspelt", "model", "a/b/c", "/a/b", "../a"):
-        assert hub.local(Path(path), hub.MODEL) == Path(path)
+        assert hub.local(Path(path), hub.MODEL_FILES) == Path(path)
     assert hub.name_of(Path("models/x")) == "x"
 
 
@@ -151,4 +151,8 @@ def test_settings_take_names_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None
     assert ModelServiceConfig(model=Path(NAME), speaks=Path(NAME)).model == models.TARGET
     front = OrchestratorConfig(verifier="v:1", drafter="d:1", tokenizer=Path(NAME))
     assert front.tokenizer == models.TARGET
-    assert asked == [(NAME, hub.MODEL), (NAME, hub.TOKENIZER), (NAME, hub.TOKENIZER)]
+    assert asked == [
+        (NAME, hub.MODEL_FILES),
+        (NAME, hub.TOKENIZER_FILES),
+        (NAME, hub.TOKENIZER_FILES),
+    ]

@@ -37,7 +37,7 @@ def once(marker: Path, first: str, then: str) -> str:
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(launch, "MOST_STARTS", 3)
+    monkeypatch.setattr(launch, "MAX_FAILED_STARTS", 3)
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ class Cell:
     def read(self) -> None:
         """The client, if it is still there, takes what there is; slow replicas are left."""
         for balanced in self.balanced:
-            balanced.leave_slow(self.world.clock.now())
+            balanced.leave_outliers(self.world.clock.now())
         while self.relay.steps:
             step = self.relay.take()
             if self is self.world.cell or "delivery" not in self.world.fences:

@@ -15,11 +15,11 @@ from tandem.orchestrator.frontend.fair_queue import (
     MIN_RETRY_SECONDS,
     UNKNOWN_RETRY_SECONDS,
     FairQueue,
+    QueueEntry,
     RetryDelay,
-    Turn,
 )
 
-SHARES = st.sampled_from([b"a", b"b", b"c"])
+CLIENTS = st.sampled_from([b"a", b"b", b"c"])
 COSTS = st.integers(1, 1000)
 PLACES, EACH = 4, 3
 
@@ -30,49 +30,49 @@ class Queue(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.queue = FairQueue(PLACES, EACH)
-        self.waiting: list[Turn] = []
-        self.running: list[Turn] = []
+        self.waiting: list[QueueEntry] = []
+        self.running: list[QueueEntry] = []
 
     def start(self) -> None:
         """As an admission does after every change."""
-        for turn in self.queue.start():
-            mine = [other for other in self.waiting if other.share == turn.share]
-            assert mine[0] is turn, "in the order in which they came"
-            self.waiting.remove(turn)
-            self.running.append(turn)
+        for entry in self.queue.start():
+            mine = [other for other in self.waiting if other.client == entry.client]
+            assert mine[0] is entry, "in the order in which they came"
+            self.waiting.remove(entry)
+            self.running.append(entry)
 
-    @rule(share=SHARES, cost=COSTS)
-    def arrive(self, share: bytes, cost: int) -> None:
-        self.waiting.append(self.queue.add(share, cost))
+    @rule(client=CLIENTS, cost=COSTS)
+    def arrive(self, client: bytes, cost: int) -> None:
+        self.waiting.append(self.queue.add(client, cost))
         self.start()
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
     def give_up(self, data: st.DataObject) -> None:
-        turn = self.waiting.pop(data.draw(st.integers(0, len(self.waiting) - 1)))
-        self.queue.leave(turn)
+        entry = self.waiting.pop(data.draw(st.integers(0, len(self.waiting) - 1)))
+        self.queue.leave(entry)
         self.start()
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
-        turn = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
-        self.queue.leave(turn)
+        entry = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        self.queue.leave(entry)
         self.start()
 
     @invariant()
     def places_are_kept_and_used(self) -> None:
-        of_each = Counter(turn.share for turn in self.running)
+        of_each = Counter(entry.client for entry in self.running)
         assert self.queue.running == len(self.running) <= PLACES
         assert max(of_each.values(), default=0) <= EACH
         if len(self.running) < PLACES:
-            assert all(of_each[turn.share] == EACH for turn in self.waiting)
+            assert all(of_each[entry.client] == EACH for entry in self.waiting)
 
     def teardown(self) -> None:
-        for turn in (*self.waiting, *self.running):
-            self.queue.leave(turn)
+        for entry in (*self.waiting, *self.running):
+            self.queue.leave(entry)
         assert self.queue.running == 0
-        assert not self.queue._shares, "nothing is left of clients that have gone"
+        assert not self.queue._queues, "nothing is left of clients that have gone"
 
 
 TestQueue = Queue.TestCase
@@ -89,11 +89,11 @@ def test_clients_with_a_backlog_get_equal_shares_of_the_tokens(costs: list[list[
     left = Counter({number: len(each) for number, each in enumerate(costs)})
     served = dict.fromkeys(range(len(costs)), 0)
     while min(left.values()):
-        (turn,) = queue.start()
-        served[turn.share[0]] += turn.cost
-        left[turn.share[0]] -= 1
+        (entry,) = queue.start()
+        served[entry.client[0]] += entry.cost
+        left[entry.client[0]] -= 1
         assert max(served.values()) - min(served.values()) <= 2 * max(map(max, costs))
-        queue.leave(turn)
+        queue.leave(entry)
 
 
 def test_a_new_client_goes_ahead_of_the_backlog_of_another() -> None:
@@ -109,16 +109,16 @@ def test_a_new_client_goes_ahead_of_the_backlog_of_another() -> None:
 def test_credit_is_not_saved_up_by_a_client_that_waits_for_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fair_queue, "WEIGHT", 0.0)  # what is usual stays 10,000
+    monkeypatch.setattr(fair_queue, "NEWEST_WEIGHT", 0.0)  # what is usual stays 10,000
     queue = FairQueue(2, 2)
     queue.add(b"b", 1)
     running = queue.add(b"a", 10_000)
     queue.start()
     gone = queue.add(b"b", 10_000)
-    for turn in [queue.add(b"a", 10) for _ in range(100)]:
+    for entry in [queue.add(b"a", 10) for _ in range(100)]:
         queue.leave(running)
-        assert queue.start() == [turn]
-        running = turn
+        assert queue.start() == [entry]
+        running = entry
     queue.leave(gone)
     first = queue.add(b"a", 10)
     queue.add(b"b", 11)
@@ -135,11 +135,11 @@ def test_parts_of_a_share_take_turns_and_take_nothing_from_others() -> None:
     queue.add(b"gateway", 10, b"rare user")
     order = []
     while started := queue.start():
-        order.append((started[0].share, started[0].part))
+        order.append((started[0].client, started[0].subclient))
         queue.leave(started[0])
-    parts = [part for share, part in order if share == b"gateway"]
+    parts = [part for client, part in order if client == b"gateway"]
     assert parts[:2] == [b"busy user", b"rare user"]
-    assert [share for share, _ in order[:4]].count(b"other") == 2
+    assert [client for client, _ in order[:4]].count(b"other") == 2
 
 
 def test_a_share_may_have_its_own_number_of_places() -> None:
@@ -147,35 +147,35 @@ def test_a_share_may_have_its_own_number_of_places() -> None:
     for _ in range(4):
         queue.add(b"one", 1, places=1)
         queue.add(b"all", 1, places=4)
-    assert Counter(turn.share for turn in queue.start()) == {b"one": 1, b"all": 3}
+    assert Counter(entry.client for entry in queue.start()) == {b"one": 1, b"all": 3}
 
 
 def test_clients_that_use_the_same_get_the_same_whatever_they_may_use() -> None:
     """A chat without a limit may use the whole context; with one of 216 tokens, no more."""
     queue, starts = FairQueue(1, 1), Counter[bytes]()
     may = {b"a": 8192, b"b": 216}
-    for share, cost in may.items():
+    for client, cost in may.items():
         for _ in range(2):
-            queue.add(share, cost)
+            queue.add(client, cost)
     for _ in range(300):
-        (turn,) = queue.start()
-        starts[turn.share] += 1
-        queue.add(turn.share, may[turn.share])
-        queue.leave(turn, 216)
+        (entry,) = queue.start()
+        starts[entry.client] += 1
+        queue.add(entry.client, may[entry.client])
+        queue.leave(entry, 216)
     assert abs(starts[b"a"] - starts[b"b"]) <= 30
 
 
 def test_clients_that_use_more_get_fewer_starts() -> None:
     queue, starts = FairQueue(1, 1), Counter[bytes]()
     uses = {b"a": 400, b"b": 100}
-    for share in uses:
+    for client in uses:
         for _ in range(2):
-            queue.add(share, 8192)
+            queue.add(client, 8192)
     for _ in range(500):
-        (turn,) = queue.start()
-        starts[turn.share] += 1
-        queue.add(turn.share, 8192)
-        queue.leave(turn, uses[turn.share])
+        (entry,) = queue.start()
+        starts[entry.client] += 1
+        queue.add(entry.client, 8192)
+        queue.leave(entry, uses[entry.client])
     assert 3.6 < starts[b"b"] / starts[b"a"] < 4.4
 
 
@@ -184,23 +184,23 @@ def test_who_asks_again_when_an_answer_has_come_gets_an_equal_share(may: dict[by
     """One client uses forty times as much as the other, which has two requests at a time."""
     uses, used = {b"a": 4000, b"b": 100}, Counter[bytes]()
     queue = FairQueue(1, 1)
-    for share in (b"a", b"b", b"b"):
-        queue.add(share, may[share])
+    for client in (b"a", b"b", b"b"):
+        queue.add(client, may[client])
     for _ in range(8000):
-        (turn,) = queue.start()
-        queue.leave(turn, uses[turn.share])
-        used[turn.share] += uses[turn.share]
-        queue.add(turn.share, may[turn.share])
+        (entry,) = queue.start()
+        queue.leave(entry, uses[entry.client])
+        used[entry.client] += uses[entry.client]
+        queue.add(entry.client, may[entry.client])
     assert 0.45 < used[b"a"] / used.total() < 0.55
 
 
 def test_what_is_usual_is_remembered_of_so_many_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fair_queue, "REMEMBERED", 3)
+    monkeypatch.setattr(fair_queue, "MAX_REMEMBERED_CLIENTS", 3)
     queue = FairQueue(1, 1)
     for number in range(9):
         queue.add(bytes([number]), 10)
         queue.leave(*queue.start())
-    assert sorted(queue._usual) == [b"\6", b"\7", b"\x08"]
+    assert sorted(queue._usual_tokens) == [b"\6", b"\7", b"\x08"]
 
 
 def ending(every: float, times: int = 100) -> RetryDelay:

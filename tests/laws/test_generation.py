@@ -66,14 +66,15 @@ def test_a_commit_that_leaves_a_gap_is_refused() -> None:
 def test_what_is_told_of_a_prompt_again_is_taken_once() -> None:
     one, two = TokenLogprobs(-1.0), TokenLogprobs(-2.0)
     state = Generation(b"s" * 16, PROMPT, SamplingParams(), 0, prompt_logprobs=3)
-    assert state.untold == PromptLogprobs(1, 3, 3)
-    assert state.tell(1, [one]) == (one,)
-    assert state.untold == PromptLogprobs(2, 3, 3) and state.finish is None
+    assert state.wanted_prompt_logprobs == PromptLogprobs(1, 3, 3)
+    assert state.take_prompt_logprobs(1, [one]) == (one,)
+    assert state.wanted_prompt_logprobs == PromptLogprobs(2, 3, 3) and state.finish is None
     with pytest.raises(AssertionError, match="gap"):
-        Generation(b"s", PROMPT, SamplingParams(), 0, prompt_logprobs=3).tell(2, [two])
-    assert state.tell(1, [one, two]) == (two,)
-    assert state.untold is None and state.finish is Finish.LENGTH
-    assert state.tell(len(PROMPT), [one]) == (), "that is of the completion"
+        other = Generation(b"s", PROMPT, SamplingParams(), 0, prompt_logprobs=3)
+        other.take_prompt_logprobs(2, [two])
+    assert state.take_prompt_logprobs(1, [one, two]) == (two,)
+    assert state.wanted_prompt_logprobs is None and state.finish is Finish.LENGTH
+    assert state.take_prompt_logprobs(len(PROMPT), [one]) == (), "that is of the completion"
 
 
 @given(commits, commits)

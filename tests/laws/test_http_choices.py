@@ -10,7 +10,7 @@ import pytest
 
 from tandem.orchestrator.http.bodies.decoding import chats, completions
 from tandem.orchestrator.http.bodies.parsing import parsed
-from tandem.orchestrator.http.bodies.parts import MOST_64
+from tandem.orchestrator.http.bodies.parts import MAX_INT64
 from tandem.orchestrator.http.bodies.schema import ChatBody, CompletionBody
 from tandem.orchestrator.requests.request import Speculation
 from tandem.protos.errors import InvalidRequest
@@ -19,10 +19,10 @@ from tests.laws.test_http_decoding import CALLER, HELLO, of_chat, of_completion,
 
 
 def test_every_choice_is_a_request_with_a_seed_and_an_id_of_its_own() -> None:
-    body = {"prompt": ["Hello", "World"], "n": 2, "seed": MOST_64}
+    body = {"prompt": ["Hello", "World"], "n": 2, "seed": MAX_INT64}
     asked = completions(parsed(CompletionBody, json.dumps(body).encode())[0], CALLER)
     assert [each.prompt for each in asked] == ["Hello", "Hello", "World", "World"]
-    assert [each.sampling.seed for each in asked] == [MOST_64, 0, MOST_64, 0]
+    assert [each.sampling.seed for each in asked] == [MAX_INT64, 0, MAX_INT64, 0]
     assert [each.request_id for each in asked] == ["id-1", "id-1-1", "id-1-2", "id-1-3"]
     (first, second) = chats(
         parsed(ChatBody, json.dumps({"messages": [HELLO], "n": 2}).encode())[0], CALLER

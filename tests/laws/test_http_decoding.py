@@ -48,11 +48,15 @@ def refused(body: bytes | dict[str, Any], kind: Any = CompletionBody) -> tuple[V
 
 def test_a_prompt_alone_gets_the_defaults_of_openai() -> None:
     assert of_completion() == Request(
-        "Hello", "id-1", client=b"client", share=b"share", default_new_tokens=16
+        "Hello", "id-1", cache_scope=b"client", client_id=b"share", default_new_tokens=16
     )
     conversation = Conversation((ChatMessage("user", "Hello"),))
     assert of_chat() == Request(
-        conversation, "id-1", client=b"client", share=b"share", default_new_tokens=2**32 - 1
+        conversation,
+        "id-1",
+        cache_scope=b"client",
+        client_id=b"share",
+        default_new_tokens=2**32 - 1,
     )
 
 
@@ -86,14 +90,14 @@ def test_every_option_arrives() -> None:
     assert (stopping.max_new_tokens, stopping.min_new_tokens, stopping.ignore_eos) == (9, 2, True)
     assert (stopping.stop, stopping.stop_token_ids) == (("a", "b"), (4,))
     assert (request.model, request.logprobs, request.prompt_logprobs) == ("m", 3, 0)
-    assert request.echo and request.return_token_ids and request.of_prompt == 3
+    assert request.echo and request.return_token_ids and request.prompt_top_logprobs == 3
     assert of_completion(top_k=-1, stop="a").stopping.stop == ("a",)
 
 
 def test_what_vllm_cannot_stream_is_refused_and_chats_are_not_echoed() -> None:
     with pytest.raises(InvalidRequest, match="prompt_logprobs cannot be had with stream"):
         of_completion(prompt_logprobs=1, stream=True)
-    assert of_completion(echo=True, logprobs=1, stream=True).of_prompt == 1
+    assert of_completion(echo=True, logprobs=1, stream=True).prompt_top_logprobs == 1
     assert of_chat(echo=False) == of_chat()
     body = {"messages": [HELLO], "echo": True, "prompt_logprobs": -1}
     assert {each.field for each in refused(body, ChatBody)} == {"echo", "prompt_logprobs"}
@@ -139,22 +143,23 @@ def test_a_cache_key_decides_about_the_cache_and_a_user_about_the_places() -> No
         return caller_of(asked, CompletionBody(prompt="a", **fields))
 
     nobody, a, b = caller(), caller(user="a"), caller(user="b")
-    assert nobody.client == b"" and len({nobody.share, a.share, b.share}) == 3
+    assert nobody.cache_scope == b"" and len({nobody.client_id, a.client_id, b.client_id}) == 3
     keyed = caller(user="a", prompt_cache_key="k")
-    assert keyed.share == a.share and keyed.client and not a.client
-    assert caller(prompt_cache_key="k").share == nobody.share
+    assert keyed.client_id == a.client_id and keyed.cache_scope and not a.cache_scope
+    assert caller(prompt_cache_key="k").client_id == nobody.client_id
     assert caller("n", user="a", prompt_cache_key="k") == caller("n")
     salted = caller("n", cache_salt="s")
-    assert salted.share == caller("n").share and salted.client != caller("n").client
+    unsalted = caller("n")
+    assert salted.client_id == unsalted.client_id and salted.cache_scope != unsalted.cache_scope
 
 
-def test_a_salt_keeps_the_cache_of_its_requests_apart_and_changes_no_share() -> None:
+def test_a_salt_keeps_the_cache_of_its_requests_apart_and_changes_no_client() -> None:
     found = set[bytes]()
     for metadata, salt in product((b"", b"n"), ("", "s", "t")):
         asked = decode_request(GenerateRequest(cache_salt=salt), metadata, "peer")
-        found.add(asked.client)
-        assert asked.share == decode_request(GenerateRequest(), metadata, "peer").share
-        assert asked.client == scope_of(metadata, salt)
+        found.add(asked.cache_scope)
+        assert asked.client_id == decode_request(GenerateRequest(), metadata, "peer").client_id
+        assert asked.cache_scope == scope_of(metadata, salt)
     assert len(found) == 6 and scope_of(b"", "") == b""
 
 

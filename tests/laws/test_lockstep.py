@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tandem.orchestrator.rounds.lockstep import REMEMBERED, Lockstep
+from tandem.orchestrator.rounds.lockstep import MAX_PENDING, Lockstep
 from tandem.protos.streams import Commit, Proposal
 from tests.laws.wires import Clock
 
@@ -44,7 +44,7 @@ class Round:
 
     def proposal(self, behind: int) -> None:
         """It comes, in time or late."""
-        if self.lockstep.takes(behind, self.length):
+        if self.lockstep.proposal_came(behind, self.length):
             self.send(behind, NODES)
 
     def send(self, behind: int, nodes: int) -> None:
@@ -77,7 +77,7 @@ class Round:
 
     def learn(self, commit: Commit) -> None:
         """The round worker does."""
-        self.lockstep.stepped(commit)
+        self.lockstep.committed(commit)
         self.length += len(commit.tokens)
         self.begin()
 
@@ -130,7 +130,7 @@ def test_where_proposals_are_late_only_while_nobody_waits_a_bad_moment_is_soon_o
     """The models share a processor: while the verifier decodes plainly the drafter is slow."""
 
     def delay(now: float) -> float:
-        return 0.15 if 1 < now < 1.1 else 0.012 if round_.lockstep.policy.seconds else 0.05
+        return 0.15 if 1 < now < 1.1 else 0.012 if round_.lockstep.policy.wait_seconds else 0.05
 
     round_ = Round(lambda now: 0.012)
     round_.delay = delay
@@ -180,15 +180,15 @@ def test_commits_that_arrive_together_do_not_make_plain_steps_look_fast() -> Non
     lockstep.wait(0, False, 0.13)
     for length in range(1, 400):
         clock.time = STEP * 10 * -(-length // 10)
-        lockstep.stepped(Commit(length - 1, (0,)))
+        lockstep.committed(Commit(length - 1, (0,)))
         lockstep.wait(length, False, 0.13)
-        assert STEP / 2 < lockstep.policy.plain < 2 * STEP or length < 20
+        assert STEP / 2 < lockstep.policy.plain_seconds < 2 * STEP or length < 20
 
 
 def test_what_was_never_answered_is_forgotten() -> None:
     round_ = Round(lambda now: NEVER)
-    round_.seconds(0, 3 * REMEMBERED)
-    assert len(round_.lockstep._asked) <= REMEMBERED
+    round_.seconds(0, 3 * MAX_PENDING)
+    assert len(round_.lockstep._pending) <= MAX_PENDING
 
 
 def test_the_verifier_gets_one_proposal_for_a_length_and_none_for_another() -> None:
@@ -196,7 +196,7 @@ def test_the_verifier_gets_one_proposal_for_a_length_and_none_for_another() -> N
     clock, sent = Clock(), list[Proposal]()
     lockstep = Lockstep(clock, sent.append)
     lockstep.wait(5, True)
-    taken = [behind for behind in (4, 6, 5, 5, 7) if lockstep.takes(behind, 5)]
+    taken = [behind for behind in (4, 6, 5, 5, 7) if lockstep.proposal_came(behind, 5)]
     assert taken == [5]
     lockstep.wait(5, False)
     assert not clock.pass_until(lambda: bool(sent), 10), "when the drafter fails it has one already"

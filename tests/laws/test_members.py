@@ -7,7 +7,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.orchestrator.fleet.discovery import REMOVAL_THRESHOLD, Resolved
+from tandem.orchestrator.fleet.discovery import REMOVAL_THRESHOLD, AddressHysteresis
 from tandem.orchestrator.fleet.membership import Acceptance
 
 
@@ -15,10 +15,10 @@ from tandem.orchestrator.fleet.membership import Acceptance
 def test_an_address_is_there_until_it_was_missing_so_many_times_in_a_row(
     lookups: list[set[str]],
 ) -> None:
-    resolved, since = Resolved(), dict[str, int]()
+    hysteresis, since = AddressHysteresis(), dict[str, int]()
     for number, found in enumerate(lookups):
         since |= dict.fromkeys(found, number)
-        there = set(resolved.after(sorted(found)))
+        there = set(hysteresis.update(sorted(found)))
         assert there == {each for each, last in since.items() if number - last < REMOVAL_THRESHOLD}
 
 

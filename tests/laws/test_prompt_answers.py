@@ -42,14 +42,14 @@ def of_prompt(count: int, start: int = 0, **fields: Any) -> Step:
 
 def test_a_run_that_is_begun_again_asks_for_what_has_not_been_told() -> None:
     answer = builder()
-    assert answer.started().told == 1
+    assert answer.x == 1
     assert answer.add(of_prompt(3)).token_ids == ()
-    assert (answer.started().told, answer.finished) == (4, False)
+    assert (answer.x, answer.finished) == (4, False)
     answer.add(of_prompt(99, 3))
     chunk = answer.add(Step(Commit(len(PROMPT), (PROMPT[0],))))
     assert (chunk.prompt.text, chunk.prompt.logprobs) == (TEXT, TOLD)
     again = answer.started()
-    assert (again.completion, again.told) == ((PROMPT[0],), len(PROMPT))
+    assert (again.completion, again.prompt_logprobs_from) == ((PROMPT[0],), len(PROMPT))
     more = answer.add(Step(Commit(len(PROMPT) + 1, (PROMPT[0],)), finish=Finish.LENGTH))
     assert more.prompt == PromptPart() and answer.finished
     assert answer.complete().prompt == PromptPart(TEXT, PROMPT, TOLD)
@@ -70,7 +70,7 @@ def test_a_client_that_has_the_whole_text_still_gets_what_is_told_of_the_prompt(
         answer = builder(2, PROMPT[:2], stop)
         run = answer.started()
         assert not answer.finished and len(run.completion) == run.max_new_tokens
-        assert run.told == 1, "nothing else is left to be done"
+        assert run.prompt_logprobs_from == 1, "nothing else is left to be done"
         answer.add(of_prompt(99, finish=Finish.LENGTH))
         whole = answer.complete()
         assert answer.finished and whole.token_ids == PROMPT[:2]

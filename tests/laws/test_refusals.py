@@ -144,7 +144,7 @@ def test_a_prompt_alone_may_fill_the_context() -> None:
 def test_more_log_probabilities_than_an_answer_can_hold_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tandem.orchestrator.requests.options.MOST_TOLD", 12)
+    monkeypatch.setattr("tandem.orchestrator.requests.options.MAX_PROMPT_LOGPROBS", 12)
     assert run_of(ask(prompt_logprobs=3)).prompt_logprobs == 3
     problem = "is 4: 15 numbers with 3 tokens of the prompt, above 12"
     assert violations(ask(prompt_logprobs=4)) == {"prompt_logprobs": problem}

@@ -30,12 +30,12 @@ def test_the_round_trip_is_the_shortest_and_longer_ones_count_if_the_service_is_
 
 def test_who_reads_nothing_has_the_time_that_what_was_sent_takes_on_a_slow_line() -> None:
     trip, second = RoundTrip(), int(1 / heartbeat.SECONDS)
-    assert heartbeat.missed(trip.unread) == heartbeat.MISSED
-    trip.sent(1.0, int(heartbeat.SLOWEST))
-    trip.sent(1.1, int(heartbeat.SLOWEST))
-    assert heartbeat.missed(trip.unread) == heartbeat.MISSED + 2 * second
+    assert heartbeat.missed(trip.unread) == heartbeat.MAX_MISSED
+    trip.sent(1.0, int(heartbeat.SLOWEST_CONNECTION))
+    trip.sent(1.1, int(heartbeat.SLOWEST_CONNECTION))
+    assert heartbeat.missed(trip.unread) == heartbeat.MAX_MISSED + 2 * second
     trip.received(1.0, 2.0, False)
-    assert heartbeat.missed(trip.unread) == heartbeat.MISSED + second
+    assert heartbeat.missed(trip.unread) == heartbeat.MAX_MISSED + second
     trip.called()
     assert trip.unread == 0, "what was sent on a lost call is not waited for"
 

@@ -40,5 +40,5 @@ def test_without_a_fence_the_same_faults_do(fence: str) -> None:
 def test_without_groups_of_verifiers_a_text_does_leave_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(balanced, "of_group", lambda group, groups: groups.keys())
+    monkeypatch.setattr(balanced, "in_group", lambda group, groups: groups.keys())
     assert next(wrong(FENCES), None) is not None

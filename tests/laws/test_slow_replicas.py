@@ -28,9 +28,9 @@ def slow_down(three: Three, slow: str, now: float = 0.0) -> dict[int, Reader]:
     link = three.links[slow]
     link.passes = SLOW
     readers = {stream: placement.subscriber for stream, placement in link.streams.items()}
-    three.balanced.leave_slow(now)
+    three.balanced.leave_outliers(now)
     assert set(link.streams) == set(readers)
-    three.balanced.leave_slow(now + CONFIRM_SECONDS)
+    three.balanced.leave_outliers(now + CONFIRM_SECONDS)
     return readers
 
 
@@ -59,7 +59,7 @@ def test_nothing_new_is_opened_at_a_slow_replica_until_it_is_tried_again(three: 
     three.links["a"].passes = FAST
     open_many(three, 100)
     assert not three.links["a"].streams
-    three.balanced.leave_slow(CONFIRM_SECONDS + LEAST)
+    three.balanced.leave_outliers(CONFIRM_SECONDS + LEAST)
     open_many(three, 200)
     assert three.links["a"].streams
 
@@ -71,9 +71,9 @@ def test_a_slow_replica_is_better_than_none(three: Three) -> None:
     open_many(three, 100)
     assert len(three.links["a"].streams) == len(readers) + 30
     three.links["b"].become(True)
-    three.balanced.leave_slow(1.0)
+    three.balanced.leave_outliers(1.0)
     assert three.links["a"].streams, "it may be a hiccup"
-    three.balanced.leave_slow(1.0 + CONFIRM_SECONDS)
+    three.balanced.leave_outliers(1.0 + CONFIRM_SECONDS)
     assert not three.links["a"].streams
 
 
@@ -99,8 +99,8 @@ def test_a_session_that_the_fast_ones_refused_stays(three: Three) -> None:
     three.balanced.open(100, opening(stream), three.reader)
     session = three.links["a"].streams[100].session
     session.refused.add("b")
-    three.balanced.leave_slow(1.0)
-    three.balanced.leave_slow(2.0)
+    three.balanced.leave_outliers(1.0)
+    three.balanced.leave_outliers(2.0)
     assert set(three.links["a"].streams) == {100}
 
 
@@ -126,10 +126,10 @@ def test_a_session_leaves_once_in_a_while(three: Three) -> None:
     three.balanced.open(101, opening(stream), three.reader)
     three.links[place].become(True)
     three.links["a"].streams[101].receive("commit")
-    three.balanced.leave_slow(2.0)
-    three.balanced.leave_slow(3.0)
+    three.balanced.leave_outliers(2.0)
+    three.balanced.leave_outliers(3.0)
     assert three.place(101) == "a"
-    three.balanced.leave_slow(CONFIRM_SECONDS + LEAST)
+    three.balanced.leave_outliers(CONFIRM_SECONDS + LEAST)
     assert 101 not in three.links["a"].streams
 
 

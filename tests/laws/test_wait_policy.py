@@ -10,50 +10,50 @@ from tests.laws.wires import Clock
 
 def test_a_drafter_that_comes_back_is_tried_soon_however_long_it_was_away() -> None:
     """It reads the text first; unless it is waited for, its proposals are late."""
-    policy = WaitPolicy(delay=3 * STEP, gain=1.0, plain=STEP, proposed=STEP)
+    policy = WaitPolicy(delay=3 * STEP, gain=1.0, plain_seconds=STEP, drafted_seconds=STEP)
     for _ in range(1100):
         policy.no_drafter()
-        policy.stepped(STEP, Commit(0, (1,)))
-    policy.missed()
+        policy.learn_step(STEP, Commit(0, (1,)))
+    policy.proposal_missed()
     steps = 0
-    while not policy.seconds:
-        policy.came(1.5 * STEP)
-        policy.stepped(STEP, Commit(0, (1,)))
+    while not policy.wait_seconds:
+        policy.proposal_came(1.5 * STEP)
+        policy.learn_step(STEP, Commit(0, (1,)))
         steps += 1
     assert steps <= 8
 
 
 def test_a_first_step_which_reads_the_prompt_says_nothing_of_the_others() -> None:
     policy = WaitPolicy()
-    policy.stepped(3.0, Commit(0, (1,), epoch=7))
+    policy.learn_step(3.0, Commit(0, (1,), epoch=7))
     assert policy == WaitPolicy()
 
 
 def test_a_first_plain_step_that_hiccups_hardly_counts() -> None:
     policy = WaitPolicy()
-    policy.stepped(0.02, Commit(0, (1, 2, 3), 4))
-    policy.stepped(2.0, Commit(3, (1,)))
-    assert policy.seconds < 0.5
+    policy.learn_step(0.02, Commit(0, (1, 2, 3), 4))
+    policy.learn_step(2.0, Commit(3, (1,)))
+    assert policy.wait_seconds < 0.5
 
 
 def test_proposals_that_nobody_waited_for_do_not_end_drafting_unless_they_are_far_too_late() -> (
     None
 ):
-    policy = WaitPolicy(delay=0.8 * STEP, gain=1.0, plain=STEP, proposed=STEP)
+    policy = WaitPolicy(delay=0.8 * STEP, gain=1.0, plain_seconds=STEP, drafted_seconds=STEP)
     for _ in range(50):
-        policy.came(3 * STEP)
-    assert policy.seconds
+        policy.proposal_came(3 * STEP)
+    assert policy.wait_seconds
     for _ in range(50):
-        policy.came(5 * STEP)
-    assert not policy.seconds
+        policy.proposal_came(5 * STEP)
+    assert not policy.wait_seconds
 
 
 def test_time_without_a_drafter_does_not_put_the_next_trial_off() -> None:
     lockstep = Lockstep(Clock(), lambda proposal: None)
     for length in range(1, 200):
         lockstep.wait(length, False)
-        lockstep.stepped(Commit(length - 1, (0,)))
-    assert lockstep.policy.pause == FIRST_TRIAL
+        lockstep.committed(Commit(length - 1, (0,)))
+    assert lockstep.policy.trial_interval == FIRST_TRIAL
 
 
 def test_a_proposal_of_before_the_one_that_came_in_time_counts_for_nothing() -> None:
@@ -61,7 +61,7 @@ def test_a_proposal_of_before_the_one_that_came_in_time_counts_for_nothing() -> 
     lockstep = Lockstep(clock, lambda proposal: None)
     lockstep.wait(5, True)
     lockstep.wait(7, True)
-    assert lockstep.takes(7, 7)
+    assert lockstep.proposal_came(7, 7)
     clock.time, before = 100.0, lockstep.policy.delay
-    assert not lockstep.takes(5, 7)
+    assert not lockstep.proposal_came(5, 7)
     assert lockstep.policy.delay == before

@@ -32,7 +32,9 @@ def taught(chance: float, often: float, price: float = NEAR.price) -> Trust:
     return Trust(chance * trials, often * trials, trials, gained, SLOW)
 
 
-def worth(conditions: Conditions = NEAR, rates: AverageStepTimes = RATES, trust: Trust | None = None) -> Worth:
+def worth(
+    conditions: Conditions = NEAR, rates: AverageStepTimes = RATES, trust: Trust | None = None
+) -> Worth:
     """The worth of a new session's nodes, by default of a drafter that is good."""
     return Worth(conditions, rates, DrafterHistory(trust or taught(0.8, 0.8)), COST)
 

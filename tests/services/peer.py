@@ -93,11 +93,11 @@ class Subscriber:
 @contextmanager
 def patient() -> Iterator[None]:
     """Nobody is taken for lost, however slow this machine is: a test in which somebody falls silent
-    sets `heartbeat.MISSED` to HASTY, and back when that was noticed.
+    sets `heartbeat.MAX_MISSED` to HASTY, and back when that was noticed.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(heartbeat, "SECONDS", 0.02)
-        patch.setattr(heartbeat, "MISSED", PATIENT)
+        patch.setattr(heartbeat, "MAX_MISSED", PATIENT)
         yield
 
 

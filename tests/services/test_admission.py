@@ -41,14 +41,14 @@ async def test_a_client_at_its_limit_is_refused_and_others_are_not() -> None:
         "3 requests of this client run or wait:"
         " max_running_per_client is 2, max_waiting_per_client is 1"
     )
-    with bounded.ticket(CROWD), bounded.ticket(CROWD), bounded.ticket(CROWD):
-        with pytest.raises(Busy) as refused, bounded.ticket(CROWD):
+    with bounded.admitted(CROWD), bounded.admitted(CROWD), bounded.admitted(CROWD):
+        with pytest.raises(Busy) as refused, bounded.admitted(CROWD):
             pass
         assert str(refused.value) == problem
         assert refused.value.retry_after > 0
-        with bounded.ticket(OTHER):
+        with bounded.admitted(OTHER):
             assert bounded.waiting == 4
-    with bounded.ticket(CROWD):
+    with bounded.admitted(CROWD):
         assert bounded.waiting == 1, "nothing is left of what had ended or was refused"
 
 
@@ -56,7 +56,7 @@ async def test_waiting_requests_that_are_cancelled_leave_at_once() -> None:
     bounded = admission(1, 8, Limits(1, 8))
 
     async def run(share: bytes, running: asyncio.Event, done: asyncio.Event) -> None:
-        with bounded.ticket(share):
+        with bounded.admitted(share):
             async with bounded.place(share, 100):
                 running.set()
                 await done.wait()
@@ -81,7 +81,7 @@ async def test_a_request_that_is_cancelled_as_its_turn_comes_loses_no_place() ->
     bounded = admission(1, 8, Limits(1, 8))
 
     async def run() -> None:
-        with bounded.ticket(CROWD):
+        with bounded.admitted(CROWD):
             async with bounded.place(CROWD, 100):
                 await asyncio.sleep(0)
 
@@ -161,11 +161,11 @@ async def test_the_python_client_goes_on_with_a_stream_that_it_did_not_read(
 async def test_a_quota_wins_over_what_all_clients_may() -> None:
     bounded = admission(4, 8, Limits(4, 4, "_per_client"))
     quota = Quota("alice", running=1, waiting=1)
-    with bounded.ticket(CROWD, quota), bounded.ticket(CROWD, quota):
+    with bounded.admitted(CROWD, quota), bounded.admitted(CROWD, quota):
         problem = "max_running_per_client is 1, max_waiting_per_client is 1"
-        with pytest.raises(Busy, match=problem), bounded.ticket(CROWD, quota):
+        with pytest.raises(Busy, match=problem), bounded.admitted(CROWD, quota):
             pass
-        with bounded.ticket(OTHER), bounded.ticket(OTHER), bounded.ticket(OTHER):
+        with bounded.admitted(OTHER), bounded.admitted(OTHER), bounded.admitted(OTHER):
             found = [(each.name, each.waiting) for each in bounded.clients]
             assert (client_name(CROWD), 2) in found
             assert "alice" not in dict(found), "other clients see them"
@@ -177,7 +177,7 @@ async def test_clients_get_tokens_by_their_weights() -> None:
 
     async def run(share: bytes, weight: float) -> None:
         quota = Quota(share.decode(), weight=weight)
-        with bounded.ticket(share, quota):
+        with bounded.admitted(share, quota):
             async with bounded.place(share, 100, quota) as place:
                 place.used = 100
                 order.append(share)

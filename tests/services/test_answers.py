@@ -174,7 +174,7 @@ async def test_a_refused_request_was_not_tokenised(monkeypatch: pytest.MonkeyPat
         return (5,)
 
     monkeypatch.setattr(Answers, "_tokenise", tokenise)
-    monkeypatch.setattr(answers_module, "QUEUE", 1)  # else all is written at once
+    monkeypatch.setattr(answers_module, "MAX_QUEUED_CHUNKS", 1)  # else all is written at once
     async with front(waiting=1) as served:
         admission = served.answers.admission
         running = served.answers.generate(asked())
@@ -193,7 +193,7 @@ async def test_a_refused_request_was_not_tokenised(monkeypatch: pytest.MonkeyPat
 
 async def test_mute_readers_give_their_places_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """And go on from where they were when they read again."""
-    monkeypatch.setattr(answers_module, "QUEUE", 4)
+    monkeypatch.setattr(answers_module, "MAX_QUEUED_CHUNKS", 4)
     monkeypatch.setattr(answers_module, "STALL_SECONDS", 0.05)
     async with front() as served:
         _, whole = await served.ask(asked())

@@ -72,7 +72,7 @@ async def none() -> AsyncIterator[None]:
 
 async def hang() -> AsyncIterator[None]:
     """Until that is noticed."""
-    heartbeat.MISSED = HASTY
+    heartbeat.MAX_MISSED = HASTY
     await asyncio.Event().wait()
     yield
 
@@ -96,7 +96,7 @@ async def client_of(*addresses: str, retry_seconds: float = LIMIT) -> AsyncItera
             fell_silent = client.front_ends.fell_silent
 
             def noticed(number: int) -> None:
-                heartbeat.MISSED = PATIENT
+                heartbeat.MAX_MISSED = PATIENT
                 fell_silent(number)
 
             client.front_ends.fell_silent = noticed  # type: ignore[method-assign]
@@ -128,9 +128,9 @@ async def test_silence_is_counted_in_heartbeats_and_anything_that_arrives_ends_i
             arrived += beats in arrivals
 
     monkeypatch.setattr(heartbeat, "asyncio", Clock)
-    monkeypatch.setattr(heartbeat, "MISSED", 7)
+    monkeypatch.setattr(heartbeat, "MAX_MISSED", 7)
     await heartbeat.until_silent(lambda: arrived)
-    assert beats == arrivals[-1] + heartbeat.MISSED
+    assert beats == arrivals[-1] + heartbeat.MAX_MISSED
 
 
 async def test_all_streams_leave_one_that_hangs_alone_until_it_answers(first_chosen: None) -> None:

@@ -192,7 +192,7 @@ async def test_a_replica_that_leaves_while_it_is_asked_is_only_gone() -> None:
         replicas = Replicas(config, membership, Registry(str, str))
         async with background(replicas.follow()):
             await until(lambda: replicas.verifiers)
-            serving = asyncio.create_task(replicas.look(10 * LIMIT))
+            serving = asyncio.create_task(replicas.probe_verifiers(10 * LIMIT))
             status = asyncio.create_task(replicas.status())
             await asyncio.sleep(0)  # both have asked
             membership.set(Members())

@@ -72,7 +72,7 @@ def test_a_file_that_cannot_be_used_changes_nothing(file: Path) -> None:
 async def test_who_waits_for_a_revocation_is_woken(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(identities, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(identities, "POLL_SECONDS", 0.01)
     known = Identities(file)
     phone = known.of_certificate("phone.example.com")
     assert phone
@@ -116,11 +116,12 @@ def test_names_in_headers_subdivide_an_identity_and_never_leave_it(file: Path) -
     known = Identities(file)
     alice, bob = known.of_token(ALICE), known.of_token(BOB)
     assert alice and bob
-    nameless, named = Request(share=b"peer"), Request(client=b"name", share=b"name")
+    nameless, named = Request(client_id=b"peer"), Request(cache_scope=b"name", client_id=b"name")
     requests = [each.owning(it) for each in (alice, bob) for it in (nameless, named)]
-    assert len({it.client for it in requests} | {b""}) == 5, "each has a cache of its own"
-    assert [it.share for it in requests[:2]] == [requests[0].share] * 2 != [requests[2].share] * 2
-    assert [it.part for it in requests] == [b"peer", b"name"] * 2
+    assert len({it.cache_scope for it in requests} | {b""}) == 5, "each has a cache of its own"
+    ids = [it.client_id for it in requests]
+    assert ids[0] == ids[1] != ids[2]
+    assert [it.subclient_id for it in requests] == [b"peer", b"name"] * 2
     assert requests[0].quota == Quota("alice", 2, None, 3)
 
 

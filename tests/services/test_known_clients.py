@@ -149,7 +149,7 @@ async def test_a_drafter_that_is_removed_leaves_at_once(
     async def none() -> bool:
         return not await drafters(known)
 
-    monkeypatch.setattr(identities, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(identities, "POLL_SECONDS", 0.05)
     known.write(entry("alice", ALICE))
     try:
         await until(none)

@@ -110,11 +110,11 @@ async def test_a_service_that_comes_back_is_opened_again_and_told_what_was_close
 async def test_a_peer_that_falls_silent_is_lost_and_called_again() -> None:
     peer = Peer()
     async with linked(peer) as (link, user):
-        peer.mute, heartbeat.MISSED = True, HASTY
+        peer.mute, heartbeat.MAX_MISSED = True, HASTY
         await until(lambda: user.reported == ["lost"])
         assert not link.connected
         await until(lambda: peer.calls > 1)
-        peer.mute, heartbeat.MISSED = False, PATIENT
+        peer.mute, heartbeat.MAX_MISSED = False, PATIENT
         await until(lambda: user.reported == ["lost", "connected"])
 
 
@@ -175,9 +175,9 @@ async def test_a_bug_in_a_subscriber_that_is_told_of_a_loss_does_not_end_the_lin
         user = Subscriber()
         broken.lost = fail  # type: ignore[method-assign]
         link.subscribe(user)
-        peer.mute, heartbeat.MISSED = True, HASTY
+        peer.mute, heartbeat.MAX_MISSED = True, HASTY
         await until(lambda: user.reported == ["lost"])
-        peer.mute, heartbeat.MISSED = False, PATIENT
+        peer.mute, heartbeat.MAX_MISSED = False, PATIENT
         await until(lambda: user.reported == ["lost", "connected"])
         assert broken.reported == [Internal, "connected"]
 
@@ -189,7 +189,7 @@ async def test_a_link_whose_own_work_fails_ends_its_scope() -> None:
     with pytest.raises(SystemError):
         async with linked(Peer()) as (link, _):
             link._on_lost = lambda: broken(None)  # type: ignore[method-assign]
-            link._complete = broken
+            link.complete = broken
             await asyncio.Event().wait()
 
 

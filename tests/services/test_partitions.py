@@ -75,10 +75,10 @@ async def test_a_service_beyond_a_partition_is_lost_and_used_again_when_it_is_he
         link.open(1, opening(), subscriber)
         await until(lambda: peer.sent("open"))
         await proxy.become(WAYS[way])
-        heartbeat.MISSED = HASTY
+        heartbeat.MAX_MISSED = HASTY
         await until(lambda: subscriber.reported == ["lost"])
         assert not link.connected
-        heartbeat.MISSED = PATIENT
+        heartbeat.MAX_MISSED = PATIENT
         await proxy.become(State())
         await until(lambda: subscriber.reported == ["lost", "connected"])
         link.open(2, opening(), subscriber)
@@ -91,7 +91,7 @@ async def test_a_service_that_takes_long_to_receive_a_large_opening_is_not_lost(
     monkeypatch.setattr(rpc, "CLIENT_OPTIONS", rpc.LIMITS)  # gRPC's own pings do not arrive either
     peer = Peer()
     async with partitioned(peer) as (proxy, link, subscriber):
-        heartbeat.MISSED = 60  # so many more come from the service, and it shows no progress
+        heartbeat.MAX_MISSED = 60  # so many more come from the service, and it shows no progress
         await proxy.become(WAYS["to the service"])
         link.open(1, opening(100_000), subscriber)
         for _ in range(90):  # heartbeats
@@ -115,7 +115,7 @@ async def test_a_client_beyond_a_partition_asks_another_front_end(
         client = await scope.enter_async_context(client_of(f"{HOST}:{proxy.port}", second))
         assert await tokens_of(client) == WHOLE
         await proxy.become(WAYS[way])
-        heartbeat.MISSED = HASTY
+        heartbeat.MAX_MISSED = HASTY
         for _ in range(3):
             assert await tokens_of(client) == WHOLE
         assert len(fronts[1].received) == 3
@@ -134,7 +134,7 @@ async def test_an_only_front_end_answers_as_soon_as_the_partition_is_healed() ->
     ):
         assert await tokens_of(client) == WHOLE
         await proxy.become(WAYS["both"])
-        heartbeat.MISSED = HASTY
+        heartbeat.MAX_MISSED = HASTY
         answer = asyncio.create_task(tokens_of(client))
         await until(lambda: client.front_ends.silent)
         assert not answer.done()

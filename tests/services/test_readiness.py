@@ -15,11 +15,11 @@ from tandem import models
 from tandem.engine.config import ModelServiceConfig
 from tandem.orchestrator import server
 from tandem.orchestrator.config import OrchestratorConfig
-from tandem.orchestrator.fleet import readiness
+from tandem.orchestrator.fleet import replicas as module
 from tandem.orchestrator.fleet.fleet_metrics import FleetMetrics
 from tandem.orchestrator.fleet.membership import Acceptance, Members, Membership
 from tandem.orchestrator.fleet.registration import Registry
-from tandem.orchestrator.fleet.replicas import Look, Replicas
+from tandem.orchestrator.fleet.replicas import ProbeResult, Replicas
 from tandem.protos.errors import Unusable
 from tandem.protos.service.tasks import background
 from tandem.protos.transport import rpc
@@ -67,13 +67,13 @@ async def test_a_verifier_with_another_model_makes_nobody_ready() -> None:
         ((Verifier(MODEL, False), Verifier(OTHER)), False),
         ((), False),
     ):
-        assert (await replicas(*verifiers)[0].look(1.0)).serving == ready
+        assert (await replicas(*verifiers)[0].probe_verifiers(1.0)).serving == ready
 
 
 async def test_a_model_is_replaced_when_only_another_one_is_there_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(readiness, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "PROBE_PAUSE_SECONDS", 0.0)
     ours, other = Verifier(MODEL), Verifier(OTHER)
     stranger = Verifier(replace(OTHER, tokenizer_fingerprint="other tokens"))
     for verifiers, replaced in (
@@ -83,25 +83,25 @@ async def test_a_model_is_replaced_when_only_another_one_is_there_for_a_while(
         ((), False),
         ((other, other), True),
     ):
-        assert (await replicas(*verifiers)[0].look(1.0)).replaced == replaced
+        assert (await replicas(*verifiers)[0].probe_verifiers(1.0)).replaced == replaced
     found, _ = replicas(ours)
-    looks = 0
+    probes = 0
 
-    async def look(seconds: float) -> Look:
-        nonlocal looks
-        looks += 1
-        return Look(False, looks != readiness.REPLACED)
+    async def probe_verifiers(seconds: float) -> ProbeResult:
+        nonlocal probes
+        probes += 1
+        return ProbeResult(False, probes != module.MAX_REPLACED_PROBES)
 
-    found.look = look  # type: ignore[method-assign]
+    found.probe_verifiers = probe_verifiers  # type: ignore[method-assign]
     with pytest.raises(Unusable, match="another model than at the start"):
-        await readiness.report_verifiers(Health(), found)
-    assert looks == 2 * readiness.REPLACED
+        await found.report_verifiers(Health())
+    assert probes == 2 * module.MAX_REPLACED_PROBES
 
 
 async def test_an_orchestrator_whose_verifier_was_replaced_ends(
     embedded: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readiness, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "PROBE_PAUSE_SECONDS", 0.0)
     port = rpc.free_port("127.0.0.1")
 
     def verifier(model: Path) -> AbstractAsyncContextManager[str]:

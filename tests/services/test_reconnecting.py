@@ -39,7 +39,7 @@ async def test_a_stream_goes_on_as_soon_as_the_front_end_is_there(
 
     monkeypatch.setattr(retry, "FIRST_PAUSE", NEVER)
     monkeypatch.setattr(retry, "LONGEST_PAUSE", NEVER)
-    monkeypatch.setattr(client_module, "EARLIEST", 0.0)
+    monkeypatch.setattr(client_module, "MIN_PAUSE_FRACTION", 0.0)
     port = rpc.free_port(HOST)
     async with AsyncClient(f"{HOST}:{port}") as client:
         client.front_ends.channels = [Channel(each) for each in client.front_ends.channels]
@@ -72,7 +72,7 @@ async def test_a_pause_ends_when_a_connection_that_was_lost_is_there_and_it_is_n
             return states[looked - 1]
 
     channel: Any = Channel()
-    monkeypatch.setattr(rpc, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(rpc, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(rpc, "monotonic", lambda: float(max(0, looked - 1)))
     await rpc.reconnected(channel, after)
     assert looked == looks

@@ -43,11 +43,11 @@ async def test_a_drafter_that_dies_or_hangs_is_removed_and_comes_back_by_itself(
         async with linking(front, address) as (link, subscriber):
             await proxy.become(state)
             if state.hung:
-                heartbeat.MISSED = HASTY
+                heartbeat.MAX_MISSED = HASTY
             await front.has(0)
             await until(lambda: not link.connected)
             assert subscriber.reported == ["connected", "lost"]
-        heartbeat.MISSED = PATIENT
+        heartbeat.MAX_MISSED = PATIENT
         await proxy.become(State())
         assert await front.has(1) == [address]
 
@@ -128,7 +128,7 @@ async def test_a_drafter_is_registered_only_while_its_model_serves() -> None:
 
 async def test_a_front_end_that_is_silent_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "SECONDS", 0.02)
-    monkeypatch.setattr(heartbeat, "MISSED", 5)
+    monkeypatch.setattr(heartbeat, "MAX_MISSED", 5)
     calls = []
 
     class Silent(registration_pb2_grpc.RegistrationServiceServicer):

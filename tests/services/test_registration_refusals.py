@@ -166,6 +166,6 @@ async def unusable(front: Front, address: str) -> AsyncIterator[None]:
 async def test_a_drafter_that_is_silent_is_removed() -> None:
     async with front_end() as front, registering(front, silent=True) as call:
         async with unusable(front, *await front.has(1)):
-            heartbeat.MISSED = HASTY
+            heartbeat.MAX_MISSED = HASTY
             await front.has(0)
         assert "not registered any more: it was silent" in await refusal(call)

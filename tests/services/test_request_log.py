@@ -167,7 +167,7 @@ async def test_requests_in_progress_leave_a_line_now_and_then(
         """The front end's own lines are of other requests."""
         return [line for line in front.lines if line.get("waiting")]
 
-    with admission.ticket(b"share"):
+    with admission.admitted(b"share"):
         await until(of_this)
     recording.cancel()
     line = of_this()[0]

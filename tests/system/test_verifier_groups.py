@@ -54,7 +54,7 @@ class Fleet:
 
 @pytest.fixture
 async def fleet(embedded: Pair, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fleet]:
-    monkeypatch.setattr(heartbeat, "MISSED", 1000)  # a verifier that is late is not lost
+    monkeypatch.setattr(heartbeat, "MAX_MISSED", 1000)  # a verifier that is late is not lost
     async with AsyncExitStack() as scope:
         yield Fleet(embedded, scope)
 

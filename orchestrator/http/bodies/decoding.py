@@ -13,9 +13,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from tandem.orchestrator.http.bodies.grammars import grammar_of
 from tandem.orchestrator.http.bodies.parts import (
-    MOST_32,
-    MOST_64,
-    MOST_CHOICES,
+    MAX_CHOICES,
+    MAX_INT32,
+    MAX_INT64,
     ChoiceBody,
     MessageBody,
     TokenIds,
@@ -52,18 +52,18 @@ SAMPLING = (
     "frequency_penalty",
     "seed",
 )
-LONGEST_ID = 120  # characters of a request id, so that the number of a choice fits behind it
+MAX_ID_LENGTH = 120  # characters of a request id, so that the number of a choice fits behind it
 IDS = TypeAdapter[list[int]](TokenIds, config=ConfigDict(strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The sender of a request: `client` says whose cached prefixes the request may use, `share`
-    whose share of the places it takes, and `request_id` names it.
+    """The sender of a request: `cache_scope` says whose cached prefixes the request may use,
+    `client_id` whose places it takes, and `request_id` names it.
     """
 
-    client: bytes
-    share: bytes
+    cache_scope: bytes
+    client_id: bytes
     request_id: str
 
 
@@ -72,8 +72,8 @@ def completions(body: CompletionBody, caller: Caller) -> tuple[Request, ...]:
     InvalidRequest.
     """
     prompts, count = _prompts(body.prompt), body.n or 1
-    if len(prompts) * count > MOST_CHOICES:
-        problem = f"has {len(prompts)} prompts, times n {count}, above {MOST_CHOICES} choices"
+    if len(prompts) * count > MAX_CHOICES:
+        problem = f"has {len(prompts)} prompts, times n {count}, above {MAX_CHOICES} choices"
         raise InvalidRequest.of("prompt", problem)
     first = [_request(body, prompt, caller, body.logprobs, COMPLETION_TOKENS) for prompt in prompts]
     return _numbered(choice for each in first for choice in _choices(each, count))
@@ -86,17 +86,17 @@ def chats(body: ChatBody, caller: Caller) -> tuple[Request, ...]:
 
 def _choices(request: Request, count: int) -> Iterator[Request]:
     """Repeat a request `count` times; each copy's seed is one above that of the copy before."""
-    for place in range(count):
+    for index in range(count):
         sampling = request.sampling
         if sampling.seed is not None:
-            sampling = replace(sampling, seed=(sampling.seed + place) % (MOST_64 + 1))
+            sampling = replace(sampling, seed=(sampling.seed + index) % (MAX_INT64 + 1))
         yield replace(request, sampling=sampling)
 
 
 def _numbered(requests: Iterable[Request]) -> tuple[Request, ...]:
     """Give each request an id of its own. The first keeps the id of the whole response."""
     first, *others = requests
-    named = (f"{first.request_id[:LONGEST_ID]}-{place}" for place in range(1, 1 + len(others)))
+    named = (f"{first.request_id[:MAX_ID_LENGTH]}-{index}" for index in range(1, 1 + len(others)))
     pairs = zip(others, named, strict=True)
     return first, *(replace(each, request_id=name) for each, name in pairs)
 
@@ -109,7 +109,7 @@ def _chat(body: ChatBody, caller: Caller) -> Request:
         raise InvalidRequest.of("top_logprobs", "needs logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     conversation = conversation_of(body)
-    return _request(body, conversation, caller, logprobs, MOST_32, body.max_completion_tokens)
+    return _request(body, conversation, caller, logprobs, MAX_INT32, body.max_completion_tokens)
 
 
 def conversation_of(body: ChatBody) -> Conversation:
@@ -161,7 +161,7 @@ def needs_stream() -> InvalidRequest:
 
 def renamed(error: InvalidRequest, body: GenerationBody) -> InvalidRequest:
     """Return the error with the field names that the body uses."""
-    names, (grammar, place) = dict(RENAMED), grammar_of(body)
+    names, (grammar, field_name) = dict(RENAMED), grammar_of(body)
     if isinstance(body, ChatBody):
         names["logprobs"] = "top_logprobs"
         if body.max_completion_tokens is not None:
@@ -171,7 +171,7 @@ def renamed(error: InvalidRequest, body: GenerationBody) -> InvalidRequest:
         if field.startswith("speculation."):
             return field
         if grammar and field == grammar.field:
-            return place
+            return field_name
         last = field.rpartition(".")[2] if "[" not in field else field.partition(".")[2]
         return names.get(last, last)
 
@@ -191,7 +191,7 @@ def _request(
     given = {name: getattr(body, name) for name in SAMPLING}
     sampling = {name: value for name, value in given.items() if value is not None}
     if body.seed is not None:
-        sampling["seed"] = body.seed % (MOST_64 + 1)  # gRPC's seeds have no sign
+        sampling["seed"] = body.seed % (MAX_INT64 + 1)  # gRPC's seeds have no sign
     if body.top_k is not None:
         sampling["top_k"] = max(0, body.top_k)  # vLLM's -1 means off
     biases = sorted((int(token), bias) for token, bias in (body.logit_bias or {}).items())
@@ -212,8 +212,8 @@ def _request(
         body.prompt_logprobs,
         isinstance(body, CompletionBody) and bool(body.echo),
         bool(body.return_token_ids),
-        client=caller.client,
-        share=caller.share,
+        cache_scope=caller.cache_scope,
+        client_id=caller.client_id,
         default_new_tokens=default_new_tokens,
     )
 

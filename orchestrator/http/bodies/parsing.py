@@ -14,7 +14,7 @@ from tandem.orchestrator.http.bodies import tolerance
 from tandem.orchestrator.http.bodies.tolerance import Json
 from tandem.protos.errors import InvalidRequest, Violation
 
-MOST_MISTAKES, LONGEST_NAME = 32, 64
+MAX_MISTAKES, MAX_NAME_LENGTH = 32, 64
 MISTAKES = {"missing": "is missing", "extra_forbidden": "is not supported"}
 UNCHANGED: Mapping[str, str] = {}
 Parsed = TypeVar("Parsed", bound=BaseModel)
@@ -33,23 +33,23 @@ def read(content: bytes) -> tuple[Json, tuple[str, ...]]:
     return tolerance.without_effect(body)
 
 
-def fitted(kind: type[Parsed], body: Json, words: Mapping[str, str] = UNCHANGED) -> Parsed:
+def validated(kind: type[Parsed], body: Json, words: Mapping[str, str] = UNCHANGED) -> Parsed:
     """Validate a body as a `kind`. Raises InvalidRequest, which names every field that is wrong
     but no value. `words` maps the names of fields to those that the client used.
     """
     try:
         return kind.model_validate(body)
     except ValidationError as error:
-        raise in_words(InvalidRequest(*_violations(error)), words) from None
+        raise with_field_names(InvalidRequest(*_violations(error)), words) from None
 
 
 def parsed(kind: type[Parsed], content: bytes) -> tuple[Parsed, tuple[str, ...]]:
     """Read and validate a body. Returns it with the names of its ignored fields."""
     left, ignored = read(content)
-    return fitted(kind, left), ignored
+    return validated(kind, left), ignored
 
 
-def in_words(error: InvalidRequest, words: Mapping[str, str]) -> InvalidRequest:
+def with_field_names(error: InvalidRequest, words: Mapping[str, str]) -> InvalidRequest:
     """Return the error with the first part of each field's name replaced as `words` says."""
 
     def word(field: str) -> str:
@@ -60,28 +60,28 @@ def in_words(error: InvalidRequest, words: Mapping[str, str]) -> InvalidRequest:
 
 
 def _violations(error: ValidationError) -> Iterator[Violation]:
-    if error.error_count() > MOST_MISTAKES:
+    if error.error_count() > MAX_MISTAKES:
         yield Violation("body", f"has {error.error_count()} mistakes")
         return
-    deepest: dict[str, Violation] = {}  # by place; a field of several kinds fails once for each
+    deepest: dict[str, Violation] = {}  # by path; a field of several kinds fails once for each
     for found in error.errors(include_url=False, include_input=False):
-        kind, place = found["type"], _place(found["loc"])
-        field = next((each for each in deepest if place.startswith((f"{each}[", f"{each}."))), "")
+        kind, path = found["type"], _path(found["loc"])
+        field = next((each for each in deepest if path.startswith((f"{each}[", f"{each}."))), "")
         problem = MISTAKES.get(kind) or f"is wrong: {found['msg']}"
-        if kind == "extra_forbidden" and place in tolerance.NEUTRAL:
-            problem = f"is not supported but with {tolerance.accepted(place)}"
+        if kind == "extra_forbidden" and path in tolerance.NEUTRAL:
+            problem = f"is not supported but with {tolerance.accepted(path)}"
         deepest.pop(field, None)
-        deepest.setdefault(place, Violation(place, problem))
+        deepest.setdefault(path, Violation(path, problem))
     yield from deepest.values()
 
 
-def _place(location: tuple[int | str, ...]) -> str:
+def _path(location: tuple[int | str, ...]) -> str:
     """Write a location as `messages[0].content`, without the kinds of values that were tried."""
     first, *others = location or ("body",)
-    place = str(first)[:LONGEST_NAME]
+    path = str(first)[:MAX_NAME_LENGTH]
     for part in others:
         if isinstance(part, int):
-            place += f"[{part}]"
+            path += f"[{part}]"
         elif part.isidentifier() and part != "str":
-            place += f".{part[:LONGEST_NAME]}"
-    return place
+            path += f".{part[:MAX_NAME_LENGTH]}"
+    return path

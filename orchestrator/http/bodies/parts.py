@@ -12,8 +12,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from tandem.orchestrator.requests.tools import NAME, json_object
 
-MOST_CHOICES = 128  # choices of one request, counted over all its prompts, as at OpenAI
-MOST_32, LEAST_64, MOST_64 = (1 << 32) - 1, -(1 << 63), (1 << 64) - 1
+MAX_CHOICES = 128  # choices of one request, counted over all its prompts, as at OpenAI
+MAX_INT32, LEAST_64, MAX_INT64 = (1 << 32) - 1, -(1 << 63), (1 << 64) - 1
 
 
 def _json_object(value: str) -> str:
@@ -37,8 +37,8 @@ def _single(value: float) -> float:
 
 
 Number: TypeAlias = Annotated[float, AfterValidator(_single)]
-Count: TypeAlias = Annotated[int, Field(ge=0, le=MOST_32)]
-Seed: TypeAlias = Annotated[int, Field(ge=LEAST_64, le=MOST_64)]
+Count: TypeAlias = Annotated[int, Field(ge=0, le=MAX_INT32)]
+Seed: TypeAlias = Annotated[int, Field(ge=LEAST_64, le=MAX_INT64)]
 TokenId: TypeAlias = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 TokenIds: TypeAlias = Annotated[list[Count], Field(fail_fast=True)]
 Texts: TypeAlias = Annotated[list[str], Field(fail_fast=True)]

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from tandem.orchestrator.http.bodies.parts import (
-    MOST_32,
-    MOST_CHOICES,
+    MAX_CHOICES,
+    MAX_INT32,
     Body,
     ChoiceBody,
     Count,
@@ -31,7 +31,7 @@ class GenerationBody(Body):
     """The fields that completions and chats share."""
 
     model: str | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: Number | None = None
@@ -42,7 +42,7 @@ class GenerationBody(Body):
     seed: Seed | None = None
     stop: str | Texts | None = None
     max_tokens: Count | None = None
-    user: str | None = None  # names whose share of the places the request takes
+    user: str | None = None  # names the client whose places the request takes
     prompt_cache_key: str | None = None  # requests with the same key share cached prefixes
     response_format: ResponseFormat | None = None
     # Fields that vLLM adds to OpenAI's
@@ -52,7 +52,7 @@ class GenerationBody(Body):
     guided_choice: Texts | None = None
     guided_grammar: str | None = None
     cache_salt: str | None = None  # only requests with the same salt share cached prefixes
-    top_k: Annotated[int, Field(ge=-1, le=MOST_32)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
     min_p: Number | None = None
     repetition_penalty: Number | None = None
     ignore_eos: bool | None = None

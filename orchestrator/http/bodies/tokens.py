@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.orchestrator.http.bodies.decoding import conversation_of
-from tandem.orchestrator.http.bodies.parsing import fitted, parsed, read
+from tandem.orchestrator.http.bodies.parsing import parsed, read, validated
 from tandem.orchestrator.http.bodies.parts import Body, TokenIds
 from tandem.orchestrator.http.bodies.schema import ChatBody, CompletionBody, GenerationBody
 from tandem.orchestrator.requests.request import Conversation
@@ -46,13 +46,13 @@ def tokenized(content: bytes) -> tuple[Tokenized, tuple[str, ...]]:
     """
     fields, ignored = read(content)
     own = {name: fields.pop(name) for name in TokenizeOptions.model_fields if name in fields}
-    options = fitted(TokenizeOptions, own)
+    options = validated(TokenizeOptions, own)
     body: GenerationBody
     if "messages" in fields:
-        body = chat = fitted(ChatBody, fields)
+        body = chat = validated(ChatBody, fields)
         prompt: object = conversation_of(chat)
     else:
-        body = completion = fitted(CompletionBody, fields)
+        body = completion = validated(CompletionBody, fields)
         prompt = completion.prompt
     if not isinstance(prompt, str | Conversation):
         raise InvalidRequest.of("prompt", "is not a text")

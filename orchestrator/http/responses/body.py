@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from tandem.orchestrator.http.bodies.parsing import fitted, read
+from tandem.orchestrator.http.bodies.parsing import read, validated
 from tandem.orchestrator.http.bodies.parts import Body
 from tandem.orchestrator.http.bodies.schema import ChatBody
 from tandem.orchestrator.http.bodies.tolerance import Json
@@ -122,9 +122,9 @@ def as_chat(content: bytes) -> tuple[tuple[ChatBody, ResponsesBody], tuple[str, 
     """
     body, ignored = read(content)
     own = {name: value for name, value in body.items() if name not in SAME}
-    asked = fitted(ResponsesBody, own)
+    asked = validated(ResponsesBody, own)
     chat = {name: body[name] for name in SAME if name in body} | _chat(asked)
-    return (fitted(ChatBody, chat, RENAMED), asked), ignored
+    return (validated(ChatBody, chat, RENAMED), asked), ignored
 
 
 def _chat(asked: ResponsesBody) -> Json:

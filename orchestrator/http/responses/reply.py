@@ -116,10 +116,10 @@ class ResponsesReply:
         if not self._kind:
             return
         if call:
-            place = {"item_id": self._id(), "output_index": len(self._items)}
+            position = {"item_id": self._id(), "output_index": len(self._items)}
             delta, done = "function_call_arguments.delta", "function_call_arguments.done"
-            yield self._event(delta, **place, delta=call.arguments)
-            yield self._event(done, **place, name=call.name, arguments=call.arguments)
+            yield self._event(delta, **position, delta=call.arguments)
+            yield self._event(done, **position, name=call.name, arguments=call.arguments)
         elif self._kind == "message":
             yield self._of_part("output_text.done", text=self._text)
             yield self._of_part("content_part.done", part=self._part())
@@ -148,8 +148,8 @@ class ResponsesReply:
 
     def _of_part(self, name: str, **fields: object) -> Json:
         logprobs: Json = {"logprobs": []} if name.startswith("output_text") else {}
-        place = {"item_id": self._id(), "output_index": len(self._items), "content_index": 0}
-        return self._event(name, **place, **fields, **logprobs)
+        position = {"item_id": self._id(), "output_index": len(self._items), "content_index": 0}
+        return self._event(name, **position, **fields, **logprobs)
 
     def _event(self, kind: str, **fields: object) -> Json:
         self._number += 1
