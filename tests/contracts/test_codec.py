@@ -232,7 +232,7 @@ def test_a_score_arrives_as_near_as_a_byte_can_say(scores: list[float]) -> None:
 
 
 def test_a_proposal_without_scores_is_one_of_certain_nodes() -> None:
-    message = common_pb2.Propose(stream=STREAM, behind=4, tokens=[8, 9], parents=[0, 1])
+    message = common_pb2.Proposal(stream=STREAM, behind=4, tokens=[8, 9], parents=[0, 1])
     assert decode_proposal(message) == proposal_of(types.Draft.chain((8, 9)), 4)
 
 
