@@ -109,14 +109,14 @@ def resolve(folder: Path, endpoint: str, *asked: tuple[str, str], offline: str =
 
 
 def test_a_name_on_the_hub_is_downloaded_once_and_no_more_than_is_needed(tmp_path: Path) -> None:
-    nobody = ("nobody/nothing", "MODEL")
+    nobody = ("nobody/nothing", "MODEL_FILES")
     with serving() as endpoint:
         tokenizer, model, problem = resolve(
-            tmp_path, endpoint, (NAME, "TOKENIZER"), (NAME, "MODEL"), nobody
+            tmp_path, endpoint, (NAME, "TOKENIZER_FILES"), (NAME, "MODEL_FILES"), nobody
         )
     assert "tokenizer.json" in tokenizer and "model.safetensors" not in tokenizer
     assert model == [NAME, *sorted(file.name for file in models.TARGET.iterdir())]
-    again, still = resolve(tmp_path, endpoint, (NAME, "MODEL"), nobody, offline="1")
+    again, still = resolve(tmp_path, endpoint, (NAME, "MODEL_FILES"), nobody, offline="1")
     assert again == model
     for line in (problem, still):
         assert "nobody/nothing is not here and was not downloaded" in line

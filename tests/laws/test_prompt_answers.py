@@ -42,9 +42,9 @@ def of_prompt(count: int, start: int = 0, **fields: Any) -> Step:
 
 def test_a_run_that_is_begun_again_asks_for_what_has_not_been_told() -> None:
     answer = builder()
-    assert answer.x == 1
+    assert answer.started().prompt_logprobs_from == 1
     assert answer.add(of_prompt(3)).token_ids == ()
-    assert (answer.x, answer.finished) == (4, False)
+    assert (answer.started().prompt_logprobs_from, answer.finished) == (4, False)
     answer.add(of_prompt(99, 3))
     chunk = answer.add(Step(Commit(len(PROMPT), (PROMPT[0],))))
     assert (chunk.prompt.text, chunk.prompt.logprobs) == (TEXT, TOLD)
