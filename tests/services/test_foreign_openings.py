@@ -29,9 +29,9 @@ def translated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens were translated, each time."""
     counts, translate = list[int](), Translation.to_draft
 
-    def counting(self: Translation, tokens: Sequence[int], opening: bool = True) -> list[int]:
+    def counting(self: Translation, tokens: Sequence[int], at_start: bool = True) -> list[int]:
         counts.append(len(tokens))
-        return translate(self, tokens, opening)
+        return translate(self, tokens, at_start)
 
     monkeypatch.setattr(Translation, "to_draft", counting)
     return counts
