@@ -1,7 +1,7 @@
 """Decides when a drafter whose proposals bring nothing is left alone for a while. Pure.
 
 Proposals that are wrong, late or not worth a row cost messages, and time where the drafter shares
-the verifier's machine. After many steps for which proposes came and none was accepted, the drafter
+the verifier's machine. After many steps for which proposals came and none was accepted, the drafter
 is sent nothing during a pause. After the pause it is sent all held-back commits at once, because
 drafts may pay again. An honest drafter stops proposing by itself before that; a silent drafter is
 never left alone.
