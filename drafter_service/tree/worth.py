@@ -128,6 +128,6 @@ class Worth:
         return FeedThreshold(
             math.log(self._cost * rates.row / (trust.margin * conditions.token_seconds)),
             math.log(trust.frequency),
-            trust.log,
+            min(0.0, trust.log),
             ahead / (1 - gained) if gained < 1 else math.inf,
         )

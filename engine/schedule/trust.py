@@ -3,10 +3,11 @@
 A source claims a chance for each next token. In some trials it has *claimed* so many tokens in all,
 and so many were *right*. A chance that it claims next is then multiplied by its trust:
 
-    trust = (right + PRIOR) / (claimed + PRIOR).
+    trust = (right + PRIOR) / (claimed + PRIOR), at most exp(MOST).
 
-The prior is what is believed before anything is known: that the source has claimed half a token,
-and was right. How often the source is right, whatever it claims, is
+The bound keeps a source that claims next to nothing, and is right, from being believed without end
+later. The prior is what is believed before anything is known: that the source has claimed half a
+token, and was right. How often the source is right, whatever it claims, is
 
     frequency = (right + PRIOR) / (trials + 2 PRIOR),
 
@@ -35,6 +36,7 @@ from dataclasses import dataclass
 
 PACE, SLOW = 0.05, 0.01  # weight of a trial in what a session and all sessions learn
 BORROWED, PRIOR = 2.0, 0.5  # tokens
+MOST = 0.7  # logarithm of trust
 
 
 @dataclass(slots=True)
@@ -55,7 +57,7 @@ class Trust:
 
     def begun(self, pace: float = PACE) -> Trust:
         """Return the trust of a new session."""
-        share = min(1.0, BORROWED / self.claimed) if self.claimed else 1.0
+        share = min(1.0, BORROWED / max(self.claimed, self.right, BORROWED))
         return Trust(
             share * self.claimed,
             share * self.right,
@@ -68,7 +70,7 @@ class Trust:
     @property
     def log(self) -> float:
         """The logarithm of the factor that corrects a claimed chance."""
-        return math.log((self.right + PRIOR) / (self.claimed + PRIOR))
+        return min(MOST, math.log((self.right + PRIOR) / (self.claimed + PRIOR)))
 
     @property
     def frequency(self) -> float:
@@ -89,5 +91,5 @@ class Trust:
         self.claimed = keep * self.claimed + claimed
         self.right = keep * self.right + right
         self.trials = keep * self.trials + (claimed > 0)
-        if self.shared:
+        if self.shared and claimed:
             self.shared.observe(claimed, right, price)

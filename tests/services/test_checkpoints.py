@@ -77,7 +77,7 @@ def test_who_says_no_dtype_gets_the_checkpoints_own_where_the_cpu_has_it(
     llama: Path, saved: str | None, native: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernels, if there are any, have bfloat16 `native`; float16 is a CPU's on none."""
-    build = None if native is None else SimpleNamespace(pairs=native)
+    build = None if native is None else SimpleNamespace(bf16_pairs=native)
     configure(llama, dtype=saved)
     with monkeypatch.context() as patched:
         patched.setattr("tandem.engine.model.dtypes.kernels", lambda: build)
