@@ -137,7 +137,7 @@ def owed(request: drafter_pb2.ProposeRequest) -> Iterator[tuple[int, int]]:
 @asynccontextmanager
 async def behind(services: Services, hostile: Hostile) -> AsyncIterator[Tandem]:
     """The real verifier with this drafter."""
-    handlers = {"Proposal": grpc.stream_stream_rpc_method_handler(hostile.proposal)}
+    handlers = {"Propose": grpc.stream_stream_rpc_method_handler(hostile.proposal)}
     server = aio.server(options=rpc.SERVER_OPTIONS)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
