@@ -3,7 +3,7 @@
 A source claims a chance for each next token. In some trials it has *claimed* so many tokens in all,
 and so many were *right*. A chance that it claims next is then multiplied by its trust:
 
-    trust = (right + PRIOR) / (claimed + PRIOR), at most exp(MOST).
+    trust = (right + PRIOR) / (claimed + PRIOR), at most exp(MAX_LOG).
 
 The bound keeps a source that claims next to nothing, and is right, from being believed without end
 later. The prior is what is believed before anything is known: that the source has claimed half a
@@ -16,10 +16,11 @@ a row has a price is the mean of what its corrected chances exceed the price by:
 
 New trials count more than old ones: each multiplies what was learned before it by 1 - pace. A trial
 in which little is claimed teaches little, so it makes little be forgotten; but at the pace SLOW
-everything fades. So a source that was wrong, and therefore gets no more trials, is believed again
-in the end.
+all that a session has shown fades. So a source that was wrong, and therefore gets no more trials,
+is believed again in the end.
 
-What a session shows is shown to the trust of all sessions too, which learns at the pace SLOW. A new
+What a session shows is shown to the trust of all sessions too, which learns at the pace SLOW; a
+trial in which nothing is claimed shows nothing, however many sessions have such trials. A new
 session begins with what those have shown, but as if it were BORROWED tokens at most: its own trials
 soon count more, and wrong proposals elsewhere cannot keep its own from being tried.
 
@@ -36,7 +37,7 @@ from dataclasses import dataclass
 
 PACE, SLOW = 0.05, 0.01  # weight of a trial in what a session and all sessions learn
 BORROWED, PRIOR = 2.0, 0.5  # tokens
-MOST = 0.7  # logarithm of trust
+MAX_LOG = 0.7  # of trust
 
 
 @dataclass(slots=True)
@@ -57,7 +58,7 @@ class Trust:
 
     def begun(self, pace: float = PACE) -> Trust:
         """Return the trust of a new session."""
-        share = min(1.0, BORROWED / max(self.claimed, self.right, BORROWED))
+        share = BORROWED / max(self.claimed, self.right, BORROWED)
         return Trust(
             share * self.claimed,
             share * self.right,
@@ -70,7 +71,7 @@ class Trust:
     @property
     def log(self) -> float:
         """The logarithm of the factor that corrects a claimed chance."""
-        return min(MOST, math.log((self.right + PRIOR) / (self.claimed + PRIOR)))
+        return min(MAX_LOG, math.log((self.right + PRIOR) / (self.claimed + PRIOR)))
 
     @property
     def frequency(self) -> float:
@@ -90,6 +91,6 @@ class Trust:
         self.gained = keep * self.gained + max(0.0, min(1.0, claimed * math.exp(self.log)) - price)
         self.claimed = keep * self.claimed + claimed
         self.right = keep * self.right + right
-        self.trials = keep * self.trials + (claimed > 0)
+        self.trials = keep * self.trials + 1
         if self.shared and claimed:
             self.shared.observe(claimed, right, price)

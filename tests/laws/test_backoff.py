@@ -70,6 +70,17 @@ def test_one_that_brings_nothing_is_sent_little_but_never_nothing_for_long(
     assert max(course.silences()) <= LONGEST + 2 * STEP
 
 
+def test_a_trial_after_a_pause_lasts_half_as_many_steps_as_the_first() -> None:
+    course, lengths = Course(lambda now: 0, answers=0.0).run(20), [1]
+    for silence in course.silences():
+        if silence > 2 * STEP:
+            lengths.append(0)
+        lengths[-1] += 1
+    first, *trials = lengths[:-1]
+    assert abs(first - PATIENCE) <= 2 and len(trials) > 3
+    assert all(abs(trial - PATIENCE // 2) <= 2 for trial in trials)
+
+
 def test_it_is_sent_every_token_once_and_in_order() -> None:
     rng = random.Random(1)
     course = Course(lambda now: 5 * (rng.random() < 0.01)).run(60)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.engine.schedule.trust import BORROWED, MOST, Trust
+from tandem.engine.schedule.trust import BORROWED, MAX_LOG, Trust
 from tandem.protos import tree
 from tandem.protos.streams import Proposal
 from tandem.verifier_service.proposals import Proposals
@@ -155,7 +155,7 @@ def test_trust_is_bounded_and_comes_back() -> None:
     assert math.exp(trust.log) > 0.9
     for _ in range(10_000):
         trust.observe(0.1, 4)
-    assert trust.log == MOST
+    assert trust.log == MAX_LOG
     assert trust.begun().right <= BORROWED, "a new session takes over no more than that"
 
 

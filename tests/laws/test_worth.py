@@ -105,6 +105,19 @@ def test_an_overrated_chance_is_corrected_level_by_level() -> None:
     assert worth(trust=taught(0.45, 0.9)).threshold().trust == 0.0
 
 
+def test_what_a_proposal_gains_is_learned_at_the_price_of_its_time() -> None:
+    """The same drafter pays where rows are cheap, and not where they are dear."""
+    least = []
+    for price in (0.05, 0.79):
+        known = DrafterHistory(Trust.of_all())
+        text = Worth(replace(NEAR, price=price), RATES, known, COST)
+        for step in range(200):
+            text.observe_proposal(0.8, step % 5 < 4)
+        least.append(text.threshold().least)
+    cheap, dear = least
+    assert dear > cheap + math.log(4)
+
+
 def test_what_one_text_teaches_is_known_to_all() -> None:
     known = DrafterHistory(taught(0.9, 0.01))
     begun, waiting = (Worth(NEAR, RATES, known, COST) for _ in range(2))
