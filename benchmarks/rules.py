@@ -58,12 +58,12 @@ def independent(shape: DraftShape, params: SamplingParams, root: int) -> Expande
     probabilities.
     """
 
-    def proposal(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
+    def propose(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
         top = warp(logits, params).topk(shape.branches)
         rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
         return [Expansion([Child(*each) for each in zip(*row, strict=True)]) for row in rows]
 
-    return proposal
+    return propose
 
 
 @dataclass(slots=True)
@@ -107,14 +107,14 @@ class InProcess:
 
     def _draft(self, opening: Drafting, stream: Any) -> Job:
         sessions, context = self.host.sessions, opening.context
-        proposal = partial(self.expander_of, opening.shape, opening.sampling)
+        expander_of = partial(self.expander_of, opening.shape, opening.sampling)
         with sessions.acquire(context, 0) as session:
             fresh = context.tokens[session.length - context.base :]
             first = yield from sessions.feed(context, chain_segment(session, fresh))
             sessions.keep(session, context, ())
             growth = TokenTree(opening.shape, context.length, sessions.context_length)
             text = SessionText(sessions, session, opening, growth, Vocabulary(self.tokens))
-            yield from whole_drafts(text, proposal, stream, first, once=True)
+            yield from whole_drafts(text, expander_of, stream, first, once=True)
 
 
 def contenders(visible: torch.Tensor) -> dict[str, tuple[ExpanderFactory, Rule]]:

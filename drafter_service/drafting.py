@@ -115,7 +115,7 @@ class TreeDrafter:
         special = is_whole(opening.shape, params)
         whole = special or opening.lockstep or opening.once
         shape = branching(opening.shape) if special else opening.shape
-        proposal = partial(self._vocabulary.expander, shape, params, visible=self._visible)
+        expander_of = partial(self._vocabulary.expander, shape, params, visible=self._visible)
         rates, cost = self._host.thread.costs.averages, self._host.config.draft_cost
         worth = None if whole else Worth(conditions, rates, self._history, cost)
         clock, inbox = time.perf_counter, stream.inbox
@@ -129,10 +129,9 @@ class TreeDrafter:
             tree = TokenTree(shape, context.length, limit, context.turn, worth)
             text = SessionText(self._sessions, session, opening, tree, self._vocabulary, grammar)
             if worth is None:
-                yield from whole_drafts(text, proposal, stream, first, opening.once)
+                yield from whole_drafts(text, expander_of, stream, first, opening.once)
                 return
-            proposals = proposal(context.length)
-            growing = GrowingTree(text, proposals, stream, worth, clock, first)
+            growing = GrowingTree(text, expander_of(context.length), stream, worth, clock, first)
             while True:
                 growing.take((yield from text.feed(growing)))
 

@@ -18,14 +18,10 @@ REMEMBERED = 64  # commits whose proposals may still come
 class ProposalTiming:
     """The times at which the proposals of one session come, in seconds. 0 means never seen."""
 
-    lag: float = (
-        0.0  # from a commit that no proposal foresaw to the first proposal after it, smoothed
-    )
+    lag: float = 0.0  # from a commit that no proposal foresaw to the proposal after it, smoothed
     gap: float = 0.0  # from a proposal to the next one after the same commit, smoothed
     in_time: bool = True  # whether the newest of those proposals came, and about when it should
-    _commits: dict[int, float] = field(
-        default_factory=dict
-    )  # when unforeseen commits left, by length
+    _commits: dict[int, float] = field(default_factory=dict)  # unforeseen ones: length -> left at
     _newest: int = -1  # the length of the text with the newest commit
     _behind: int = -1  # the newest length after which a proposal came
     _arrived: float = 0.0  # when the newest proposal came

@@ -64,14 +64,13 @@ class SuffixSources:
         self._shape: DraftShape = opening.suffix_shape
         self._text = GrowingTokens.of(text if self._shape.levels else ())
         alone = opening.sampling.rule is not Rule.MATCH  # the text then depends on the proposals
-        self._answers, self._scope = RecentAnswers(0) if alone else answers, scope
+        self._answers = RecentAnswers(0) if alone else answers
+        self._scope = scope
         self._answered = opening.sampling.prompt_length or len(text)
         known = (*opening.known, BOUNDARY) if opening.known else ()
         self._prediction: Tokens = np.array(known, np.int32)
         self._looked = 0  # the length of the text after which proposals were made last
-        self._found: dict[
-            Source, int
-        ] = {}  # the length after which each source last had a proposal
+        self._found: dict[Source, int] = {}  # the length after which each last had a proposal
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Add the tokens with which the text goes on."""

@@ -110,12 +110,19 @@ class Device:
         flush: Callable[[], None],
         fixed: int | None = None,
     ) -> None:
-        self._events, self._seconds, self._flush, self._fixed = events, seconds, flush, fixed
+        self._events = events
+        self._seconds = seconds
+        self._flush = flush
+        self._fixed = fixed
         self.sessions = Sessions(Nothing(), CONTEXT, 1 << 10, lambda: 1, 1e9, lambda: events.now)
         self.before_jobs: Callable[[Sequence[Task]], None] = lambda tasks: None
-        self.costs, self.price, self._limits = StepCosts(), 0.0, StepLimits()
+        self.costs = StepCosts()
+        self.price = 0.0
+        self._limits = StepLimits()
         self._running: list[Task] = []
-        self._steps, self._busy, self._until = 0, False, 0.0
+        self._steps = 0
+        self._busy = False
+        self._until = 0.0
 
     def start(self, owner: bytes, job: Job) -> Task:
         """Begin a job."""

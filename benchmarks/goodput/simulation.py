@@ -38,7 +38,9 @@ class Way:
     """The way of messages from one service to the other, on which none overtakes another."""
 
     def __init__(self, events: Events, seconds: Callable[[], float]) -> None:
-        self._events, self._seconds, self._newest = events, seconds, 0.0
+        self._events = events
+        self._seconds = seconds
+        self._newest = 0.0
 
     def send(self, action: Callable[[], None]) -> None:
         """Send a message: do its `action` when it arrives."""
@@ -64,15 +66,19 @@ class Simulation:
     """The simulation of a world with a policy."""
 
     def __init__(self, world: World, policy: Policy, seed: int) -> None:
-        self._world, self._policy, self._seed = world, policy, seed
-        self._events, self._debt = Events(), 0.0
+        self._world = world
+        self._policy = policy
+        self._seed = seed
+        self._events = Events()
+        self._debt = 0.0
         self._target_noise, self._draft_noise = (random.Random(f"{seed} {w}") for w in "vd")
         self._tokens = 0  # emitted after the start
         self.accepted = Counter[int]()  # tokens of proposals, by the number of the request
         self._number = 0
         self._requests: dict[int, Request] = {}
         self._texts: dict[bytes, SimulatedText] = {}
-        self._conditions, self._history = Conditions(), DrafterHistory()
+        self._conditions = Conditions()
+        self._history = DrafterHistory()
         self._sources = Sources.of_all()
         self._commits: deque[tuple[int, Commit]] = deque()
         self._proposals: deque[tuple[int, Proposal]] = deque()

@@ -83,9 +83,16 @@ class Worth:
     """
 
     def __init__(
-        self, conditions: Conditions, rates: AverageStepTimes, history: DrafterHistory, cost: float
+        self,
+        conditions: Conditions,
+        averages: AverageStepTimes,
+        history: DrafterHistory,
+        cost: float,
     ) -> None:
-        self._conditions, self._rates, self._history, self._cost = conditions, rates, history, cost
+        self._conditions = conditions
+        self._averages = averages
+        self._history = history
+        self._cost = cost
         self._trust = history.trust  # until the text has taught something of its own
         self._last_growth = 0.0
         self._begun = False
@@ -120,13 +127,13 @@ class Worth:
 
     def threshold(self) -> FeedThreshold:
         """Return the threshold above which a node is worth being fed now."""
-        trust, conditions, rates = self._trust, self._conditions, self._rates
-        if not (self._cost and conditions.token_seconds and conditions.pace and rates.row):
+        trust, conditions, averages = self._trust, self._conditions, self._averages
+        if not (self._cost and conditions.token_seconds and conditions.pace and averages.row):
             return FeedThreshold()
-        gained = rates.step / conditions.pace  # tokens of the text, while a level is drafted
+        gained = averages.step / conditions.pace  # tokens of the text, while a level is drafted
         ahead = HALF + conditions.delay / conditions.pace + HALF * gained
         return FeedThreshold(
-            math.log(self._cost * rates.row / (trust.margin * conditions.token_seconds)),
+            math.log(self._cost * averages.row / (trust.margin * conditions.token_seconds)),
             math.log(trust.frequency),
             min(0.0, trust.log),
             ahead / (1 - gained) if gained < 1 else math.inf,

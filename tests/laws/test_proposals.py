@@ -124,10 +124,10 @@ def test_as_many_whole_branches_as_the_nodes_allow(shape: DraftShape, branches: 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_a_row_is_proposed_for_its_own_position_in_any_company(temperature: float) -> None:
     logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(2)) * 3
-    proposal = likeliest_children(SamplingParams(temperature, seed=4), 3)
-    together = proposal(logits, [7, 9, 7])
+    propose = likeliest_children(SamplingParams(temperature, seed=4), 3)
+    together = propose(logits, [7, 9, 7])
     for row, position, expansion in zip(logits, [7, 9, 7], together, strict=True):
-        (alone,) = proposal(row[None], [position])
+        (alone,) = propose(row[None], [position])
         assert [c.token for c in alone.children] == [c.token for c in expansion.children]
         gains = [child.logprob for child in expansion.children]
         assert [child.logprob for child in alone.children] == pytest.approx(gains)
@@ -141,17 +141,17 @@ def test_children_in_a_large_vocabulary_are_those_of_the_whole_row(
     """Whichever way they are proposed, where a few tokens have almost all of the probability."""
     row = torch.randn(1, LARGE_VOCABULARY, generator=torch.Generator().manual_seed(5)) * peak
     params, visible = SamplingParams(*options, seed=9), torch.arange(LARGE_VOCABULARY) % 3 > 0
-    proposals = [
+    expanders = [
         likeliest_children(params, 4, with_probabilities=True),
         sampled_children(params, 4, ROOT),
         medusa_lite_children(params, 4, ROOT, visible),
     ]
-    found = [proposal(row, [ROOT])[0].children for proposal in proposals]
+    found = [propose(row, [ROOT])[0].children for propose in expanders]
     monkeypatch.setattr(
         "tandem.drafter_service.tree.expansion.LARGE_VOCABULARY", LARGE_VOCABULARY + 1
     )
-    for children, proposal in zip(found, proposals, strict=True):
-        (whole,) = proposal(row, [ROOT])
+    for children, propose in zip(found, expanders, strict=True):
+        (whole,) = propose(row, [ROOT])
         assert [child.token for child in children] == [child.token for child in whole.children]
         for child, other in zip(children, whole.children, strict=True):
             assert child.probability == pytest.approx(other.probability, rel=1e-3)
