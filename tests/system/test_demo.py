@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from examples import demo
-from examples.demo import Told
+from examples.demo import Story
 from tandem.v1 import orchestrator_pb2 as api
 from tests.documents import ROOT
 from tests.system.test_command_line import read
@@ -30,14 +30,14 @@ def answer(text: str, seconds: float, steps: int) -> api.GenerateResponse:
 
 
 def test_the_table_has_both_speeds_by_temperature_and_says_whether_texts_differ() -> None:
-    told = [
-        Told(0.0, answer("a", 1.0, 20), answer("a", 2.0, 60)),
-        Told(0.0, answer("b", 2.0, 40), answer("b", 4.0, 60)),
-        Told(1.0, answer("c", 3.0, 30), answer("d", 3.0, 60)),
+    stories = [
+        Story(0.0, answer("a", 1.0, 20), answer("a", 2.0, 60)),
+        Story(0.0, answer("b", 2.0, 40), answer("b", 4.0, 60)),
+        Story(1.0, answer("c", 3.0, 30), answer("d", 3.0, 60)),
     ]
     console = Console(width=120, highlight=False)
     with console.capture() as shown:
-        console.print(demo.table(told))
+        console.print(demo.table(stories))
     assert [" ".join(line.split()) for line in shown.get().splitlines()[2:]] == [
         "0 120 20.0 40.0 2.00 2.00 the same",
         "1 60 20.0 20.0 1.00 2.00 1 differ",
