@@ -89,6 +89,17 @@ def test_a_session_for_which_a_call_waits_is_neither_reclaimed_nor_evicted() -> 
     assert replica.serve(Message(Context(ONE_ID, 2, 2, (9,), 1), (1, 2, 9))).held == 3
 
 
+def test_a_close_ends_the_session_at_its_turn_and_spares_one_that_was_taken_over() -> None:
+    """The close of a stream may come after another stream has opened its session again."""
+    replica = Replica()
+    replica.open(ONE_ID, (1, 2))
+    replica.serve(Message(Context(ONE_ID, 2, 2, (9,), 1), (1, 2, 9)))
+    replica.sessions.close(ONE_ID, turn=1)
+    assert len(replica.sessions) == 1
+    replica.sessions.close(ONE_ID, turn=2)
+    assert len(replica.sessions) == 0
+
+
 def test_a_full_house_is_busy_until_a_session_is_closed() -> None:
     replica = Replica(most=1)
     replica.open(ONE_ID, (1,))
