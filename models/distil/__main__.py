@@ -206,8 +206,10 @@ def learn(
     torch.manual_seed(seed)
     student = students.build(shape, target)
     student.to(device)  # type: ignore[arg-type]  # its wrapper has no types
-    training = Training(student, Course(minutes), target, out, out / WORK / "state.pt")
-    training.run(PackedAnswers.of(rest), held, seed, lambda look: console.print(line_of(look)))
+    packed = PackedAnswers.of(rest)
+    course = Course(minutes, len(packed.tokens))
+    training = Training(student, course, target, out, out / WORK / "state.pt")
+    training.run(packed, held, seed, lambda look: console.print(line_of(look)))
     return training.course
 
 

@@ -5,6 +5,7 @@ drafts stop getting better.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 WARM_UP = 100  # steps
 MAX_HOLD = 0.6  # share of the time limit until which the peak learning rate is held
@@ -15,21 +16,35 @@ MIN_IMPROVEMENT = 1.005  # times the tokens per step of the best drafts before
 
 @dataclass
 class Course:
-    """The state of a training that may take `limit` minutes. It can be saved, and the training
-    continued from it.
+    """The state of a training that may take `limit` minutes and learns from answers of `tokens`
+    tokens. It can be saved, and the training continued from it.
     """
 
     limit: float
+    tokens: int = 0
     step: int = 0
+    warms_from: int = 0  # the step from which the learning rate warms up
     minutes: float = 0.0
     looks: list[float] = field(default_factory=list)  # tokens per step on held-out answers
     falls_from: int = 0  # the step from which the learning rate falls; 0: it does not fall yet
     last: int = 0  # the step to end at, known once the learning rate falls
 
+    @classmethod
+    def continued(cls, saved: dict[str, Any], limit: float, tokens: int) -> Self:
+        """Return a course that was saved, with another limit and other answers. If it had ended,
+        more minutes or more tokens begin another course with what was learned in it.
+        """
+        course = cls(**saved | {"limit": limit, "tokens": tokens})
+        before = cls(**saved)
+        if course.ended and (limit > before.limit or tokens > before.tokens):
+            course.warms_from, course.falls_from, course.last = course.step, 0, 0
+            course.looks.clear()
+        return course
+
     @property
     def scale(self) -> float:
         """The part of the peak learning rate that the next step uses."""
-        warm = min(1.0, (self.step + 1) / WARM_UP)
+        warm = min(1.0, (self.step + 1 - self.warms_from) / WARM_UP)
         if not self.falls_from:
             return warm
         return warm * max(0.0, (self.last - self.step) / (self.last - self.falls_from))

@@ -123,8 +123,7 @@ class Training:
         found = torch.load(self._state, map_location=self.student.device, weights_only=True)
         self.student.load_state_dict(found["student"])
         self._optimiser.restore(found["optimiser"])
-        limit = self.course.limit
-        self.course = Course(**found["course"] | {"limit": limit})
+        self.course = Course.continued(found["course"], self.course.limit, self.course.tokens)
 
     def _step(self, packed: PackedAnswers, seed: int) -> float:
         """Train one step on windows that the step's number decides; return the loss."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import ClassVar
 
@@ -62,6 +63,22 @@ def test_a_course_goes_on_where_it_was() -> None:
                 course.look(next(left))
         again = Course(**{name: getattr(course, name) for name in Course.__dataclass_fields__})
         assert walk(again, 0.05, list(left)) == whole[stop:]
+
+
+@pytest.mark.parametrize(("limit", "tokens"), [(60, 100), (60, 101), (90, 100)])
+def test_a_course_that_ended_goes_on_with_more_answers_or_more_time(
+    limit: float, tokens: int
+) -> None:
+    looks = [1.1 ** min(n, 5) for n in range(1000)]
+    course = Course(60, 100)
+    steps = len(walk(course, 0.05, looks))
+    again = Course.continued(asdict(course), limit, tokens)
+    if (limit, tokens) == (60, 100):
+        assert again == course and again.ended
+        return
+    rates = walk(again, 0.05, looks)
+    assert rates[0] < 0.02 and 1.0 in rates and rates[-1] < 0.01
+    assert again.step == steps + len(rates) and len(rates) > 100
 
 
 def answer(seed: int, prompt: int, size: int) -> Answer:
