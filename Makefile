@@ -32,7 +32,7 @@ arm: .venv/arm/ready ## an emulated ARM machine for the tests, where apt and roo
 demo: setup ## start everything, four stories with and without drafts, both speeds, stop everything
 	$(BIN)/python -m examples.demo
 
-recordings: setup ## record the demo and tandem top as pictures for the documents
+recordings: setup ## record the demo, tandem top and the status page as pictures for the documents
 	$(BIN)/python -m examples.record
 
 test: setup ## what decides whether a change is right

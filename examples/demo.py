@@ -71,8 +71,10 @@ def grown() -> Path:
 
 
 @contextmanager
-def running(mark: str, target: Path) -> Iterator[str]:
-    """Run `tandem up` while the scope lasts; yields the address of the client API."""
+def running(mark: str, target: Path) -> Iterator[tuple[str, str]]:
+    """Run `tandem up` while the scope lasts; yields the address of the client API, and the URL of
+    the status page.
+    """
     settings = {"TANDEM_DEMO": mark, "TANDEM__VERIFIER__RECENT_TOKENS": "0"}
     pair = ["--target", os.path.relpath(target), "--draft", os.path.relpath(models.DRAFT)]
     words = ["up", "--no-ray", "--port", "0", *pair]
@@ -80,11 +82,14 @@ def running(mark: str, target: Path) -> Iterator[str]:
         [*TANDEM, *words], stdout=subprocess.PIPE, text=True, env=os.environ | settings
     )
     assert process.stdout is not None
+    address = ""
     try:
         for line in process.stdout:
             print(line, end="", flush=True)
             if found := re.search(r"client API on (\S+)\.", line):
-                yield found[1]
+                address = found[1]
+            if found := re.search(r"Status page: (\S+)", line):
+                yield address, found[1]
                 break
         else:
             raise SystemExit("error: Tandem did not come up")
@@ -163,7 +168,7 @@ def main() -> None:
     """Grow the target, start Tandem, tell stories with and without drafts, compare, and stop."""
     mark, target, screen = secrets.token_hex(8), grown(), console()
     began = time.monotonic()
-    with running(mark, target) as address, Client(address) as client:
+    with running(mark, target) as (address, _), Client(address) as client:
         screen.print(f"\nTandem was up after {time.monotonic() - began:.0f} s.", end=" ")
         screen.print("[green]Green[/] text is what drafts brought." if screen.is_terminal else "")
         for levels in (None, 0):

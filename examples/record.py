@@ -1,6 +1,7 @@
-"""Record what the demo and `tandem top` print in a terminal, as pictures for the documents.
+"""Record the demo, `tandem top` and the status page, as pictures for the documents.
 
-`make recordings` runs this program. Each picture is an SVG file in docs/recordings.
+`make recordings` runs this program, which needs Chromium. The pictures are in docs/recordings: SVG
+files of what the terminal shows, and a PNG file of the page.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ COLUMNS = 110
 FONTS = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # fonts that other servers would send
 LOAD_SECONDS = 90.0  # seconds of load before `tandem top` is recorded, whose bars show 15 minutes
 CLIENTS = 3
+PAGE = 1280, 1000  # pixels of the page's picture: width, height
 UP = "Tandem was up"  # all that the demo prints before this line is about starting services
 
 
@@ -81,22 +83,24 @@ def load(address: str) -> Iterator[None]:
             client.join()
 
 
-def recorded_top() -> str:
-    """Return what `tandem top` shows while clients ask for stories."""
-    with running(secrets.token_hex(8), grown()) as address, load(address):
-        time.sleep(LOAD_SECONDS)
-        return printed([*TANDEM, "top", "--once", "--address", address])
+def photograph(url: str, file: Path) -> None:
+    """Write a PNG picture of a page."""
+    shown = [f"--window-size={','.join(map(str, PAGE))}", "--hide-scrollbars"]
+    quiet = ["--headless", "--no-sandbox", "--disable-gpu"]
+    subprocess.run(["chromium", *quiet, *shown, f"--screenshot={file}", url], check=True)
 
 
 def main() -> None:
-    """Write both pictures. The picture of the demo begins when its services have started."""
+    """Write all pictures. The picture of the demo begins when its services have started."""
     FOLDER.mkdir(exist_ok=True)
     demo = printed([sys.executable, "-m", "examples.demo"])
+    with running(secrets.token_hex(8), grown()) as (address, page), load(address):
+        time.sleep(LOAD_SECONDS)
+        photograph(page, FOLDER / "page.png")
+        top = printed([*TANDEM, "top", "--once", "--address", address])
     demo = demo[demo.index(UP) :]
-    for name, title, text in (("demo", "make demo", demo), ("top", "tandem top", recorded_top())):
-        file = FOLDER / f"{name}.svg"
-        file.write_text(picture(text, title), encoding="utf-8")
-        print(f"{file}: {file.stat().st_size / 1e3:.0f} kB")
+    for name, title, text in (("demo", "make demo", demo), ("top", "tandem top", top)):
+        (FOLDER / f"{name}.svg").write_text(picture(text, title), encoding="utf-8")
 
 
 if __name__ == "__main__":
