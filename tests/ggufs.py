@@ -15,8 +15,8 @@ from gguf import (
     quants,
 )
 
+from tandem.engine.formats.blocks import READERS
 from tandem.engine.forward.grouped_weight import GroupedWeight, StoredGroups
-from tandem.engine.model.blocks import READERS
 from tandem.models.gguf import convert, copy_metadata, write
 
 MakeGGUF = Callable[[Path, str], Path]

@@ -133,7 +133,7 @@ MUTANTS = {
         "text[start:stop]",
     ),
     "zeros of GPTQ's first version are taken as they are": Mutant(
-        "engine/model/linear_formats.py", 'first=1 if version == "gptq" else 0', "first=0"
+        "engine/formats/linear_formats.py", 'first=1 if version == "gptq" else 0', "first=0"
     ),
 }
 

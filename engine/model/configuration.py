@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from tandem.engine.model.gguf_config import config_of as gguf_config_of
+from tandem.engine.formats.gguf_config import config_of as gguf_config_of
 from tandem.engine.model.probe import refuse_class
 from tandem.protos.errors import Unusable
 from tandem.protos.gguf import Head

@@ -23,9 +23,11 @@ from transformers import (
 from transformers.utils import logging
 
 from tandem.engine.cache.pool import LayerGeometry, position_bytes
+from tandem.engine.formats import gguf
+from tandem.engine.formats.grouping import round_linears
+from tandem.engine.formats.quantised import SETTING, dequantise, unify_dtype
 from tandem.engine.forward.cpu import panels
 from tandem.engine.forward.grouped_weight import GroupedWeight
-from tandem.engine.model import gguf
 from tandem.engine.model.configuration import (
     LOCAL,
     configuration,
@@ -35,7 +37,6 @@ from tandem.engine.model.configuration import (
     longest_text,
 )
 from tandem.engine.model.dtypes import dtype_of
-from tandem.engine.model.grouping import round_linears
 from tandem.engine.model.linears import (
     FULL,
     INT8,
@@ -45,7 +46,6 @@ from tandem.engine.model.linears import (
     replace_layers,
 )
 from tandem.engine.model.probe import install_attention
-from tandem.engine.model.quantised import SETTING, dequantise, unify_dtype
 from tandem.engine.model.reference import ReferenceLogits, reference_logits
 from tandem.engine.parallel.shards import Shard, in_turn, join, joined, split
 from tandem.protos.errors import Unusable

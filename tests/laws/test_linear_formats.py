@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.engine.formats.linear_formats import format_of
 from tandem.engine.forward.grouped_weight import GroupedWeight, numbers_of
-from tandem.engine.model.linear_formats import format_of
 from tandem.protos.errors import Unusable
 from tests.packing import COMPRESSED, Packed, in_awq, in_float8, in_gptq, in_int8, in_words
 

@@ -16,11 +16,11 @@ from tandem import models
 from tandem.drafter_service.tree.vocabulary import visible_tokens
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.exact.exactness import self_test
+from tandem.engine.formats import gguf as reading
+from tandem.engine.formats.blocks import READERS
+from tandem.engine.formats.gguf_config import config_of
 from tandem.engine.host import load_and_test
-from tandem.engine.model import gguf as reading
 from tandem.engine.model import linears
-from tandem.engine.model.blocks import READERS
-from tandem.engine.model.gguf_config import config_of
 from tandem.engine.model.load import load
 from tandem.engine.runner import HFRunner
 from tandem.engine.weights import network_bytes, weights_bytes

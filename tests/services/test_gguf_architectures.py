@@ -18,8 +18,8 @@ from transformers import (
     Qwen2MoeConfig,
 )
 
-from tandem.engine.model import gguf as reading
-from tandem.engine.model.gguf_config import config_of
+from tandem.engine.formats import gguf as reading
+from tandem.engine.formats.gguf_config import config_of
 from tandem.models.gguf import write
 from tandem.protos.errors import Unusable
 from tandem.protos.gguf import head

@@ -25,8 +25,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
+from tandem.engine.formats.blocks import READERS
 from tandem.engine.forward.grouped_weight import GroupedWeight, StoredGroups
-from tandem.engine.model.blocks import READERS
 from tandem.protos.errors import Unusable
 from tandem.protos.gguf import Head, StoredTensor
 

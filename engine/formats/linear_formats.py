@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from tandem.engine.formats.stored_linears import StoredLinear, unpacked
 from tandem.engine.forward.groups import Code
-from tandem.engine.model.stored_linears import StoredLinear, unpacked
 from tandem.protos.errors import Unusable
 
 Tensors: TypeAlias = Mapping[str, torch.Tensor]  # the tensors of a layer, by their names in it

@@ -19,8 +19,8 @@ from transformers import FineGrainedFP8Config, PreTrainedConfig, PreTrainedModel
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 
-from tandem.engine.model.linear_formats import format_of
-from tandem.engine.model.linear_reader import stored_linears
+from tandem.engine.formats.linear_formats import format_of
+from tandem.engine.formats.linear_reader import stored_linears
 from tandem.protos.errors import Unusable
 
 SETTING = "quantization_config"

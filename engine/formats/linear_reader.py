@@ -15,7 +15,7 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from tandem.engine.model.linear_formats import SCALES, Format
+from tandem.engine.formats.linear_formats import SCALES, Format
 from tandem.protos.errors import Unusable
 
 METHOD = "tandem_linears"
