@@ -60,8 +60,9 @@ class Teacher:
                     running.add(asyncio.create_task(self._answer(question)))
                 if not running:
                     return
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
+                    running.remove(task)
                     yield task.result()
         finally:
             for task in running:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import itertools
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +23,8 @@ from tandem.models.distil.__main__ import HELD_OUT, app, read_prompts
 from tandem.models.distil.acceptance import tokens_per_step
 from tandem.models.distil.loss import distillation_loss
 from tandem.models.distil.student import MAX_LAYERS, MIN_LAYERS, Shape, narrowed
-from tandem.protos.errors import Unusable
+from tandem.models.distil.teacher import Question, Teacher
+from tandem.protos.errors import TransportLost, Unusable
 
 ROWS, WIDTH, VOCABULARY, LIKELIEST = 12, 8, 300, 5
 
@@ -181,3 +186,18 @@ def test_too_few_prompts_are_refused_before_anything_starts(tmp_path: Path) -> N
     assert not out.exists()
     file.write_text("one\n" * (HELD_OUT + 1))
     assert len(read_prompts(file)) == HELD_OUT + 1
+
+
+async def test_answers_that_fail_at_once_are_one_error_and_nothing_else_is_logged() -> None:
+    async def generate(*_: object, **__: object) -> None:
+        raise TransportLost("the front end does not answer")
+
+    logged: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+    client: Any = SimpleNamespace(generate=generate)
+    asked = [Question(number, "Why?", 0.0) for number in range(4)]
+    with pytest.raises(TransportLost):
+        async for _ in Teacher(client, max_new_tokens=8, at_once=4).answers(asked):
+            pass
+    gc.collect()
+    assert not logged
