@@ -14,6 +14,7 @@ from tandem.engine.schedule.trust import BORROWED, MAX_LOG, Trust
 from tandem.protos import tree
 from tandem.protos.streams import Proposal
 from tandem.verifier_service.proposals import Proposals
+from tandem.verifier_service.proposed_node import Source
 
 Tokens = tuple[int, ...]
 Paths = dict[Tokens, float]  # tokens behind the first text, to log-probability behind the parent
@@ -218,6 +219,16 @@ def test_no_child_is_likelier_than_its_parent_however_much_is_trusted() -> None:
     proposals = Proposals(5, UNTIL)
     proposals.add(Proposal(5, (1, 2, 3), (0, 1, 2), (-0.1, -0.1, -2.0)), 0.7)
     assert list(proposals.chances()) == pytest.approx([1.0, 1.0, math.exp(-1.3)])
+
+
+@pytest.mark.parametrize("others", [0, 1], ids=["of one source", "of two sources"])
+def test_the_chances_after_a_node_add_up_to_one_at_most_however_much_is_trusted(
+    others: int,
+) -> None:
+    proposals = Proposals(5, UNTIL)
+    proposals.add(Proposal(5, (1, 2), (0, 0), (math.log(0.6), math.log(0.3))), math.log(2))
+    proposals.add(Proposal(5, (2,) * others, (0,) * others, (-9.0,) * others), 0.0, Source.TEXT)
+    assert list(proposals.chances()) == pytest.approx([1 / 1.6, 0.6 / 1.6])
 
 
 def test_an_empty_tree_promises_what_drafters_are_trusted_with() -> None:
