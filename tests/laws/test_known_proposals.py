@@ -233,9 +233,9 @@ def test_the_chances_after_a_node_add_up_to_one_at_most_however_much_is_trusted(
 
 def test_an_empty_tree_promises_what_drafters_are_trusted_with() -> None:
     proposals = Proposals(5, UNTIL)
-    assert proposals.expected_gain(1.0) == (0.0, 1.0)
-    assert proposals.expected_gain(0.25) == (0.0, 0.25)
+    assert proposals.expected_gain(1.0, 0.0) == (0.0, 1.0)
+    assert proposals.expected_gain(0.25, 0.0) == (0.0, 0.25)
     proposals.add(Proposal(5, (1, 2, 3), (0, 1, 0), (-0.1, -0.5, -3.0)))
-    expected, promise = proposals.expected_gain(0.25)
+    expected, promise = proposals.expected_gain(0.25, 0.0)
     assert expected == pytest.approx(math.exp(-0.1) + math.exp(-0.6) + math.exp(-3))
     assert promise == pytest.approx(math.exp(-0.6))
