@@ -7,7 +7,6 @@ verifies all of it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -148,8 +147,9 @@ class DecodeJob:
         if self.opening.lockstep or self.stream.paused:
             return 0.0
         self._take()
-        promise = 0.0 if self.timing.answered else min(1.0, math.exp(self.sources.drafter.log))
-        return self.timing.wait_seconds(now, step, *self.proposals.expected_gain(promise))
+        promise = 0.0 if self.timing.answered else min(1.0, self.sources.drafter.frequency)
+        gain = self.proposals.expected_gain(promise, self.price())
+        return self.timing.wait_seconds(now, step, *gain)
 
     def _segment(self) -> Segment:
         return Segment(
@@ -169,9 +169,11 @@ class DecodeJob:
         news = bool(inbox)
         while inbox:
             proposal = inbox.popleft()
+            before = self.proposals.arrived
             self.proposals.add(proposal, self.sources.drafter.log)
             if proposal.tokens:
-                self.timing.proposal_arrived(proposal.behind, proposal.arrived)
+                added = self.proposals.arrived > before
+                self.timing.proposal_arrived(proposal.behind, proposal.arrived, added)
         trusts = self.sources.trusts
         for source, proposal in self.suffixes.proposals(
             self.proposals.sources, trusts, self.price()

@@ -23,12 +23,12 @@ class ProposalTiming:
     in_time: bool = True  # whether the newest of those proposals came, and about when it should
     _commits: dict[int, float] = field(default_factory=dict)  # unforeseen ones: length -> left at
     _newest: int = -1  # the length of the text with the newest commit
-    _behind: int = -1  # the newest length after which a proposal came
-    _arrived: float = 0.0  # when the newest proposal came
+    _behind: int = -1  # the newest length after which a proposal added nodes
+    _arrived: float = 0.0  # when the newest proposal that did came
 
     @property
     def answered(self) -> bool:
-        """Whether a proposal came after the newest commit."""
+        """Whether a proposal added nodes after the newest commit."""
         return self._behind == self._newest
 
     def commit_sent(self, length: int, now: float, predicted: bool) -> None:
@@ -43,15 +43,18 @@ class ProposalTiming:
         if len(self._commits) > REMEMBERED:
             del self._commits[next(iter(self._commits))]
 
-    def proposal_arrived(self, behind: int, at: float) -> None:
-        """Note that a proposal for the text of `behind` tokens arrived."""
-        if behind == self._behind:
-            self.gap = averaged(self.gap, at - self._arrived)
-        elif sent := self._commits.pop(behind, 0.0):
+    def proposal_arrived(self, behind: int, at: float, added: bool = True) -> None:
+        """Note that a proposal for the text of `behind` tokens arrived. Whether it `added` nodes or
+        not, it is an answer to the commit; but only after one that did is another waited for.
+        """
+        if sent := self._commits.pop(behind, 0.0):
             took = at - sent
             self.in_time = not self.lag or took <= TOLERANCE * self.lag
             self.lag = averaged(self.lag, took)
-        self._behind, self._arrived = behind, at
+        elif added and behind == self._behind:
+            self.gap = averaged(self.gap, at - self._arrived)
+        if added:
+            self._behind, self._arrived = behind, at
 
     def wait_seconds(self, now: float, step: float, expected: float, promise: float) -> float:
         """Return the seconds to wait for the next proposal after the newest commit. A step takes

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
-from itertools import islice
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from tandem.protos.streams import Proposal
@@ -158,13 +158,13 @@ class Proposals:
             picked.append(PickedNode(node, above, parent, chance))
             yield chance
 
-    def expected_gain(self, promise: float) -> tuple[float, float]:
-        """Return how many of the nodes that fit in a step should be accepted, and about how many
-        more with another level. The latter is the chance of the likeliest node without children,
-        or `promise`, the gain of a first level, if there are no nodes.
+    def expected_gain(self, promise: float, price: float) -> tuple[float, float]:
+        """Return how many of the nodes that get a row at this price should be accepted, and about
+        how many more with another level. The latter is the chance of the likeliest of these nodes
+        without children, or `promise`, the gain of a first level, if there are no nodes.
         """
         expected, promise = 0.0, 0.0 if self.root.children else promise
-        for chance in islice(self.chances(), MAX_NODES):
+        for chance in takewhile(lambda it: it >= price, islice(self.chances(), MAX_NODES)):
             expected += chance
             if not promise and not self._picked[-1].node.children:
                 promise = chance

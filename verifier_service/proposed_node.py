@@ -55,13 +55,15 @@ class ProposedNode:
         sharing = {source: math.log(max(1.0, sum_)) for source, sum_ in self.claimed.items()}
         if len(sharing) == 1:  # a shortcut for the usual case
             ((source, less),) = sharing.items()
-            return [(child, child.claims[source].gain - less) for child in children]
-        gains = [
-            max(claim.gain - sharing[source] for source, claim in child.claims.items())
-            for child in children
-        ]
-        excess = math.log(max(1.0, sum(map(math.exp, gains))))
-        return ((child, gain - excess) for child, gain in zip(children, gains, strict=True))
+            gains = [child.claims[source].gain - less for child in children]
+        else:
+            gains = [
+                max(claim.gain - sharing[source] for source, claim in child.claims.items())
+                for child in children
+            ]
+        if (sum_ := sum(map(math.exp, gains))) > 1:
+            gains = [gain - math.log(sum_) for gain in gains]
+        return zip(children, gains, strict=True)
 
     def claims_of(self, child: ProposedNode) -> dict[Source, float]:
         """Return the chance that each source claims for a child."""

@@ -136,7 +136,10 @@ class Simulation:
         lockstep = self._policy.lockstep
         opening = Decoding(Context(name, 1, 0, prompt), SamplingParams(), until, lockstep=lockstep)
         sessions, sources = self._verifier.sessions, self._sources.begun()
-        job = DecodeJob(sessions, opening, request.proposals, sources, lambda: self._events.now)
+        job = DecodeJob(
+            sessions, opening, request.proposals, sources, lambda: self._events.now,
+            price=lambda: self._verifier.price,
+        )  # fmt: skip
         if lockstep:
             self._to_drafter.send(partial(self._open, request, prompt))
         self._verifier.start(name, job.run())

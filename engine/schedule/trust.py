@@ -7,11 +7,11 @@ and so many were *right*. A chance that it claims next is then multiplied by its
 
 The bound keeps a source that claims next to nothing, and is right, from being believed without end
 later. The prior is what is believed before anything is known: that the source has claimed half a
-token, and was right. How often the source is right, whatever it claims, is
+token, and was right. How many tokens are right in a trial, whatever is claimed, is
 
     frequency = (right + PRIOR) / (trials + 2 PRIOR),
 
-which is half the time before anything is known. How much it is worth to verify its proposals where
+which is half a token before anything is known. How much it is worth to verify its proposals where
 a row has a price is the mean of what its corrected chances exceed the price by: its *margin*.
 
 New trials count more than old ones: each multiplies what was learned before it by 1 - pace. A trial
@@ -75,7 +75,7 @@ class Trust:
 
     @property
     def frequency(self) -> float:
-        """How often the source is right, if a trial is one token."""
+        """How many tokens are right in a trial, on average."""
         return (self.right + PRIOR) / (self.trials + 2 * PRIOR)
 
     @property

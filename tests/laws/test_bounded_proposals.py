@@ -43,4 +43,4 @@ def test_no_more_nodes_are_expected_to_be_accepted_than_a_step_takes() -> None:
         parents = tuple(range(first - 1, first - 1 + MAX_NODES))
         proposals.add(Proposal(5, (7,) * MAX_NODES, parents, (0.0,) * MAX_NODES, first))
     assert sum(proposals.chances()) == count
-    assert proposals.expected_gain(1.0) == (MAX_NODES, 0.0)
+    assert proposals.expected_gain(1.0, 0.0) == (MAX_NODES, 0.0)

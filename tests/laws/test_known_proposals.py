@@ -14,6 +14,7 @@ from tandem.engine.schedule.trust import BORROWED, MAX_LOG, Trust
 from tandem.protos import tree
 from tandem.protos.streams import Proposal
 from tandem.verifier_service.proposals import Proposals
+from tandem.verifier_service.proposed_node import Source
 
 Tokens = tuple[int, ...]
 Paths = dict[Tokens, float]  # tokens behind the first text, to log-probability behind the parent
@@ -220,11 +221,21 @@ def test_no_child_is_likelier_than_its_parent_however_much_is_trusted() -> None:
     assert list(proposals.chances()) == pytest.approx([1.0, 1.0, math.exp(-1.3)])
 
 
+@pytest.mark.parametrize("others", [0, 1], ids=["of one source", "of two sources"])
+def test_the_chances_after_a_node_add_up_to_one_at_most_however_much_is_trusted(
+    others: int,
+) -> None:
+    proposals = Proposals(5, UNTIL)
+    proposals.add(Proposal(5, (1, 2), (0, 0), (math.log(0.6), math.log(0.3))), math.log(2))
+    proposals.add(Proposal(5, (2,) * others, (0,) * others, (-9.0,) * others), 0.0, Source.TEXT)
+    assert list(proposals.chances()) == pytest.approx([1 / 1.6, 0.6 / 1.6])
+
+
 def test_an_empty_tree_promises_what_drafters_are_trusted_with() -> None:
     proposals = Proposals(5, UNTIL)
-    assert proposals.expected_gain(1.0) == (0.0, 1.0)
-    assert proposals.expected_gain(0.25) == (0.0, 0.25)
+    assert proposals.expected_gain(1.0, 0.0) == (0.0, 1.0)
+    assert proposals.expected_gain(0.25, 0.0) == (0.0, 0.25)
     proposals.add(Proposal(5, (1, 2, 3), (0, 1, 0), (-0.1, -0.5, -3.0)))
-    expected, promise = proposals.expected_gain(0.25)
+    expected, promise = proposals.expected_gain(0.25, 0.0)
     assert expected == pytest.approx(math.exp(-0.1) + math.exp(-0.6) + math.exp(-3))
     assert promise == pytest.approx(math.exp(-0.6))

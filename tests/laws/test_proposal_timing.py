@@ -61,6 +61,18 @@ def test_each_proposal_after_a_text_is_waited_for_by_itself() -> None:
     assert not times.answered
 
 
+def test_an_answer_that_adds_nothing_is_in_time_and_after_it_no_other_is_waited_for() -> None:
+    times = learned(0.005)
+    times.commit_sent(11, 2.0, predicted=False)
+    times.proposal_arrived(11, 2.006, added=False)
+    assert times.lag > 0.005 and times.in_time
+    assert times.wait_seconds(2.006, STEP, 0.9, 0.6) <= 0.0
+    times.proposal_arrived(11, 2.3)
+    assert times.gap == pytest.approx(0.003), "from one that adds nodes to the next one"
+    times.commit_sent(12, 3.0, predicted=False)
+    assert times.wait_seconds(3.0, STEP, 0.0, 1.0) > 0.0
+
+
 def test_a_drafter_that_did_not_come_in_time_is_not_waited_for_until_it_does() -> None:
     times = learned(0.005)
     times.commit_sent(11, 2.0, predicted=False)
