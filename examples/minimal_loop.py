@@ -1,6 +1,6 @@
 """The minimal speculative loop of a notebook, on Tandem: it drafts k tokens greedily and accepts
-them as long as each is the target's top-1. At the first that is not, the target samples a token
-instead.
+them as long as each is the target's top-1. At the first token that is not the target's top-1, the
+target samples a token instead.
 
 The program prints what the notebook prints. `speculative_generate_minimal` is the notebook's loop,
 call by call.
@@ -45,10 +45,10 @@ async def draft_propose_k(talk: Talk, k: int) -> Draft:
 
 async def verify_one_cycle(talk: Talk, draft: Draft, sampling: SamplingParams) -> int:
     """Append the tokens that the target accepts and, on a mismatch, its own sample. Returns how
-    many were accepted.
+    many tokens were accepted.
 
-    One call with the rule TOP1 does it. A verdict always has a next token. After a draft that was
-    accepted as a whole it is a bonus, which the notebook does not take.
+    One call with the rule TOP1 verifies the whole draft. A verdict always has a next token. After a
+    draft that was accepted as a whole, this token is a bonus, which the notebook does not take.
     """
     verdict = await talk.verify(draft, sampling)
     accepted = [draft.tokens[node] for node in verdict.accepted]

@@ -40,7 +40,7 @@ def printed(command: list[str]) -> str:
     with subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=environment) as process:
         os.close(its)
         shown = b""
-        with suppress(OSError):  # on Linux, the end of a terminal is an error
+        with suppress(OSError):  # on Linux, reading past a terminal's end raises an error
             while part := os.read(ours, 1 << 16):
                 shown += part
     os.close(ours)

@@ -157,8 +157,8 @@ class OrchestratorConfig(ServiceConfig):
 
     @property
     def each_client(self) -> tuple[int, int]:
-        """How many requests of one client may run and wait. By default running ones have no bound
-        of their own, because waiting clients share the places fairly. By default one client may
+        """How many requests of one client may run and wait. By default running requests have no
+        bound per client, because waiting clients share the places fairly. By default one client may
         fill only half of the queue, which leaves room for others.
         """
         running, waiting = self.max_running_per_client, self.max_waiting_per_client

@@ -103,7 +103,9 @@ def makers(registry: CollectorRegistry) -> tuple[Counters, Gauges, Histograms]:
 
 
 class FrontMetrics:
-    """The front end's Prometheus metrics. Suffixes are vLLM's, so that existing queries port."""
+    """The front end's Prometheus metrics. Suffixes of names are vLLM's, so that existing queries
+    work.
+    """
 
     def __init__(self, registry: CollectorRegistry, drafters: Acceptance | None = None) -> None:
         counter, gauge, _ = makers(registry)

@@ -177,7 +177,9 @@ def certs(
             help="name of a further client, or of a drafter that registers; may be repeated"
         ),
     ] = None,
-    days: Annotated[int, typer.Option(help="until certificates expire", min=1, max=3650)] = 365,
+    days: Annotated[
+        int, typer.Option(help="days until certificates expire", min=1, max=3650)
+    ] = 365,
     only: Annotated[
         bool, typer.Option("--only", help="make certificates only for the named clients")
     ] = False,

@@ -51,7 +51,7 @@ def make(
     """Make certificates of the services, of a client, and of `more` clients by common name; or of
     the clients in `more` `only`. The certificates of services also hold for `names`, which are
     hosts and IP addresses; a name SERVICE=NAME is for one service alone. The CA of the folder signs
-    them all, and is made if there is none.
+    all certificates, and is made if there is none.
 
     Returns the files of the certificates. Raises Unusable, also for files that exist already,
     unless `force`.
@@ -208,8 +208,8 @@ def _usage(signs: bool) -> x509.KeyUsage:
 
 
 def _write(path: Path, signed: Signed) -> None:
-    """Write a certificate and its key. The key comes first, since services take both only when they
-    fit together. Each file is replaced at once, so that readers never get a part.
+    """Write a certificate and its key. The key is written first, because services accept the two
+    only when they fit together. Each file is replaced at once, so that readers never get a part.
     """
     key = signed.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     _replace(key_file(path), key, 0o600)

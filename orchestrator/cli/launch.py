@@ -21,11 +21,13 @@ from tandem.protos.errors import Unusable
 from tandem.protos.service import process
 from tandem.protos.service.config import FILE
 
-DRAIN_SECONDS = 5.0  # for requests that run when `tandem up` is stopped
-GRACE_SECONDS = 20.0  # for a service to end after the second signal, until it is killed
-PAUSE_SECONDS = 1.0  # before the first restart; twice as long after every start that fails
-MAX_FAILED_STARTS = 6  # failed starts in a row
-REMIND_SECONDS = 5.0  # until loading services are reported; then twice as long, and so on
+DRAIN_SECONDS = 5.0  # seconds for running requests when `tandem up` is stopped
+GRACE_SECONDS = 20.0  # seconds from the second signal until a service is killed
+# seconds before the first restart; the pause doubles after every start that fails
+PAUSE_SECONDS = 1.0
+MAX_FAILED_STARTS = 6  # number of failed starts in a row
+# seconds until loading services are reported; the pause doubles after each report
+REMIND_SECONDS = 5.0
 
 Report = Callable[[str, dict[str, str]], None]
 
@@ -39,7 +41,7 @@ class Service:
     environment: dict[str, str] = field(default_factory=dict)
     process: asyncio.subprocess.Process | None = None
     address: str = ""
-    stage: str = "starting"  # the event that it announced last
+    stage: str = "starting"  # the newest event that the service announced
     serving: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def live(self, report: Report) -> None:
@@ -64,7 +66,7 @@ class Service:
             return
         for end, seconds in (
             (self.process.terminate, DRAIN_SECONDS),
-            (self.process.terminate, GRACE_SECONDS),  # a second signal ends it at once
+            (self.process.terminate, GRACE_SECONDS),  # a second signal ends the service at once
             (self.process.kill, None),
         ):
             with suppress(ProcessLookupError):
@@ -81,7 +83,7 @@ class Service:
             stdout=asyncio.subprocess.PIPE,
             limit=1 << 20,
             env=os.environ | self.environment | {process.CHILD: "1"},
-            # so that Ctrl-C reaches this process alone, which stops the others in order
+            # then Ctrl-C reaches this process alone, which stops the others in order
             start_new_session=True,
         )
         served, problem = await self._listen(report)
@@ -141,7 +143,7 @@ async def up(plan: Plan, report: Report = lambda event, fields: None) -> AsyncIt
             yield Tandem({service.role: service.address for service in services})
             for life in lives:
                 life.cancel()
-    except BaseExceptionGroup as errors:  # the first error ended all other tasks
+    except BaseExceptionGroup as errors:  # the first error has ended all other tasks
         raise errors.exceptions[0] from None
     finally:
         await services[-1].stop()  # the orchestrator closes its sessions on the others first

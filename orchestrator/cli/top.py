@@ -20,7 +20,7 @@ from tandem.v1 import orchestrator_pb2 as api
 
 BARS = " ▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 45
-ADDRESS_WIDTH = 21  # characters at least, enough for IPv4 with a port
+ADDRESS_WIDTH = 21  # least number of characters, enough for IPv4 with a port
 
 
 async def show(front_end: FrontEnd, every: float, once: bool, console: Console) -> int:
@@ -51,8 +51,8 @@ def _screen(console: Console) -> Iterator[Callable[[RenderableType], None]]:
 
 
 async def _now(client: AsyncClient, address: str) -> RenderableType:
-    """Return the screen of the status now. If the front end does not answer, the screen says so, as
-    it may come back.
+    """Return the screen of the status now. If the front end does not answer, the screen says so,
+    because the front end may come back.
     """
     try:
         return frame(await client.status(history=True), address)

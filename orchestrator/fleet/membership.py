@@ -44,8 +44,8 @@ class Membership:
 
 class PerAddress(Generic[Item]):
     """A scope that has an item for each address. An item is entered when its address comes and left
-    when it goes, in a task of its own, so that no item waits for another. One task is to enter and
-    update the scope.
+    when it goes, in a task of its own, so that no item waits for another. Only one task may enter
+    and update the scope.
     """
 
     def __init__(self, make: Callable[[str], AbstractAsyncContextManager[Item]]) -> None:

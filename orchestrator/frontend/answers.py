@@ -37,8 +37,8 @@ from tandem.protos.types import SEEDS
 from tandem.protos.wire.codec import SESSION_ID_BYTES
 
 MAX_QUEUED_CHUNKS = 64  # chunks that may wait for the client
-STALL_SECONDS = 3.0  # for which the queue of a run may be full, until the run is closed
-IDLE_SECONDS = 0.25  # without a chunk, until None is yielded
+STALL_SECONDS = 3.0  # seconds for which the queue of a run may be full, until the run is closed
+IDLE_SECONDS = 0.25  # seconds without a chunk, until None is yielded
 
 Prepared: TypeAlias = tuple[RunRequest, AnswerBuilder]  # a run, and the answer that it builds
 
@@ -104,8 +104,8 @@ class Answers:
     async def _run(
         self, prepared: asyncio.Task[Prepared], request: Request, span: Span
     ) -> AsyncGenerator[Chunk, None]:
-        """Run the missing part of the answer. It gets a new session, as the session of a closed run
-        may not have ended yet.
+        """Run the missing part of the answer. The run gets a new session, because the session of a
+        closed run may not have ended yet.
         """
         run, answer = await prepared
         if answer.finished:
@@ -141,7 +141,7 @@ class Answers:
 
     def _prepare(self, request: Request, arrived: float) -> Prepared:
         """Return the run of a request, and its answer as far as the client has it. This takes long
-        for long texts, so it is called in a thread.
+        for long texts, so it must be called in a thread.
         """
         run, stopping = checks.checked(request, self._served, self._tokenise), request.stopping
         run = replace(run, traceparent=request.traceparent)

@@ -33,7 +33,7 @@ from tandem.protos.service.drain import Drain
 from tandem.protos.service.tasks import background
 
 MUTE_SECONDS = 60.0  # seconds for which a client may read nothing
-EVENTS_PER_COMMENT = 20  # events without a token, a quarter of a second each
+EVENTS_PER_COMMENT = 20  # number of events without a token, which come every quarter of a second
 BODY = "http.response.body"
 COMMENT = b": alive\n\n"
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -75,7 +75,8 @@ class Delivery:
     words: Mapping[str, str] = field(default_factory=dict)  # the body's names of a chat's fields
     _started: bool = field(default=False, init=False)
     _quiet: int = field(default=0, init=False)  # events without a token
-    _answers: dict[int, Answer] = field(default_factory=dict, init=False)  # by the choice's index
+    # the answers by the index of their choice
+    _answers: dict[int, Answer] = field(default_factory=dict, init=False)
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,6 @@
-"""A fake model: a forward pass that returns zeros and can be held or made to fail, and jobs for it."""
+"""A fake model: a forward pass that returns zeros and can be held or made to fail, and jobs for
+it.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def steps(count: int, tokens: int = 1, table: PageTable = TABLE) -> Job:
 
 
 class Machine:
-    """A fake forward pass that can be held, can fail at a given step, and can have its own clock."""
+    """A fake forward pass that can be held, can fail at a given step, and can have its own
+    clock.
+    """
 
     def __init__(self) -> None:
         self.open = threading.Event()
@@ -74,7 +78,9 @@ class Machine:
         return [torch.zeros(segment.num_logits, VOCABULARY) for segment in segments]
 
     def clock(self) -> float:
-        """Return the time on a clock that only steps advance; reading it advances it hardly at all."""
+        """Return the time on a clock that only steps advance; reading it advances it hardly at
+        all.
+        """
         self.now += 1e-6
         return self.now
 

@@ -119,7 +119,9 @@ class Service(Server):
         call.answer(OnStream(stream, error))
 
     def close(self, closing: Closing) -> None:
-        """Forget a session unless a newer turn has opened it; the message says whose session it is."""
+        """Forget a session unless a newer turn has opened it; the message says whose session it
+        is.
+        """
         held = self.held.get(closing.session_id)
         if held and ("close" not in self.fences or held.turn <= closing.turn):
             del self.held[closing.session_id]
@@ -150,7 +152,9 @@ class Service(Server):
             job.live &= job.call is not call
 
     def _rise(self) -> None:
-        """Come up again, sometimes with another model for a while, as after an operator's mistake."""
+        """Come up again, sometimes with another model for a while, as after an operator's
+        mistake.
+        """
         if self.up:
             return
         self.up, self.model = True, int(self.evil > 0 and self.rng.random() < self.evil)

@@ -40,7 +40,9 @@ class Receiver:
         self.text += tuple(tokens)
 
     def ahead(self) -> set[Path]:
-        """Return, for each node that is still possible, the tokens from the end of the text to it."""
+        """Return, for each node that is still possible, the tokens from the end of the text to
+        it.
+        """
         length = len(self.text)
         return {
             path[length:]

@@ -22,7 +22,9 @@ def barred(count: int, seed: int) -> torch.Tensor:
 
 
 def rounded(count: int, seed: int) -> torch.Tensor:
-    """Return a row with many equal logits, as a model that computes in bfloat16 makes it, [count]."""
+    """Return a row with many equal logits, as a model that computes in bfloat16 makes it,
+    [count].
+    """
     return (peaked(count, seed) + 20.0).bfloat16().float()
 
 

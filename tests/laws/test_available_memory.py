@@ -1,4 +1,6 @@
-"""How available memory is read from the system's files, and which part of it keys and values get."""
+"""How available memory is read from the system's files, and which part of it keys and values
+get.
+"""
 
 from __future__ import annotations
 

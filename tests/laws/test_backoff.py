@@ -57,7 +57,9 @@ def test_a_drafter_that_brings_anything_worth_having_is_sent_every_step() -> Non
 
 
 def test_one_that_is_silent_is_sent_every_step() -> None:
-    """A silent drafter may be reading a long text, or may find that drafting is not worth its time."""
+    """A silent drafter may be reading a long text, or may find that drafting is not worth its
+    time.
+    """
     course = Course(lambda now: 0, answers=1000.0).run(60)
     assert max(course.silences()) < 2 * STEP
 

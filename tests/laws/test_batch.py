@@ -80,7 +80,9 @@ def test_new_prompts_slow_a_step_no_more_than_allowed_but_for_the_least_piece(
 def test_a_step_wastes_no_time_that_a_prompt_could_use(
     prompts: list[Segment], cost: CostModel, decoding: list[Segment], slack: float, pace: float
 ) -> None:
-    """The next prompt gets as many tokens as fit: with one more token, the step would be too slow."""
+    """The next prompt gets as many tokens as fit: with one more token, the step would be too
+    slow.
+    """
     limits = StepLimits(sessions=8, tokens=600, slack=slack)
     chosen = composed([*decoding, *prompts], cost, limits, pace)
     fed = [chunk for index, chunk in chosen if index >= len(decoding)]

@@ -67,7 +67,9 @@ def judges(draw: st.DrawFn) -> TargetSampler:
 
 
 def verdict(judge: TargetSampler) -> tuple[object, list[float]]:
-    """Return the accepted nodes, the next token and the likeliest tokens with their probabilities."""
+    """Return the accepted nodes, the next token and the likeliest tokens with their
+    probabilities.
+    """
     accepted, token = walk(judge.draft.parents, judge.decide)
     told = judge.logprobs(accepted, token)
     assert not judge.overflowed

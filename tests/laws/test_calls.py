@@ -94,7 +94,9 @@ async def test_the_jobs_of_a_silent_caller_end_although_it_takes_no_response(
 
 
 async def test_a_service_that_stops_leaves_the_end_of_a_call_to_its_caller() -> None:
-    """A call that ends while its caller writes may lose responses that were sent (grpc/grpc#36066)."""
+    """A call that ends while its caller writes may lose responses that were sent
+    (grpc/grpc#36066).
+    """
     with Machine().thread() as thread:
         served = Served(thread)
         async with aclosing(served.responses):

@@ -19,7 +19,9 @@ from tandem.engine.schedule.cost import WARM_UP_STEPS, CostModel, StepLoad
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine with fixed seconds per step, token, key and session, which pads rows to a multiple."""
+    """A machine with fixed seconds per step, token, key and session, which pads rows to a
+    multiple.
+    """
 
     step: float
     token: float

@@ -28,7 +28,9 @@ Proposer = Callable[[Tokens], Sequence[Proposal]]
 
 
 def run(params: SamplingParams, proposer: Proposer, rows: int) -> Tokens:
-    """Return the completion of one run of the job; each step feeds at most `rows` proposed nodes."""
+    """Return the completion of one run of the job; each step feeds at most `rows` proposed
+    nodes.
+    """
     sessions = Sessions(tiny_pool(), 64, 2, count(1).__next__, 9.0, lambda: 0.0)
     stream, until = Mailbox(), len(PROMPT) + LENGTH
     lockstep = params.rule is not Rule.MATCH
@@ -133,7 +135,9 @@ def test_match_emits_the_targets_law_with_any_proposals(
 @options
 @pytest.mark.parametrize("at", [0, 1])
 def test_reject_emits_the_targets_law_in_lockstep(params: SamplingParams, at: int) -> None:
-    """The test enumerates every draft that the drafter may draw after the completions of a length."""
+    """The test enumerates every draft that the drafter may draw after the completions of a
+    length.
+    """
     world, rejecting = World(params), replace(params, rule=Rule.REJECT)
 
     def one(script: Script) -> Tokens:

@@ -67,7 +67,9 @@ def test_what_nobody_holds_goes_first_then_sessions_used_least_recently(
 
 @pytest.mark.parametrize("growing", [False, True])
 def test_sessions_at_work_or_not_yet_settled_are_never_evicted(growing: bool) -> None:
-    """All sessions are at work except the last, which was used lately, and the one that may grow."""
+    """All sessions are at work except the last, which was used lately, and the one that may
+    grow.
+    """
     replica = filled()
     wanted = Context(b"\2", 2, 0, (1,) * LENGTH) if growing else Context(b"new", 1, 0, (1,))
     with ExitStack() as work:

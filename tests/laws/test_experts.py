@@ -70,7 +70,9 @@ def test_a_mixture_is_what_it_is_in_float64(
 
 @pytest.mark.parametrize("seed", range(20))
 def test_experts_that_clamp_are_found_however_their_sums_are_rounded(seed: int) -> None:
-    """The clamped part is small compared to the sums, so that their rounding shows in the result."""
+    """The clamped part is small compared to the sums, so that their rounding shows in the
+    result.
+    """
     layer = some_layer(GptOssExperts, "silu", torch.float32)
     layer.config._experts_implementation = "eager"  # type: ignore[union-attr]
     source = torch.Generator().manual_seed(seed)

@@ -137,7 +137,9 @@ def test_rows_that_the_grammar_cannot_reach_are_left_as_they_are() -> None:
 
 
 def test_a_limit_met_on_a_proposed_path_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the limit there is no answer for that path; the text is refused only if it goes there."""
+    """Beyond the limit there is no answer for that path; the text is refused only if it goes
+    there.
+    """
     one, path = matcher(YES), ids("yes")[:1]
 
     def problem_of(met: object) -> str:

@@ -128,7 +128,9 @@ def test_a_drafter_that_recovers_is_waited_for_again_at_once(slow: float) -> Non
 
 
 def test_where_proposals_are_late_only_while_nobody_waits_a_bad_moment_is_soon_over() -> None:
-    """The models share a processor: the drafter is slow while the verifier decodes without drafts."""
+    """The models share a processor: the drafter is slow while the verifier decodes without
+    drafts.
+    """
 
     def delay(now: float) -> float:
         return 0.15 if 1 < now < 1.1 else 0.012 if round_.lockstep.policy.wait_seconds else 0.05

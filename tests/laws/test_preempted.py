@@ -39,7 +39,9 @@ def test_of_sessions_that_grow_at_once_the_one_that_finds_no_memory_makes_space(
 
 @pytest.mark.parametrize("begun", [True, False])
 def test_sessions_that_all_wait_to_be_opened_again_do_not_wait_for_ever(begun: bool) -> None:
-    """One session lost its caller while it was at work; the other one did too, or found no memory."""
+    """One session lost its caller while it was at work; the other one did too, or found no
+    memory.
+    """
     replica = Replica(blocks=2)
     for name in (b"a", b"b"):
         replica.open(name, (1,))

@@ -12,7 +12,9 @@ STEP = 0.04
 
 
 def learned(lag: float, gap: float = 0.003) -> ProposalTiming:
-    """Return what is learned from a commit that no proposal foresaw and from two later proposals."""
+    """Return what is learned from a commit that no proposal foresaw and from two later
+    proposals.
+    """
     times = ProposalTiming()
     times.commit_sent(10, 1.0, predicted=False)
     times.proposal_arrived(10, 1.0 + lag)

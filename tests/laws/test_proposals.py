@@ -1,4 +1,6 @@
-"""What is proposed after a node: drawn tokens, branches of Medusa-lite, and the confidence in each."""
+"""What is proposed after a node: drawn tokens, branches of Medusa-lite, and the confidence in
+each.
+"""
 
 from __future__ import annotations
 

@@ -88,7 +88,9 @@ async def test_calls_of_one_session_never_share_a_step_and_stay_in_order() -> No
 
 
 async def test_who_was_left_out_of_a_step_is_in_the_next() -> None:
-    """Jobs that do not all fit into a step take turns: none stays a step ahead of another for long."""
+    """Jobs that do not all fit into a step take turns: none stays a step ahead of another for
+    long.
+    """
     machine, tables = Machine(), [PageTable() for _ in range(MOST + 3)]
     async with machine.running() as thread:
         tasks = [

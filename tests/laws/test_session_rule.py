@@ -56,7 +56,9 @@ class Talk:
     verifier: Cursor = field(default_factory=Cursor)
 
     def context(self, cursor: Cursor) -> Context:
-        """Return the context of the next call: what the service holds stays, and the rest is sent."""
+        """Return the context of the next call: what the service holds stays, and the rest is
+        sent.
+        """
         cursor.turn += 1
         client = b"" if cursor.epoch else self.client
         rest = self.text[cursor.cached :]
@@ -82,7 +84,9 @@ class Faults(RuleBasedStateMachine):
         shared=st.sampled_from((0, len(SHARED), len(SHARED))),
     )
     def start(self, blocks: int, most: int, shared: int) -> None:
-        """Start a generation; its prompt is the same as others', shares a part, or shares nothing."""
+        """Start a generation; its prompt is the same as others', shares a part, or shares
+        nothing.
+        """
         self.replicas = {
             service: type(self).replica(self.kind, blocks, most)
             for service in ("drafter", "verifier")

@@ -26,7 +26,9 @@ ONE_ID = b"a"
 
 @pytest.mark.parametrize("client", [b"", b"x"])
 def test_a_late_opening_call_after_a_close_is_not_mistaken_for_the_session(client: bytes) -> None:
-    """A late opening may be refused or served; the next call must not take its session for its own."""
+    """A late opening may be refused or served; the next call must not take its session for its
+    own.
+    """
     replica = Replica()
     said = tuple(range(PAGE))
     opening = Message(Context(ONE_ID, 1, 0, said, client=client), said)

@@ -1,4 +1,6 @@
-"""Streams leave a replica that is much slower than others, and it gets no new streams for a while."""
+"""Streams leave a replica that is much slower than others, and it gets no new streams for a
+while.
+"""
 
 from __future__ import annotations
 

@@ -89,7 +89,9 @@ def test_the_pieces_of_a_prompt_are_the_prompt(
 def test_who_decodes_is_served_as_often_as_the_limits_allow(
     decoding: list[Segment], cost: CostModel, limits: StepLimits, prompts: list[Segment]
 ) -> None:
-    """Each session is fed again and again, in turn, beside at least as many others as surely fit."""
+    """Each session is fed again and again, in turn, beside at least as many others as surely
+    fit.
+    """
     # rests that are too short to be cut
     rests = [SHORT_PREFIX + prompt.num_logits for prompt in prompts]
     longest = max(rests + [len(segment.tokens) for segment in decoding])
@@ -110,7 +112,9 @@ def test_who_decodes_is_served_as_often_as_the_limits_allow(
 def test_every_prompt_gets_on(
     prompts: list[Segment], cost: CostModel, decoding: int, pace: float
 ) -> None:
-    """Prompts take turns with at least `MIN_PROMPT_CHUNK` tokens each, as long as steps have room."""
+    """Prompts take turns with at least `MIN_PROMPT_CHUNK` tokens each, as long as steps have
+    room.
+    """
     queue = Queue([*enumerate(prompts)], cost, StepLimits(sessions=8, tokens=200), pace)
     one = Segment(TABLE, 100, (1,), (-1,), 1)
     since = dict.fromkeys(range(len(prompts)), 0)

@@ -9,7 +9,9 @@ from tests.laws.wires import Clock
 
 
 def test_a_drafter_that_comes_back_is_tried_soon_however_long_it_was_away() -> None:
-    """The drafter reads the text first, so its proposals are late unless the verifier waits for it."""
+    """The drafter reads the text first, so its proposals are late unless the verifier waits for
+    it.
+    """
     policy = WaitPolicy(delay=3 * STEP, gain=1.0, plain_seconds=STEP, drafted_seconds=STEP)
     for _ in range(1100):
         policy.no_drafter()

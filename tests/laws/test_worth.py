@@ -1,4 +1,6 @@
-"""What is worth a drafter's time: proposals that should save the verifier more time than they take."""
+"""What is worth a drafter's time: proposals that should save the verifier more time than they
+take.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ RATES = AverageStepTimes(step=0.002, row=0.001)
 
 
 def taught(chance: float, often: float, price: float = NEAR.price) -> Trust:
-    """Return the trust in a drafter that claims one chance and is right with another, at a price."""
+    """Return the trust in a drafter that claims one chance and is right with another, at a
+    price.
+    """
     trials = 1000.0
     gained = max(0.0, often - price) * trials
     return Trust(chance * trials, often * trials, trials, gained, SLOW)
@@ -133,7 +137,9 @@ def test_what_one_text_teaches_is_known_to_all() -> None:
 
 
 def test_a_text_is_begun_when_none_was_read_for_a_while() -> None:
-    """A drafter that was slow or of no use at first may be good by now, and a trial costs little."""
+    """A drafter that was slow or of no use at first may be good by now, and a trial costs
+    little.
+    """
     known, pause, part = DrafterHistory(taught(0.9, 0.01)), TRIAL_SECONDS, 0.3 * TRIAL_SECONDS
     first, second = (Worth(NEAR, RATES, known, COST) for _ in range(2))
     first.text_grew(1, 100.0)

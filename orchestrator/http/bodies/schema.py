@@ -47,7 +47,8 @@ class GenerationBody(Body):
     response_format: ResponseFormat | None = None
     # Fields that vLLM adds to OpenAI's
     structured_outputs: StructuredOutputs | None = None
-    guided_json: str | dict[str, Any] | None = None  # older names, as the next three
+    # older names; the next three fields are also older names
+    guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_choice: Texts | None = None
     guided_grammar: str | None = None
@@ -60,7 +61,8 @@ class GenerationBody(Body):
     min_tokens: Count | None = None
     prompt_logprobs: Count | None = None
     return_token_ids: bool | None = None
-    speculation: SpeculationBody | None = None  # Tandem's own; makes the answer report figures
+    # a field of Tandem's own; makes the answer report figures
+    speculation: SpeculationBody | None = None
 
 
 class CompletionBody(GenerationBody):
@@ -78,7 +80,7 @@ class ChatBody(GenerationBody):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Count | None = None
-    add_generation_prompt: bool | None = None  # vLLM's, as the next field
+    add_generation_prompt: bool | None = None  # a field of vLLM's; the next field is also vLLM's
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None  # for templates that have such an argument
     safety_identifier: str | None = None
@@ -86,7 +88,7 @@ class ChatBody(GenerationBody):
     tools: Annotated[list[ToolBody], Field(fail_fast=True)] | None = None
     tool_choice: Literal["auto", "none", "required"] | ChoiceBody | None = None
     parallel_tool_calls: bool | None = None
-    continue_final_message: bool | None = None  # vLLM's, as the next field
+    continue_final_message: bool | None = None  # a field of vLLM's; the next field is also vLLM's
     echo: Literal[False] | None = None
 
     @model_validator(mode="after")
