@@ -15,7 +15,7 @@ from tandem.protos.service.listening import Addresses
 from tandem.protos.wire.registration import NAME
 
 OWN_COST, SHARED_COST = 0.05, 0.25  # found by `python -m tandem.benchmarks.goodput`
-ENOUGH_CORES = 4  # with so many, a drafter on one core takes little from other processes
+ENOUGH_CORES = 4  # with so many cores, a drafter on one core takes little from other processes
 
 
 def draft_cost(shared: bool) -> float:

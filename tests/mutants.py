@@ -81,7 +81,7 @@ MUTANTS = {
         "engine/cache/ledger.py", " and not self._viewers[page]", ""
     ),
     "a page goes back to others with half of its memory": Mutant(
-        "engine/cache/ledger.py", "if page in self._bare or self.allocated", "if self.allocated"
+        "engine/cache/ledger.py", "if page in self._unbacked or self.allocated", "if self.allocated"
     ),
     "scopes share what is cached": Mutant(
         "engine/cache/prefix_tree.py",

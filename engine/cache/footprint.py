@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tandem.engine.cache.pages import PAGE
 
-STRETCH = 32  # numbered pages at most for each page that memory holds in all layers
+STRETCH = 32  # most numbered pages for each page that memory holds in all layers
 
 
 @dataclass(frozen=True, slots=True)

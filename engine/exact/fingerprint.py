@@ -20,8 +20,8 @@ from tandem.engine.model_runner import ModelRunner
 from tandem.protos import tree
 
 PROBE_TOKENS = 24
-STRIDE = 7919  # between the ids of neighbouring tokens
-SAMPLES, SAMPLE_BYTES = 4096, 256  # samples of each file, and bytes of a sample
+STRIDE = 7919  # step between the ids of neighbouring tokens
+SAMPLES, SAMPLE_BYTES = 4096, 256  # number of samples of each file, and bytes of a sample
 OF_NO_WEIGHT = {"_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 
 
@@ -45,7 +45,8 @@ def model_fingerprint(runner: ModelRunner, tokenizer_fingerprint: str) -> str:
 
 def weights_fingerprint(folder: Path, tokenizer_fingerprint: str) -> str:
     """Return a short hash of the tokenizer and of the files of a model directory, or of a GGUF
-    file. It covers the size and samples of each file's content, so that large files take no time.
+    file. The hash covers the size and samples of each file's content, so that large files take no
+    time.
     """
     digest = sha256(tokenizer_fingerprint.encode())
     files = [folder]

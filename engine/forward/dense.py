@@ -14,8 +14,8 @@ class AttentionOptions:
 
     scaling: float | None = None
     window: int | None = None  # positions
-    softcap: float | None = None  # for Gemma 2
-    sinks: torch.Tensor | None = None  # for gpt-oss: a score per head that takes weight, [heads]
+    softcap: float | None = None  # limit of scores, for Gemma 2
+    sinks: torch.Tensor | None = None  # for gpt-oss, a score per head that takes weight, [heads]
 
     @property
     def plain(self) -> bool:

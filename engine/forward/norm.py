@@ -43,8 +43,8 @@ class RMSNorm(nn.Module):
 
 @torch.inference_mode()
 def rms_norm(layer: nn.Module) -> RMSNorm | None:
-    """Return a norm that computes the same as a layer of a network, up to rounding. None if there
-    is none. Models have classes of their own for norms, and some add 1 to the weight.
+    """Return a norm that computes the same as a layer of a network, up to rounding. Return None if
+    there is no such norm. Models have classes of their own for norms, and some add 1 to the weight.
     """
     weight: Any = getattr(layer, "weight", None)
     epsilon: Any = getattr(layer, "variance_epsilon", getattr(layer, "eps", None))

@@ -133,7 +133,7 @@ def prose(model: Path, vocabulary: int, count: int) -> list[int]:
         ids = tokenizer_of(model).encode(TEXT).ids
     except Unusable:
         raise
-    except Exception as error:  # whatever the library raises
+    except Exception as error:  # the library may raise any error
         raise Unusable(f"has a tokenizer.json that cannot be read ({error})") from error
     known = [token % vocabulary for token in ids] or [0]
     return [known[index % len(known)] for index in range(count)]

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from tandem.engine.forward.grouped_weight import GroupedWeight
 from tandem.protos.errors import Unusable
 
-OUTPUTS, INPUTS = "colwise", "rowwise"  # transformers' names: which side of a weight is split
+OUTPUTS, INPUTS = "colwise", "rowwise"  # transformers' names for the side of a weight that is split
 WHOLE = {"embedding_rowwise", "replicated_with_grad_allreduce", "colwise_gather_output"}
 # each rank keeps layers of these styles whole: embeddings, norms of heads, the output layer
 
@@ -64,8 +64,8 @@ def gathered(part: torch.Tensor) -> list[torch.Tensor]:
 
 
 def check_split(config: PreTrainedConfig, count: int) -> None:
-    """Raise Unusable if a network of this configuration cannot be split among `count` ranks. Takes
-    no memory for weights.
+    """Raise Unusable if a network of this configuration cannot be split among `count` ranks. The
+    check takes no memory for weights.
     """
     if hasattr(config, "quantization_config"):
         raise Unusable("cannot be split among ranks: its weights are quantised")

@@ -43,12 +43,15 @@ class Builder(TwinTensors):
         self._instructions = isinstance(one, PathPlan)
         self._in_step = partial(_in_step, pool, context)
         self._tapes = tapes
-        self._makers: dict[int, int] = {}  # numbers of calls, by the tensors that they made
-        self._changes: dict[Hashable, list[int]] = {}  # numbers of calls, by changed storages
-        self._written: dict[int, list[Written]] = {}  # instructions, by numbers of calls
+        self._makers: dict[int, int] = {}  # the calls' numbers by the tensors that they made
+        # the calls' numbers by the storages that they changed
+        self._changes: dict[Hashable, list[int]] = {}
+        self._written: dict[int, list[Written]] = {}  # instructions by the numbers of their calls
 
     def program(self) -> Program:
-        """Return the program of both passes. Raises Unrecordable if they do not fit together."""
+        """Return the program of both passes. Raises Unrecordable if the two passes do not fit
+        together.
+        """
         first, second = self._tapes
         inputs = (
             (plan.token_ids, plan.positions, plan.logits_rows) for plan in (first.plan, second.plan)
@@ -135,8 +138,8 @@ class Builder(TwinTensors):
         return all(self._origins[storage_of(each)] is Origin.KEPT for each in given)
 
     def _sizes(self, tensors: Sequence[Twins]) -> dict[Hashable, int]:
-        """Return the bytes per row of the tensors' storages. Empty if the size of a storage is not
-        proportional to the number of rows.
+        """Return the bytes per row of the tensors' storages. Return an empty mapping if the size of
+        a storage is not proportional to the number of rows.
         """
         found = dict[Hashable, int]()
         for pair in tensors:

@@ -1,7 +1,8 @@
 """Predict the seconds that a step costs from what it is fed, learned from the steps served. All
 time that the model thread works for a step counts; the forward pass is a part of it.
 
-Pure: loads and seconds in, predicted seconds out. `batch` decides what to feed.
+The module is pure: loads and seconds come in, and predicted seconds come out. `batch` decides what
+to feed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ INACTIVE = np.eye(4) * (1 - BOTH_ACTIVE)  # [16, 4, 4] the equations "term = 0" 
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """The load of a step: what it feeds. The loads of its segments add up."""
+    """The load of a step: what it feeds. The loads of a step's segments add up."""
 
     tokens: int = 0
     attended: int = 0  # keys that a row sees, summed over the rows
@@ -53,7 +54,7 @@ class StepLoad:
 @dataclass(slots=True)
 class AverageStepTimes:
     """The average times of recent steps in which no long prompt was read, with newer steps counting
-    more; 0: there was none.
+    more; 0 means that there was none.
     """
 
     step: float = 0.0
@@ -72,7 +73,7 @@ class AverageStepTimes:
 
     def predicted(self, seconds: float) -> None:
         """Note that a step without long prompts would take `seconds` now, as others show. If that
-        is less than before, the averages fall.
+        time is less than before, the averages fall.
         """
         if seconds < self.step:
             ratio = smoothed(self.step, seconds) / self.step

@@ -53,7 +53,9 @@ class Trust:
 
     @classmethod
     def of_all(cls) -> Trust:
-        """Return a trust that sessions begin with. It learns slowly, from all sessions."""
+        """Return a trust that sessions begin with. Such a trust learns slowly, from all
+        sessions.
+        """
         return cls(pace=SLOW)
 
     def begun(self, pace: float = PACE) -> Trust:

@@ -221,4 +221,4 @@ class WindowedService:
         self.sessions.expire()
         assert self.sessions.usage == 0
         self.pool.prefixes.evict(self.pool.size)
-        assert self.pool.allocated == 0 and not self.pool._bare
+        assert self.pool.allocated == 0 and not self.pool._unbacked

@@ -70,7 +70,7 @@ def panel_experts(layer: nn.Module, kind: type[PanelLinear]) -> PanelExperts | N
         reference = partial(_spelled_out, weights, biases, gate)
         if equivalent(layer, reference, inner, *trial_choices(inner)):
             one, other = (kind(*given) for given in zip(weights, biases, strict=True))
-            for name in (INNER, OUTER):  # a gate of the layer's own holds on to it
+            for name in (INNER, OUTER):  # the layer's own gate keeps a reference to the layer
                 setattr(layer, name, None)
             return PanelExperts(one, other, own_gate, len(inner))
     return None
@@ -78,7 +78,7 @@ def panel_experts(layer: nn.Module, kind: type[PanelLinear]) -> PanelExperts | N
 
 def _weights(layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return the inner and outer weights of a layer of experts, [experts, out, in]. None if the
-    layer has none. Some models keep them as [experts, in, out].
+    layer has none. Some models keep these weights as [experts, in, out].
     """
     inner, outer = getattr(layer, INNER, None), getattr(layer, OUTER, None)
     if not (isinstance(inner, torch.Tensor) and isinstance(outer, torch.Tensor)):

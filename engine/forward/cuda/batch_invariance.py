@@ -2,8 +2,8 @@
 depend on how many rows are multiplied with it, and a trial of which sizes of pass agree.
 
 Where the library splits sums over thread blocks, the split depends on the number of rows. Without a
-workspace the library does not split sums. It also chooses kernels by the number of rows, and some
-kernels round differently, so only the trial shows whether the settings suffice.
+workspace the library does not split sums. cuBLAS also chooses kernels by the number of rows, and
+some kernels round differently, so only the trial shows whether the settings suffice.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def invariant_sizes(
     sizes: Sequence[int] = SIZES,
 ) -> tuple[int, ...]:
     """Return the sizes whose passes give every row of a text the same bits as passes of `BASE`
-    rows. The text is as long as the largest size, or as model and pool allow; larger sizes are left
-    out.
+    rows. The text is as long as the largest size, or as model and pool allow; larger sizes are not
+    tested.
     """
     fitting = [size for size in sizes if size <= longest]
     table = None
