@@ -88,7 +88,8 @@ class CertificateFiles:
         except (OSError, Unusable) as error:
             log.warning("certificates cannot be read again", problem=str(error))
             return False
-        if changed_again:  # the files changed during the reading: the next look reads them
+        # the files changed during the reading, so the next check reads them again
+        if changed_again:
             return False
         self._seen = stamps
         changed = pem != self.pem
@@ -119,11 +120,11 @@ def server_context(
     first = used
 
     def look(connection: ssl.SSLSocket | ssl.SSLObject, *_: object) -> None:
-        """Use the newest files. TLS calls this in every handshake, before certificates
-        are shown.
+        """Check whether the files have changed, and use the newest contents. TLS calls this in
+        every handshake, before certificates are shown.
         """
         nonlocal used
-        with looking:  # handshakes are in threads
+        with looking:  # handshakes run in several threads
             if files.refresh():
                 used = _asking(files.context, certificates)
             connection.context = used

@@ -27,7 +27,7 @@ from tandem.protos.fingerprint import tokens_by_id
 
 NAME = "tokenizer.json"
 SPACE = "\u2581"  # SentencePiece's character for a space
-SPECIAL = (3, 4)  # GGUF's types of control tokens and of user-defined tokens
+SPECIAL = (3, 4)  # GGUF's types for control tokens and user-defined tokens
 CONTROL = 3
 
 # How byte-level tokenizers split a text before they merge, by the names that GGUF files give them.

@@ -68,7 +68,7 @@ class DecodeJob:
     expected: float = 0.0  # number of the draft's nodes that should be accepted
     verified: int = 0  # number of nodes in all steps
     timing: ProposalTiming = field(default_factory=ProposalTiming)
-    forced_at: int = 0  # the length of the text after which forced tokens were proposed last
+    forced_at: int = 0  # length of the text after which forced tokens were last proposed
 
     def run(self) -> Job:
         """Decode until the end; raises SessionMiss, StaleTurn, Busy, InvalidRequest, Internal."""

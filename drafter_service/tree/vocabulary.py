@@ -17,8 +17,9 @@ import torch
 from tandem.drafter_service.tree.expansion import Expander, expander, where_possible
 from tandem.protos.types import DraftShape, SamplingParams
 
-NEUTRAL_TOKENS = ("Ċ", "\n", "<0x0A>", "Ġ", "▁", " ")  # one is read for a token that is lacking
-REPLACEMENT = "\ufffd"  # stands in the text of a token that is only a part of a character
+# a token that the draft model lacks is read as one of these
+NEUTRAL_TOKENS = ("Ċ", "\n", "<0x0A>", "Ġ", "▁", " ")
+REPLACEMENT = "\ufffd"  # appears in the text of a token that is only a part of a character
 
 
 @dataclass(frozen=True)

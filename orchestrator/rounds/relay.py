@@ -221,7 +221,7 @@ class Relay:
         self.verifier.send(Flow(paused))
 
     def _on_verifier_error(self, error: TandemError) -> None:
-        """Retry until the verifier was away for too long; time with an open stream is no absence."""
+        """Retry until the verifier was away for too long, not counting its open time."""
         if self._lockstep:
             self._lockstep.stop()
         retry_after = error.retry_after if isinstance(error, Busy) else 0.0
