@@ -162,7 +162,7 @@ def main(
     temperature: Annotated[
         float, typer.Option(help="temperature of the first tokens", min=0.01)
     ] = 0.8,
-    seed: Annotated[int, typer.Option(help="of the first tokens", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="seed of the first tokens", min=0)] = 0,
     drafter: DrafterOption = "",
     verifier: VerifierOption = "",
     tokenizer: TokenizerOption = models.TARGET,

@@ -150,4 +150,4 @@ def test_a_port_in_use_is_refused_by_its_number() -> None:
             pytest.raises(errors.Unusable, match=f"metrics port {port} on 127.0.0.1"),
             pages_served("127.0.0.1", port, Pages(filled())),
         ):
-            raise AssertionError("otherwise two servers could share a port")
+            raise AssertionError("two servers share a port")

@@ -211,7 +211,7 @@ async def test_a_port_in_use_is_refused_by_its_number(host: str) -> None:
         port = int(address.rpartition(":")[2])
         with pytest.raises(errors.Unusable, match=f"port {port} on {host}"):
             async with rpc.serving(host, port, object()):
-                raise AssertionError("otherwise two servers could share a port")
+                raise AssertionError("two servers share a port")
 
 
 @pytest.mark.parametrize("host", ["::1", "[::1]"])

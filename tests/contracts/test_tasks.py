@@ -73,7 +73,7 @@ async def test_a_failure_hides_no_cancellation(run: Callable[..., Any]) -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            raise ValueError("while the task is being cancelled")
+            raise ValueError("while it is cancelled")
 
     async def again_and_again() -> None:
         while True:
