@@ -1,7 +1,7 @@
 # Everything runs from `.venv` in this folder. TORCH may name another build, e.g. TORCH="torch --index-url ...".
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
-# As many processes as processors; the tests of a file stay in one and share what they start.
+# One pytest process per processor; the tests of a file stay in one process and share their fixtures.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses logical --dist loadfile --no-loadscope-reorder
 TEST_ARGS ?=
 MODEL_ARGS ?=

@@ -102,7 +102,9 @@ def main(
     streams: Annotated[str, typer.Option(help="streams at once, with commas")] = "1,8",
     turns: Annotated[int, typer.Option(help="turns of each system", min=1)] = 15,
     tokens: Annotated[int, typer.Option(help="tokens of each answer", min=1)] = 200,
-    file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--json", help="write the figures to this file too")
+    ] = None,
 ) -> None:
     """Measure rounds per second with TLS and authentication, and without."""
     try:

@@ -1,6 +1,6 @@
 """Describe the machine of a measurement: its processors and the installed packages.
 
-This needs only PyTorch and transformers, like all modules by which a device is measured.
+This module needs only PyTorch and transformers, like all modules by which a device is measured.
 """
 
 from __future__ import annotations

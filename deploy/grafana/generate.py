@@ -23,9 +23,9 @@ def dashboard(name: str, panels: tuple[Panel, ...]) -> str:
         "type": "query",
         "datasource": SOURCE,
         "query": "label_values(tandem_build_info, namespace)",
-        "refresh": 2,  # with each change of the time range
+        "refresh": 2,  # updates with each change of the time range
         "includeAll": True,
-        "allValue": ".*",  # matches targets without the label too
+        "allValue": ".*",  # also matches targets without the label
         "current": {"text": "All", "value": "$__all"},
     }
     made = {

@@ -48,7 +48,9 @@ class Answers:
             self.save()
 
     def save(self) -> None:
-        """Write the answers that are not on disk yet. A file is there whole, or not at all."""
+        """Write the answers that are not on disk yet. Each file exists as a whole, or not at
+        all.
+        """
         if not self._unsaved:
             return
         arrays = {"numbers": np.array(self._unsaved)}

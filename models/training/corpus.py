@@ -1,7 +1,7 @@
 """The training text: documents of several corpora as token streams, the last part of each held out.
 
-The corpora are plain text files whose documents are separated by a line `<|endoftext|>`. Nothing
-here knows of models.
+The corpora are plain text files whose documents are separated by a line `<|endoftext|>`. No code in
+this module knows models.
 """
 
 from __future__ import annotations
