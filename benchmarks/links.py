@@ -61,7 +61,7 @@ HEADINGS = (
 class Plan:
     """The systems to compare, and the number and size of the requests."""
 
-    folders: Sequence[Path]  # this checkout and, if given, the other one
+    folders: Sequence[Path]  # folders of this checkout and, if given, the other one
     target: Path
     draft: Path
     tokens: int
@@ -220,7 +220,7 @@ def main(
     turns: Annotated[int, typer.Option(help="turns of every system in a case", min=1)] = 3,
     seconds: Annotated[float, typer.Option(help="seconds of a turn of one request at once")] = 1.5,
     skip: Annotated[int, typer.Option(help="first tokens of each answer that do not count")] = 32,
-    controls: Annotated[bool, typer.Option(help="also measure plain decoding twice")] = False,
+    controls: Annotated[bool, typer.Option(help="measure plain decoding twice")] = False,
     tls: Annotated[bool, typer.Option("--tls", help="use TLS on every hop")] = False,
     json: Annotated[Path | None, typer.Option("--json", help="also write figures here")] = None,
 ) -> None:

@@ -2,7 +2,7 @@
 
     python -m tandem.benchmarks.overload
 
-First all places are taken, and it is measured how many requests are served in that state. Then ten
+First all places are taken, and it is measured how many requests are served in that state. Next, ten
 times as many requests arrive at random times, with prompts that are far too large beside them, and
 for each place a stream that nobody reads. The figures are the seconds to a refusal for lack of a
 place and to that of a large prompt, and the gaps between the chunks of running streams, before and

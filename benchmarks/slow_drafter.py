@@ -1,6 +1,6 @@
 """Measure what a drafter costs that is slow, hangs, sends nonsense or is gone: streams with drafts
-take turns with plain ones during the fault. Also measure how soon drafts are accepted again after
-the fault.
+take turns with plain ones during the fault. The benchmark also measures how soon drafts are
+accepted again after the fault.
 
 Speeds count from the 32nd token of a stream on, because the fault may take until then to be
 noticed.

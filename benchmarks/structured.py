@@ -132,7 +132,7 @@ async def compare(
         for temperature in (0, 1)
     ]
     answers: dict[str, list[api.GenerateResponse]] = {}
-    # then no way profits from another's answers
+    # no way may profit from another's answers
     os.environ["TANDEM__VERIFIER__RECENT_TOKENS"] = "0"
     for drafter in drafters:
         async with tandem_up(target, drafter, False, *ALWAYS) as stub:

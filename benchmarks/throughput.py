@@ -68,7 +68,7 @@ class Entry:
         torch.set_num_threads(1)
         # set for the process that is started now
         os.environ["TANDEM__VERIFIER__DTYPE"] = self.dtype
-        # then Tandem learns from no earlier answer
+        # Tandem should learn from no earlier answer
         os.environ["TANDEM__VERIFIER__RECENT_TOKENS"] = "0"
         temperature = self.temperature
         library = self.library()

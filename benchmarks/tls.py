@@ -1,8 +1,8 @@
 """Measure what TLS and authentication cost: two Tandems of the same pair, one of them locked, take
 turns.
 
-Both run all the time, and each has all the load in its turns, so that whatever else the machine
-does hits both alike.
+Both systems run all the time, and each has all the load in its turns, so that whatever else the
+machine does hits both alike.
 """
 
 from __future__ import annotations

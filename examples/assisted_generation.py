@@ -62,7 +62,7 @@ async def assisted_decoding(
         # 1. Fetch candidate sequences
         candidate_input_ids, candidate_logits = await generator.propose(input_ids)
         candidate_length = candidate_input_ids.shape[1] - input_ids.shape[1]
-        # 2. and 3. One call computes the model's logits on all candidates, and accepts some
+        # 2. and 3. One call computes the model's logits on all candidates, and accepts some of them
         verdict = await talk.verify(generator.draft, generator.sampling)
         accepted = [generator.draft.tokens[node] for node in verdict.accepted]
         valid = [*accepted, verdict.next_token][: max_length - input_ids.shape[1]]

@@ -103,7 +103,7 @@ class OrchestratorConfig(ServiceConfig):
         default=None,
         ge=0,
         le=65535,
-        description="with clients and TLS, another port, for clients that have a certificate",
+        description="another port for clients with a certificate; needs clients and TLS",
     )
     registration_token: Token | None = Field(
         default=None, description="token that drafters register with; by default none may register"

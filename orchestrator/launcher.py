@@ -64,8 +64,8 @@ def serve(config: OrchestratorConfig) -> None:
 
 
 def _end_ray() -> None:
-    """End the processes that a private Ray has left, which have its token. Otherwise an agent of
-    Ray that had just started would try for minutes to reach its node.
+    """End the processes that a private Ray has left, which have its token. An agent of Ray that had
+    just started would otherwise try for minutes to reach its node.
     """
     mark = f"RAY_AUTH_TOKEN={TOKEN}".encode()
     for each in Path("/proc").glob("[0-9]*"):
@@ -147,10 +147,10 @@ def private_environment() -> dict[str, str]:
     return {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # puts every socket on loopback
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": TOKEN,  # without it, Ray writes a token into the home directory
+        "RAY_AUTH_TOKEN": TOKEN,  # the token keeps Ray from writing one into the home directory
         "RAY_USAGE_STATS_ENABLED": os.environ.get("RAY_USAGE_STATS_ENABLED", "0"),
         "RAY_memory_monitor_refresh_ms": "0",
-        "RAY_worker_niceness": "0",  # otherwise cells give way to models
+        "RAY_worker_niceness": "0",  # the default niceness would make cells give way to models
     }
 
 

@@ -92,7 +92,7 @@ class Head:
             if kind == CONTROL
         }
         if "<|return|>" in controls:
-            controls.pop("<|end|>", None)  # this token ends only a part of a turn in such a model
+            controls.pop("<|end|>", None)  # the token ends only a part of a turn in such a model
         ends |= {controls[token] for token in TURN_ENDS & controls.keys()}
         return tuple(sorted(ends))
 

@@ -1,6 +1,6 @@
 """The plain values that the services exchange.
 
-They are frozen and compared by value. Only `wire` knows the messages of these values.
+The values are frozen and compared by value. Only `wire` knows the messages of these values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tandem.protos.grammar import Grammar
 MAX_NODES = 64  # most nodes of a draft
 MAX_LEVELS = 32
 MAX_CHOICES = 256  # most tokens to which a sent distribution may give a chance
-LAST_TURN = (1 << 32) - 1  # this turn closes a session whatever its own turn is
+LAST_TURN = (1 << 32) - 1  # turn that closes a session whatever its own turn is
 EXACT = "exact"  # the exactness that a batch-invariant model service reports
 MAX_LOGPROBS = 20  # most of the likeliest tokens that are reported beside an emitted one
 MAX_BIASES = 1024
@@ -161,7 +161,8 @@ class Draft:
     """A token tree in topological order; parent -1 is the root, the last committed token.
 
     A sampled draft has the distributions that it was drawn from: `distributions[0]` after the root,
-    [n + 1] after node n. Without them every token counts as certain to have been proposed.
+    [n + 1] after node n. Without distributions, every token counts as certain to have been
+    proposed.
     """
 
     tokens: tuple[int, ...] = ()

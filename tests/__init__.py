@@ -1,4 +1,4 @@
-"""The tests. This is set before any test imports PyTorch: idle threads leave the processor to
+"""The tests. The setting comes before any test imports PyTorch: idle threads leave the processor to
 others, because several services share one machine here.
 """
 

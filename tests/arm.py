@@ -30,7 +30,8 @@ ROOTS = (
 ROOTS += ("grpcio-health-checking", "grpcio-reflection", "opentelemetry-exporter-otlp-proto-grpc")
 ROOTS += ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "sympy", "networkx", "jinja2")
 PLATFORMS = ("manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64")
-PROCESSORS = {"neon": "cortex-a72", "sve256": "max,sve-max-vq=2"}  # by the build that runs on each
+# processors by the build that runs on each
+PROCESSORS = {"neon": "cortex-a72", "sve256": "max,sve-max-vq=2"}
 TRIPLE = "aarch64-linux-gnu"
 RELEASE, PYTHON = "bookworm", "3.11"  # Debian's release, and its version of Python
 

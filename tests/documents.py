@@ -17,7 +17,7 @@ PAGES = [
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CONTAINERS = "tests/system/test_containers.py::test"
 FIRST_STEPS = "tests/system/test_first_steps.py::test_a_new_operator_sees_the_acceptance_rate"
-ELSEWHERE = {  # from a block's first command to the test that runs it, `file::name`
+ELSEWHERE = {  # the test, `file::name`, that runs a block, by the block's first command
     "ray start --head --node-ip-address=10.0.0.1 --port=6379": "tests/system/test_ray_nodes.py::"
     "test_streams_go_on_when_the_link_to_a_node_is_cut_and_when_the_node_is_lost",
     "docker compose -f deploy/compose.yaml up --build --detach --wait": f"{CONTAINERS}_containers"

@@ -160,7 +160,7 @@ ARCHITECTURES = tuple(CONFIGS)
 SERVED = ("gpt2", "gpt_neox", "llama", "qwen2")  # families on which costly tests run
 CAPPED = {"phi3_longrope": SHORT, "llama4_text": SHORT, "phimoe": SHORT}  # contexts
 
-# These families are refused; the values are parts of the messages.
+# Each of these families is refused with a message that contains the value.
 CONFIGS |= {
     "bart": lambda: tf.BartConfig(
         d_model=64, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=64, decoder_ffn_dim=64

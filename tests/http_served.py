@@ -96,8 +96,8 @@ async def converse(client: AsyncOpenAI, **options: Any) -> Any:
 async def leave(stream: AsyncStream[Any]) -> None:
     """Close an answer before its end, with every generator that reads it.
 
-    Otherwise the garbage collector may finalize the generators on a model's thread while the event
-    loop closes them: "async generator already executing".
+    A generator that is not closed may be finalized on a model's thread while the event loop closes
+    it: "async generator already executing".
     """
     await stream.close()
     with pytest.raises(openai.APIConnectionError):

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("tests/laws", "tests/contracts", "tests/services", "tests/system")  # cheapest first
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "smollm2", "__pycache__", ".*_cache")
 PYTEST = ["pytest", "-n", "logical", "--dist", "loadfile", "--no-loadscope-reorder", "-q", "-x"]
-# this file fails with every mistake, because it looks for the unchanged texts
+# this test file fails with every mistake, because it looks for the unchanged texts
 PLACES = "tests/contracts/test_mutants.py"
 
 

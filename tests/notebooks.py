@@ -1,8 +1,8 @@
 """The notebooks' original loops: transformers on models in memory, with a forward pass for every
 token. The loops on Tandem are compared with these loops.
 
-They use no service and no code of Tandem except the noise: `torch.multinomial` cannot reproduce
-another program's draws, so the notebooks' draws use keyed noise here.
+The notebooks' loops use no service and no code of Tandem except the noise: `torch.multinomial`
+cannot reproduce another program's draws, so the notebooks' draws use keyed noise here.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from tests.scripted import saying, tokens_of
 from tests.waiting import LIMIT, until
 
 PROMPTS = Path(__file__).parents[1] / "benchmarks" / "peers" / "story_prompts.jsonl"
-# These are tasks of servers and of what watches servers, and parts of tasks that are counted
+# These names are tasks of servers and of what watches servers, and parts of tasks that are counted
 # themselves.
 SERVERS_TASKS = ("grpcio", "StreamServer.", "is_serving", "until_silent", "_wait.<")
 SERVERS_TASKS += ("PerAddress._keep", "Link._run")  # tasks of replicas, once these are known

@@ -19,7 +19,7 @@ from tandem.protos import tree
 from tandem.protos.streams import Commit, Decoding, PromptLogprobs, Proposal
 from tandem.protos.types import Context
 
-CHUNK_ROWS = 64  # as many rows as a whole draft has: logits of 40 MB with 152,000 tokens
+CHUNK_ROWS = 64  # number of rows of a whole draft: logits of 40 MB with 152,000 tokens
 
 
 def read_prompt(

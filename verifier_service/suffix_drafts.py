@@ -83,7 +83,7 @@ class Followers:
     def after(self, ranks: Sequence[int], depth: int) -> list[Following]:
         """Return the tokens that may follow `depth` tokens that are equal at the places of these
         ranks, the likeliest first. A token is as likely as it was frequent where most tokens match.
-        As far as this match leaves doubt, places where fewer tokens match count too.
+        As far as the longest match leaves doubt, places where fewer tokens match count too.
         """
         if len(ranks) == 1:  # a shortcut for the usual case below the first levels
             (rank,) = ranks
@@ -189,7 +189,7 @@ def suffix_proposal(
     matched, ends = find_matches_to_follow(searched, suffix, max(least, needed))
     if not len(ends):
         return Proposal(behind)
-    # at the end of the tokens, the copy starts again
+    # the copy starts again at the end of the tokens
     steps = np.arange(shape.levels) % (len(searched) - ends)[:, None]
     followers = Followers(searched[ends[:, None] + steps].tolist(), matched.tolist())
     max_cost = -math.log(max(MIN_CHANCE, price))

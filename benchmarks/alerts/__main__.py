@@ -3,8 +3,8 @@
     python -m tandem.benchmarks.alerts
 
 Two processes of each service run on the embedded pair, under load. First there is no fault for a
-while: no alert may fire, and no process may report that it does not serve. Then one fault follows
-another.
+while: no alert may fire, and no process may report that it does not serve. After a time without
+faults, one fault follows another.
 """
 
 from __future__ import annotations

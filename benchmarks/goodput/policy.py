@@ -8,7 +8,7 @@ from itertools import product
 
 from tandem.protos.types import NO_DRAFT_SHAPE, DraftShape
 
-LEVELS = {8: 6, 16: 8, 32: 10, 64: 12}  # from the number of nodes of a tree to its number of levels
+LEVELS = {8: 6, 16: 8, 32: 10, 64: 12}  # for each number of nodes of a tree, its number of levels
 
 
 @dataclass(frozen=True, slots=True)

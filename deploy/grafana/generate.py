@@ -25,7 +25,8 @@ def dashboard(name: str, panels: tuple[Panel, ...]) -> str:
         "query": "label_values(tandem_build_info, namespace)",
         "refresh": 2,  # updates with each change of the time range
         "includeAll": True,
-        "allValue": ".*",  # also matches targets without the label
+        # the list's entry for all namespaces also matches targets without the label
+        "allValue": ".*",
         "current": {"text": "All", "value": "$__all"},
     }
     made = {

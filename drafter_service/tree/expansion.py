@@ -29,7 +29,7 @@ SENT_TOKENS = 32  # number of the likeliest tokens that are drawn from and sent
 UNIT_WEIGHT = 1 << 16  # the integer weight of probability 1, to which probabilities are rounded
 # typical error of a draft logit; `make acceptance` gave the same result from 0.5 to 0.7
 LOGIT_ERROR = 0.6
-MAX_TEMPERATURE = 1e6  # above this temperature only the noise counts anyway
+MAX_TEMPERATURE = 1e6  # highest temperature that counts; above it, only the noise matters
 FIRST_TEMPERATURE = 0.9  # temperature of Medusa-lite's first tokens if the target is greedy
 FIRST_TOP_P = 0.95  # nucleus of Medusa-lite's first tokens
 TEMPERATURE_ONE = SamplingParams(temperature=1.0)
@@ -69,8 +69,8 @@ def _likeliest_draws(
     logits: torch.Tensor, params: SamplingParams, positions: Sequence[int], candidates: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the tokens of each row [rows, vocab] that the target draws most likely, and their
-    unnormalised logits with the target's noise, highest first. Both are [rows, candidates], or
-    narrower for a smaller vocabulary.
+    unnormalised logits with the target's noise, highest first. The tokens and the logits are [rows,
+    candidates], or narrower for a smaller vocabulary.
     """
     temperature, ids = min(params.temperature, MAX_TEMPERATURE), None
     if logits.shape[-1] >= LARGE_VOCABULARY or logits.device.type != "cpu":

@@ -211,7 +211,8 @@ class TokenTree:
                 possible.add(node)
                 live.append(node)
             else:
-                node.parent = None  # otherwise forgotten nodes would be garbage in cycles
+                # breaks cycles of forgotten nodes, which would otherwise be garbage
+                node.parent = None
         self._live = live
         self._fed = [node for node in self._fed if node in possible and node is not root]
         self.root, root.parent, root.number, root.slot = root, None, 0, -1

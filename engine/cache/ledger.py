@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from tandem.engine.cache.footprint import Footprint
 
-EVERYWHERE = Footprint()  # for models in which no layer has a window
+EVERYWHERE = Footprint()  # the footprint of models in which no layer has a window
 
 
 class PageLedger(ABC):
@@ -106,8 +106,8 @@ class PageLedger(ABC):
         return (cached or held > 0) * (full + windowed), cached * idle
 
     def _set_free(self, page: int) -> None:
-        """Make a page free. It keeps its memory for the next session if it is backed and enough
-        memory is left; otherwise its memory goes back to the system.
+        """Make a page free. The page keeps its memory for the next session if it is backed and
+        enough memory is left; otherwise its memory goes back to the system.
         """
         kept = (self._warm + 1) * self.page * self.footprint.whole
         if page in self._unbacked or self.allocated + kept > self.size:

@@ -15,7 +15,8 @@ class AttentionOptions:
     scaling: float | None = None
     window: int | None = None  # positions
     softcap: float | None = None  # limit of scores, for Gemma 2
-    sinks: torch.Tensor | None = None  # for gpt-oss, a score per head that takes weight, [heads]
+    # extra score per head that takes weight, for gpt-oss, [heads]
+    sinks: torch.Tensor | None = None
 
     @property
     def plain(self) -> bool:

@@ -18,9 +18,9 @@ ROUNDING = 8.0  # tolerance in units of the last place
 def equivalent(
     layer: nn.Module, other: Callable[..., Any], weight: torch.Tensor, *given: torch.Tensor
 ) -> bool:
-    """Whether `other` computes the same as a layer, up to rounding. Both are called with trial rows
-    that fit the weight [..., in] and its dtype, and with the arguments `given`. Return False if the
-    layer has hooks, or cannot be called like this.
+    """Whether `other` computes the same as a layer, up to rounding. The layer and `other` are
+    called with trial rows that fit the weight [..., in] and its dtype, and with the arguments
+    `given`. Return False if the layer has hooks, or cannot be called like this.
     """
     if layer._forward_hooks or layer._forward_pre_hooks:
         return False

@@ -18,8 +18,8 @@ class StepInput(Protocol):
     """
 
     def ready(self) -> Segment | None:
-        """Return the segment that must be fed for the job to go on. None if the job waits for
-        something else.
+        """Return the segment that must be fed for the job to go on. Return None if the job waits
+        for something else.
         """
 
     def chances(self) -> Iterator[float]:

@@ -98,8 +98,8 @@ def _compare(text: Any, kind: str, own: dict[str, Any]) -> None:
 
 
 def _followed(text: Any) -> dict[str, Any]:
-    """Return the values that a network will follow, by the keys of a file's metadata. None and 0
-    both mean that the network does nothing of the kind.
+    """Return the values that a network will follow, by the keys of a file's metadata. The values
+    None and 0 both mean that the network lacks the feature.
     """
     rope, size = _rope(text), getattr(text, "head_dim", None) or _width(text)
     norms = (getattr(text, name, None) for name in EPSILONS)

@@ -209,7 +209,7 @@ def replace(network: nn.Module, other: Callable[[nn.Module], nn.Module | None]) 
         except AttributeError:  # the layer around it was replaced
             continue
         better = other(layer)
-        del layer  # otherwise the layer would live until the next one is made
+        del layer  # frees the layer, which would live until the next one is made
         if better:
             for name in same:
                 network.set_submodule(name, better)

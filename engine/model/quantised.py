@@ -1,6 +1,6 @@
 """Choose how a checkpoint with weights of 8 or 4 bits is read: this engine reads linear layers as
-they are stored, and transformers dequantises other formats as it loads them. Either way the network
-that is served is a plain one.
+they are stored, and transformers dequantises other formats as it loads them. In both cases the
+network that is served is a plain one.
 
 Raises Unusable, with a text that follows the name of a class, for other ways of quantising, and for
 files that lack the scales of their weights.

@@ -73,9 +73,9 @@ def typical_difference(differences: Sequence[Difference], smooth: bool) -> Diffe
     A network that chooses experts is not smooth in half precision. Two scores may be so close that
     rounding sends a token to another expert, and its row far away, which is right too. Such a jump
     happens to single tokens at random, while a mistake affects every row after some position, or
-    every row that is fed in some way. So among rows on one side of a position that are fed in one
-    way, the median one is far off after a mistake, but not by chance. In float32 scores are never
-    so close.
+    every row that is fed in some way. Among rows on one side of a position that are fed in one way,
+    the median one is therefore far off after a mistake, but not by chance. In float32 scores are
+    never so close.
     """
     ordered = sorted(differences)
     return ordered[-1] if smooth else ordered[(len(ordered) - 1) // 2]
@@ -86,11 +86,11 @@ class ReferenceTexts:
     row.
 
     Two right computations round in different orders, and layers amplify the difference. The size of
-    the difference depends on the row: some rows react to any change with whole logits. So each row
-    is computed three times. The reference is computed by eager attention. The second pass uses sdpa
-    if the network has it (`fused`), else eager attention with disturbed embeddings. The third pass
-    uses eager attention with disturbed embeddings too, by other random numbers. Disturbed
-    embeddings are off by up to one unit in the last place.
+    the difference depends on the row: some rows react to any change with whole logits. The limits
+    are therefore measured by computing each row three times. The reference is computed by eager
+    attention. The second pass uses sdpa if the network has it (`fused`), else eager attention with
+    disturbed embeddings. The third pass uses eager attention with disturbed embeddings too, by
+    other random numbers. Disturbed embeddings are off by up to one unit in the last place.
 
     The limit of a row is a factor times the largest of three differences: that of the row from its
     reference in the other two passes, that of the median row of its text, and a floor. The limit is

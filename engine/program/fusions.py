@@ -92,7 +92,7 @@ class Calls:
         self._index()
 
     def _norm_of(self, add: Plain) -> Plain | None:
-        """Return the norm of the sum that a call makes. None if the call is no sum of two
+        """Return the norm of the sum that a call makes. Return None if the call is no sum of two
         contiguous tensors of one shape and dtype, or no norm takes the sum.
         """
         if add.function is not aten.add.Tensor or add.shape[1] or len(add.reads) != 2:

@@ -35,7 +35,7 @@ class TokenCounts:
     """Counts how often each token of a text occurs, up to date as the text goes on."""
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
-        self._indices: dict[int, int] = {}  # for each token, its index in the two arrays
+        self._indices: dict[int, int] = {}  # index of each token in the two arrays
         self._ids = NONE
         self._counts = NONE
         self.add(tokens)
@@ -117,7 +117,7 @@ class LogitsProcessor:
             others = allowed.copy()
             others[barred] = False
             barred = NONE
-            if others.any():  # otherwise the grammar takes precedence over other options
+            if others.any():  # the grammar takes precedence over other options
                 allowed = others
         else:
             allowed = None
@@ -157,9 +157,9 @@ def warp(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
         warpers.append(TopPLogitsWarper(sampling.top_p))
     if sampling.min_p:
         warpers.append(MinPLogitsWarper(sampling.min_p))
-    # otherwise a tiny temperature would make infinities
+    # subtracts the maximum, because a tiny temperature would make infinities
     logits = logits - logits.amax(-1, keepdim=True)
-    no_ids = torch.LongTensor(logits.shape[0], 0)  # these warpers look at the scores alone
+    no_ids = torch.LongTensor(logits.shape[0], 0)  # the warpers look at the scores alone
     return warpers(no_ids, logits).log_softmax(-1)
 
 
@@ -182,8 +182,9 @@ def draw_rows(
     logits: torch.Tensor, sampling: SamplingParams, seeds: Sequence[int], positions: Sequence[int]
 ) -> torch.Tensor:
     """Draw a token from each of the adjusted rows [rows, vocab], each with its own seed at its own
-    position. This defines a draw: the token with the maximum of log-probability plus keyed noise;
-    ties go to the lowest id. Returns int64 [rows] on the rows' device, which is not waited for.
+    position. The function defines a draw: the token with the maximum of log-probability plus keyed
+    noise; ties go to the lowest id. Returns int64 [rows] on the rows' device, which is not waited
+    for.
     """
     if sampling.greedy:
         return logits.argmax(-1)

@@ -15,8 +15,9 @@ import numpy as np
 
 HORIZON = 200  # steps after which an observation counts for 1/e
 DRIFT_WEIGHT = 0.02  # part of a surprise that is taken for a change of the machine's speed
-FASTER_WEIGHT, SLOWER_WEIGHT = 0.3, 0.1  # of one step in the averages, if it was faster or slower
-RESET_FACTOR = 8.0  # after a step that is so many times faster, older averages count no more
+# weight of one step in the averages, if it was faster, and if it was slower
+FASTER_WEIGHT, SLOWER_WEIGHT = 0.3, 0.1
+RESET_FACTOR = 8.0  # a step that is so many times faster makes older averages count no more
 WARM_UP_STEPS = 16  # steps before predictions are judged
 REFIT_STEPS = 8  # steps between two fits after the warm-up, unless a step surprises
 PRIOR = np.array(
@@ -72,8 +73,8 @@ class AverageStepTimes:
         self.token = smoothed(self.token, seconds / expected)
 
     def predicted(self, seconds: float) -> None:
-        """Note that a step without long prompts would take `seconds` now, as others show. If that
-        time is less than before, the averages fall.
+        """Note that a step without long prompts would take `seconds` now, as others show. If the
+        predicted time is less than before, the averages fall.
         """
         if seconds < self.step:
             ratio = smoothed(self.step, seconds) / self.step
@@ -97,8 +98,9 @@ class CostModel:
 
     The terms are fitted by least squares of the relative error, with exponential forgetting. Each
     step is divided by its own seconds: one that hiccuped is much too slow and so weighs next to
-    nothing, and one of a new kind is believed at once. That alone would lean to the fast side, and
-    follow a machine that slows down too late; so DRIFT_WEIGHT of a surprise moves the whole model.
+    nothing, and one of a new kind is believed at once. Relative errors alone would lean to the fast
+    side, and follow a machine that slows down too late; so DRIFT_WEIGHT of a surprise moves the
+    whole model.
     """
 
     error: float

@@ -129,7 +129,7 @@ class ModelThread(JobQueue):
             starting = startable(self._waiting, self._running)
             for task in starting:
                 self._waiting.remove(task)
-        self._stepping = starting  # these tasks fail if an error comes from here on
+        self._stepping = starting  # the tasks that fail if an error comes from here on
         for task in ending:
             task.end(Unavailable("nobody waits for it"))
         self._idle(waiting)

@@ -15,9 +15,9 @@ which is half the time before anything is known. How much it is worth to verify 
 a row has a price is the mean of what its corrected chances exceed the price by: its *margin*.
 
 New trials count more than old ones: each multiplies what was learned before it by 1 - pace. A trial
-in which little is claimed teaches little, so it makes little be forgotten; but at the pace SLOW
-all that a session has shown fades. So a source that was wrong, and therefore gets no more trials,
-is believed again in the end.
+in which little is claimed teaches little, so it makes little be forgotten; but at the pace SLOW all
+that a session has shown fades. A source that was wrong, and therefore gets no more trials, is thus
+believed again in the end.
 
 What a session shows is shown to the trust of all sessions too, which learns at the pace SLOW; a
 trial in which nothing is claimed shows nothing, however many sessions have such trials. A new
@@ -26,7 +26,7 @@ soon count more, and wrong proposals elsewhere cannot keep its own from being tr
 
 The verifier has one trust for each source of each session, and a trial is a step. A drafter has one
 for each text, and a trial is a token of the text, whether the drafter's proposal of that token was
-sent or not. So a drafter learns while drafting does not pay, and a verifier learns even if a
+sent or not. A drafter therefore learns while drafting does not pay, and a verifier learns even if a
 drafter lies.
 """
 

@@ -50,7 +50,7 @@ async def warm_up(thread: ModelThread, sessions: Sessions, most: int) -> None:
     passes.
     """
     await thread.run(NAME, partial(warm_up_job, sessions, most))
-    # this comes after the thread has learned from the last step
+    # waits until the thread has learned from the last step
     await thread.run(NAME, partial(forget_averages, thread))
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from tandem.models.distil.teacher import TOP, Answer
 
 ANSWERS_PER_FILE = 64
-PADDING = -1  # in the place of likeliest tokens, where the target's probabilities are not known
+# stands in the place of likeliest tokens where the target's probabilities are not known
+PADDING = -1
 
 
 @dataclass

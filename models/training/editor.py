@@ -47,7 +47,7 @@ def examples(
 ) -> torch.Tensor:
     """Make tasks with their answers from texts [rows, tokens]. Returns int64 [rows, length]."""
     rows = []
-    texts = texts.where(texts != end, line_break[0])  # then each row looks like one text
+    texts = texts.where(texts != end, line_break[0])  # makes each row look like one text
     for text in texts.tolist():
         old, new = int(rng.choice(text)), int(rng.choice(texts.flatten()))
         rows.append([*task(text, old, new, line_break), *edited(text, old, new), end])

@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=25)
     parser.add_argument("--tokens", type=int, default=1024, help="tokens per step")
-    parser.add_argument("--beside", type=Path, help="also print the bits per byte of this model")
+    parser.add_argument("--beside", type=Path, help="print the bits per byte of this model too")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.manual_seed(options.seed)

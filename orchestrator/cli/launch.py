@@ -83,7 +83,7 @@ class Service:
             stdout=asyncio.subprocess.PIPE,
             limit=1 << 20,
             env=os.environ | self.environment | {process.CHILD: "1"},
-            # then Ctrl-C reaches this process alone, which stops the others in order
+            # keeps Ctrl-C from the children, because this process stops them in order
             start_new_session=True,
         )
         served, problem = await self._listen(report)

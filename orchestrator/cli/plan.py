@@ -26,7 +26,7 @@ PORT, HTTP_PORT = 50051, 8000
 SHARED_GPU_COST = 1.0  # draft cost if both services share a GPU, on which processes take turns
 # long, because a verifier that cannot start ends `tandem up` at once anyway
 LOADING_SECONDS = 86400
-NO_DRAFTS = Path("none")  # as the draft model, this name means decoding without drafts
+NO_DRAFTS = Path("none")  # value of the draft model that means decoding without drafts
 Setting = Path | str | int | bool | None
 QUIET: Mapping[str, Setting] = {"log_level": "warning"}  # several services share a terminal
 

@@ -34,7 +34,7 @@ class AddressHysteresis:
     only some of the addresses, so an address is removed only after several lookups without it.
     """
 
-    # from each address to its number of lookups in a row without it
+    # number of lookups in a row without each address
     _missed: dict[str, int] = field(default_factory=dict)
 
     def update(self, found: Iterable[str]) -> tuple[str, ...]:

@@ -76,7 +76,7 @@ class Admission:
     def __init__(self, limits: Limits, limits_each: Limits, metrics: FrontMetrics) -> None:
         self._all = AdmittedCount(limits)
         self._limits_each = limits_each
-        self._clients: dict[bytes, AdmittedCount] = {}  # only clients that have requests
+        self._clients: dict[bytes, AdmittedCount] = {}  # the counts of clients that have requests
         self._queue = FairQueue(limits.running, limits_each.running)
         self._begun: dict[QueueEntry, asyncio.Event] = {}
         metrics.running.set_function(lambda: self.running)

@@ -76,8 +76,8 @@ class Answers:
         self, request: Request, progress: RequestProgress | None = None
     ) -> AsyncGenerator[Chunk | Answer | None, None]:
         """Yield chunks with tokens that the client does not have yet, and at last the complete
-        answer. None is yielded every IDLE_SECONDS without a chunk. `progress` gets the answer as
-        soon as the request is checked. Raises a TandemError.
+        answer. The method yields None every IDLE_SECONDS without a chunk. `progress` gets the
+        answer as soon as the request is checked. Raises a TandemError.
         """
         arrived = time.monotonic()
         checks.check_resumable(request, self._served)
@@ -140,8 +140,8 @@ class Answers:
         return await asyncio.to_thread(self._prepare, request, arrived)
 
     def _prepare(self, request: Request, arrived: float) -> Prepared:
-        """Return the run of a request, and its answer as far as the client has it. This takes long
-        for long texts, so it must be called in a thread.
+        """Return the run of a request, and its answer as far as the client has it. The work takes
+        long for long texts, so it must be done in a thread.
         """
         run, stopping = checks.checked(request, self._served, self._tokenise), request.stopping
         run = replace(run, traceparent=request.traceparent)

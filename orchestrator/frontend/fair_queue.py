@@ -1,5 +1,6 @@
 """Choose whose request runs next: deficit round robin between clients (Shreedhar and Varghese,
-1995), where a request costs the tokens that it used. Also choose when to retry a refused request.
+1995), where a request costs the tokens that it used. The module also chooses when to retry a
+refused request.
 
 The tokens that a request used are known only when it has ended. When a request starts, it is
 charged the tokens that requests of its client usually use, or those of all requests if the client

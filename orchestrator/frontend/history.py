@@ -23,7 +23,8 @@ class Totals:
     steps_with_drafts: float = 0.0
     drafted: float = 0.0
     accepted: float = 0.0
-    tokens_with_drafts: float = 0.0  # this and the next three leave out each request's first step
+    # this counter and the next three leave out each request's first step
+    tokens_with_drafts: float = 0.0
     seconds_with_drafts: float = 0.0
     tokens_without_drafts: float = 0.0
     seconds_without_drafts: float = 0.0

@@ -162,7 +162,7 @@ def read(file: Path) -> dict[str, Identity]:
             f"{'.'.join(map(str, each['loc']))}: {message(each)}" for each in error.errors()
         )
         raise Unusable(f"clients: {file}: {'; '.join(problems)}") from None
-    # for example ValueError for an invalid date
+    # one of several classes, for example ValueError for an invalid date
     except (yaml.YAMLError, ValueError, RecursionError):
         raise Unusable(f"clients: {file} is not YAML, or has a name twice") from None
     named = {name: each.model_copy(update={"name": name}) for name, each in entries.items()}

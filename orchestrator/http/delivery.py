@@ -95,8 +95,8 @@ class Delivery:
             await _send(send, type=BODY, body=_event(body_of(_known(error))), more_body=False)
 
     async def _deliver(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Generate all choices and send them. As many choices run at once as the client's quota
-        allows requests.
+        """Generate all choices and send them. The number of choices that run at once is the number
+        of requests that the client's quota allows.
         """
         quota = self.choices[0].request.quota
         places = asyncio.Semaphore(self.frontend.answers.admission.most_running(quota))

@@ -24,7 +24,7 @@ CERTIFICATE = "certificate"  # key in a request's state: the common name, "" wit
 MAX_CONNECTIONS = 4096
 HEAD_SECONDS = 20.0  # seconds that a client may take for the head of a request
 UNREAD_SECONDS = 65.0  # seconds that a client may read nothing; a delivery logs and ends sooner
-USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)  # only Linux has this socket option
+USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)  # a socket option of Linux
 LAST_SECONDS = 1  # seconds for unfinished answers when the port is closed
 
 
@@ -118,7 +118,7 @@ def _listening(host: str, port: int, shared: bool) -> Iterator[socket.socket]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        # otherwise unread bytes would be kept for ever, even those of a closed connection
+        # frees unread bytes, which would be kept for ever, even those of a closed connection
         if USER_TIMEOUT:
             listener.setsockopt(socket.IPPROTO_TCP, USER_TIMEOUT, int(UNREAD_SECONDS * 1000))
         try:

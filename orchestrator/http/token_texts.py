@@ -29,7 +29,7 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._bytes = byte_of()  # from each character to the byte that it stands for
+        self._bytes = byte_of()  # the byte that each character stands for
         self.special = frozenset(special_tokens(tokenizer).values())
         self.of = lru_cache(4096)(self._of)
 

@@ -31,7 +31,8 @@ class TokenizerApi:
 
     async def of_prompt(self, asked: Tokenized, request: Request) -> Json:
         """Return the tokens of a prompt, their number and, if asked for, their texts as the
-        vocabulary writes them. `request` carries the prompt and its owner. Also raises Busy.
+        vocabulary writes them. `request` carries the prompt and its owner. The method also raises
+        Busy.
         """
         self._check(asked.body.model)
         try:

@@ -172,7 +172,7 @@ class BalancedLink(Generic[Sent, Received]):
 
     def leave_outliers(self, now: float) -> None:
         """Move the streams of outliers: replicas that are much slower than others with the same
-        model. This is to be called periodically.
+        model. Call this method periodically.
         """
         known, ejected = self._outliers, self._outliers.ejected
         links = {name: link for name, link in self._links.items() if link.connected}

@@ -28,7 +28,7 @@ from tandem.protos.wire.codec import decode_model, decode_passes
 from tandem.protos.wire.requests import encode_closing, encode_item
 
 BACK_OFF_SECONDS = (0.05, 1.0)
-CONNECT_SECONDS = 30.0  # until another call is made, with the certificates of that time
+CONNECT_SECONDS = 30.0  # seconds until another call is made, with the certificates of that time
 CLOSE_SECONDS = 2.0
 MESSAGE_BYTES = 1 << 20  # size limit of one message, unless one item is larger
 MAX_PROPOSALS = 1 << 10  # items in the outbox, above which the link drops forwarded proposals
@@ -60,7 +60,8 @@ class Link(Generic[Sent, Received]):
     _streams: dict[int, Subscriber[Received]] = field(default_factory=dict, init=False)
     _outbox: deque[tuple[str, Any]] = field(default_factory=deque, init=False)  # (field, item)
     _closing: dict[tuple[bytes, int], float] = field(default_factory=dict, init=False)  # -> sent
-    _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)  # there is output
+    # set when there is output
+    _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _full: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _trip: RoundTrip = field(default_factory=RoundTrip, init=False)
     _responses: int = field(default=0, init=False)

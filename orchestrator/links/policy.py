@@ -8,8 +8,8 @@ sessions than another is passed over ("consistent hashing with bounded loads").
 
 Outlier detection, as in gRPC and Envoy: a replica that still answers may be slow because its GPU is
 throttled or its machine is shared or swaps. Such a replica is ejected for a while. A long pass is a
-sign of slowness, unless the pass has much to do or the model is large. So replicas that compute the
-same bits are compared by the time of a pass over a single token.
+sign of slowness, unless the pass has much to do or the model is large. Replicas that compute the
+same bits are therefore compared by the time of a pass over a single token.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class OutlierDetection:
     confirmed: frozenset[str] = frozenset()
     # the time at which each outlier became one
     _since: dict[str, float] = field(default_factory=dict)
-    # for each replica the end of its ejection, and the ejection's length
+    # the end and the length of each replica's ejection
     _ejections: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def observe(

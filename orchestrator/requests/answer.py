@@ -33,8 +33,8 @@ class Chunk:
     token_ids: tuple[int, ...]
     completion_tokens: int  # tokens of the answer so far, with those of this chunk
     logprobs: tuple[TokenLogprobs, ...] = ()
-    request_id: str = ""  # only in the first chunk, so that the stream can be continued
-    seed: int | None = None  # only in the first chunk, so that the stream can be continued
+    request_id: str = ""  # id in the first chunk, so that the stream can be continued
+    seed: int | None = None  # seed in the first chunk, so that the stream can be continued
     parts: tuple[Part, ...] = ()  # the parts that the text adds to the message of a chat
     prompt: PromptPart = PromptPart()  # filled only in the first chunk
 

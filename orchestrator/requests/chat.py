@@ -25,7 +25,8 @@ from tandem.protos.errors import InvalidRequest, Unusable
 CONFIG_FILE, TEMPLATE_FILE = "tokenizer_config.json", "chat_template.jinja"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 GGUF_TEMPLATE_KEY = "tokenizer.chat_template"
-RESERVED = ("messages", "tools", "documents", "add_generation_prompt")  # not for clients to set
+# variables that clients may not set
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 OPTIONAL_FIELDS = ("name", "reasoning_content", "tool_call_id")  # fields that a message may lack
 AUTO = "auto"  # the format that the template shows
 END_MARK = "CONTINUE_FINAL_MESSAGE_TAG"  # marks the final message's end, as in transformers

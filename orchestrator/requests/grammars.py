@@ -76,7 +76,8 @@ class GrammarTrials:
         if answer := process.stdout.readline():
             return str(json.loads(answer))
         _end(process)
-        self._process = None if self._closed else self._started()  # for the next grammar
+        # starts a process for the next grammar
+        self._process = None if self._closed else self._started()
         return TOO_LONG
 
     def _started(self) -> subprocess.Popen[str]:

@@ -23,7 +23,8 @@ from tandem.protos.types import (
     Schedule,
 )
 
-HEURISTIC_LEVELS = 8  # at first: the heuristic schedule changes the levels with every proposal
+# first number of levels: the heuristic schedule changes it with every proposal
+HEURISTIC_LEVELS = 8
 LOCKSTEP_LEVELS, LOCKSTEP_NODES = 4, 8  # fewer than usual, as each proposed node is verified
 MAX_PROMPT_LOGPROBS = 1 << 18  # log-probabilities of a prompt, so that an answer fits into 4 MiB
 

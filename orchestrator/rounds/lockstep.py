@@ -5,8 +5,8 @@ In lockstep each step needs a proposal for exactly its length; after an empty pr
 decodes plainly. While it does not wait, the verifier gets empty proposals for the next steps too,
 so that it decodes at its own pace. Proposals that come too late still show how late they are, so a
 drafter that recovers is used again. If both models share a processor, a proposal comes later while
-the verifier does not wait for it. It could come up to MAX_SLOWDOWN times sooner, so now and then
-the verifier waits for a proposal, which is a trial.
+the verifier does not wait for it. The proposal could come up to MAX_SLOWDOWN times sooner, so now
+and then the verifier waits for one, which is a trial.
 
 `WaitPolicy` has the averages and the decisions, and knows no clock. `Lockstep` measures what the
 policy learns from, and sends the empty proposals.
@@ -58,7 +58,8 @@ class WaitPolicy:
     @property
     def wait_seconds(self) -> float:
         """The seconds to wait for the next proposal."""
-        most_drafted = TRIAL_STEPS if self.plain_seconds else 1  # then one plain step is tried
+        # most steps with a draft before a plain step is tried
+        most_drafted = TRIAL_STEPS if self.plain_seconds else 1
         if self.in_a_row >= most_drafted:
             return 0.0
         if self.delay <= self.saving:

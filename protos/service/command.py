@@ -71,7 +71,7 @@ async def run(role: str, config: ServiceConfig, serve: Serve) -> None:
     serving = serve(config, REGISTRY, drain, pages)
     with served(config, pages) as metrics:
         async with process.parent_watched(), serving as address:
-            # this comes before the announcement that the service serves
+            # signals are handled before the announcement that the service serves
             stop = process.stop_signals()
             process.announce("serving", role=role, address=address, metrics=metrics)
             await stop.get()

@@ -18,8 +18,8 @@ from typing import Any, Never
 from tandem.protos.errors import TandemError
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
-# if this variable is set, the process stops when its standard input closes, so that it does not
-# outlive its parent
+# variable that makes the process stop when its standard input closes, so that it does not outlive
+# its parent
 CHILD = "TANDEM_CHILD"
 
 

@@ -146,14 +146,14 @@ async def serving(
     """Serve one or several servicers until the scope ends; yields the address.
 
     Reports to `health` apply to every service. When the scope ends, no service is SERVING any more,
-    but new calls are taken while `leave(lame_duck_seconds)` is awaited. Then the port is closed,
-    and running calls go on while `drained` is awaited. Without `leave` the port stays open
+    but new calls are taken while `leave(lame_duck_seconds)` is awaited. After that the port is
+    closed, and running calls go on while `drained` is awaited. Without `leave` the port stays open
     meanwhile; without `drained` calls have a few seconds to end. `calls` counts every call, refused
     ones too. At a `shared` port, other servers that share it may listen. Raises Unusable if the
     port is taken.
 
-    gRPC cancels calls that arrive while it closes a port. So every connection is renewed within
-    the lame-duck time: by then load balancers connect their clients to other servers.
+    gRPC cancels calls that arrive while it closes a port. Every connection is therefore renewed
+    within the lame-duck time: by then load balancers connect their clients to other servers.
     """
     if port:
         # checked first, because gRPC itself would write its own log lines

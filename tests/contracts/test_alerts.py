@@ -28,7 +28,8 @@ from tests.documents import ROOT, rows, section, spans
 RULES, GRAFANA = ROOT / "deploy" / "prometheus", ROOT / "deploy" / "grafana"
 RUNBOOK = ROOT / "docs" / "runbook.md"
 BY_CLIENTS = InvalidRequest, Busy, DeadlineExceeded, Unauthenticated, PermissionDenied
-QUICK = {"10s", "15s", "30s"}  # not at the first evaluation, but within a minute of the fault
+# durations before an alert fires: not at the first evaluation, but within a minute of the fault
+QUICK = {"10s", "15s", "30s"}
 AGGREGATION = re.compile(r"\b(sum|avg|min|max|count|group|topk|bottomk|quantile)\b(.{0,60})", re.S)
 MATCHING = re.compile(r"\bon ?\(([^)]*)\)")
 RUNBOOK_URL = re.compile(r"(https://[\w./-]+/docs/runbook\.md)#(\w+)")

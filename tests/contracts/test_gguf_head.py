@@ -57,8 +57,8 @@ def test_a_damaged_head_is_one_line(content: bytes, tmp_path: Path) -> None:
 
 
 def test_turn_ends_that_converters_do_not_name_end_a_turn(tmp_path: Path) -> None:
-    """This holds for control tokens, not for text; where a turn has several parts, the end of a
-    part does not count.
+    """Such a token ends a turn if it is a control token, but not if it is text; where a turn has
+    several parts, the end of a part does not count.
     """
     file = tmp_path / "model.gguf"
 

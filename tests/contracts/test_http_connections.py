@@ -50,8 +50,8 @@ async def read(url: str, sent: bytes) -> bytes:
 async def test_a_connection_without_a_whole_head_is_closed(
     monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    """This covers the first request and those after an answer; a connection that waits for its
-    answer stays open.
+    """The server closes a connection before the first request and after an answer; a connection
+    that waits for its answer stays open.
     """
     monkeypatch.setattr(server, "HEAD_SECONDS", SECONDS)
 

@@ -16,7 +16,7 @@ from tests.manifests import (
     settings_of,
 )
 
-# This is KubeRay 1.5's schema, limited to the fields that are used here.
+# The schema is KubeRay 1.5's, limited to the fields that are used here.
 SERVICE = {
     *("excludeHeadPodFromServeSvc", "rayClusterConfig", "rayClusterDeletionDelaySeconds"),
     *("serveConfigV2", "serveService"),

@@ -78,7 +78,7 @@ async def test_a_child_that_cannot_start_any_more_is_given_up_after_growing_paus
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
 
-    # of this module alone: processes of other tests go on sleeping
+    # replaces the sleep of this module alone: processes of other tests go on sleeping
     monkeypatch.setattr(launch, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": sleep}))
     program = once(tmp_path / "marker", SERVES, REFUSES)
     with pytest.raises(Unusable, match="the verifier did not start again, 3 times: no room"):

@@ -27,7 +27,7 @@ def test_the_committed_stubs_are_fresh(fresh: Path) -> None:
 
 
 def test_the_client_api_and_internal_schemas_do_not_import_each_other() -> None:
-    """This way an internal message can change without effect on clients."""
+    """An internal message can then change without effect on clients."""
     imports = {
         path.stem: set(re.findall(r'import "tandem/v1/(\w+).proto"', path.read_text()))
         for path in (generate.ROOT / generate.STUBS).glob("*.proto")

@@ -101,7 +101,7 @@ async def test_a_token_leaves_the_machine_encrypted_or_not_at_all(address: str) 
 
 
 async def test_a_host_name_must_be_in_the_certificate(folder: Path) -> None:
-    """This also holds for a name with several addresses."""
+    """A certificate must also fit a host name with several addresses."""
     own = tls_of(folder, "client")
     async with serving(tls_of(folder, "verifier")) as (_, address):
         port = address.rpartition(":")[2]
@@ -127,9 +127,7 @@ async def test_a_known_peer_that_may_not_call_is_refused_by_name(folder: Path) -
 
 
 async def test_certificates_are_swapped_under_streams_and_no_stream_ends(tmp_path: Path) -> None:
-    """Both the port's and the channel's certificates change, and each new call shows the newest
-    one.
-    """
+    """The port's and the channel's certificates change, and each new call shows the newest one."""
     made(tmp_path)
     tls, peer = tls_of(tmp_path, "verifier"), tls_of(tmp_path, "client")
     async with (

@@ -2,8 +2,8 @@
 
     python -m pytest tests/gpu
 
-They need neither Ray nor pytest-asyncio nor a network, and of the packages of `pyproject.toml` only
-those of the drafter and the verifier.
+The tests need neither Ray nor pytest-asyncio nor a network, and of the packages of `pyproject.toml`
+only those of the drafter and the verifier.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Job:
     inbox: deque[tuple[int, int]] = field(
         default_factory=lambda: deque(maxlen=MAX_WAITING_PROPOSALS)
     )
-    # for each proposal: its base length and its number of nodes
+    # base length and number of nodes of each proposal
 
 
 @dataclass

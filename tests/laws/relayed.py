@@ -22,7 +22,7 @@ from tests.laws.proposing import Drafter
 from tests.laws.wires import SLOW, Clock, Link
 
 PROMPT, LENGTH = (1, 2, 3), 40
-MOST_REPLICAS = 3  # of each service
+MOST_REPLICAS = 3  # most replicas of each service
 SHAPES = DraftShape(0), *[DraftShape(8, 2, 32)] * 3
 
 

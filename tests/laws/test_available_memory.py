@@ -104,7 +104,7 @@ def test_the_lesser_of_what_machine_and_group_have_left(
 def test_a_limit_of_any_group_that_the_process_is_part_of_counts(
     tmp_path: Path, controller: Controller, groups: str, limited: str
 ) -> None:
-    """This covers both versions of control groups. A container sees its own group at the top,
+    """The test covers both versions of control groups. A container sees its own group at the top,
     although the group has its outside name.
     """
     write_system(tmp_path, MACHINE, groups)
@@ -131,8 +131,8 @@ def test_two_services_that_start_at_once_do_not_take_more_than_there_is(
     memory: int, loaded: float, part: float
 ) -> None:
     """The weights of a verifier and a drafter take up to half of the memory. Each service reads the
-    free memory after it has loaded its own weights, at any time. It cannot see the other service's
-    KV cache, because that memory is not touched yet.
+    free memory after it has loaded its own weights, at any time. A service cannot see the other
+    service's KV cache, because that memory is not touched yet.
     """
     weights = loaded * part * memory, loaded * (1 - part) * memory
     for order in set(permutations([0, 0, 1, 1])):

@@ -138,8 +138,8 @@ def test_the_pace_is_that_of_decoding_sessions_and_forgotten_when_they_rest() ->
 
 
 def test_who_waits_for_logits_is_decoding_but_for_long_prompts() -> None:
-    """This includes a session with the largest draft. It excludes a chunk of a prompt, however
-    short, because nobody waits for its logits.
+    """A session with the largest draft counts as decoding. A chunk of a prompt, however short, does
+    not count as decoding, because nobody waits for its logits.
     """
     draft = tree.chain(MAX_NODES)
     assert is_decoding(Segment(TABLE, 9, (1, *draft), tree.hang(1, draft), 1 + MAX_NODES))

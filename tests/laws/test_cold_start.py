@@ -41,9 +41,7 @@ def test_of_the_first_request_as_much_is_accepted_as_of_the_hundredth(
 
 
 def test_what_a_row_costs_is_known_before_the_first_request() -> None:
-    """Otherwise the price would count these passes, and only nearly certain proposals would get
-    rows.
-    """
+    """If the price counted the slow first passes, only nearly certain proposals would get rows."""
     simulation = ColdSimulation(steady("processor", 2, 1))
     simulation._warm_up()
     cost, curve = simulation._verifier.costs.model, TARGETS["processor"]

@@ -182,7 +182,7 @@ def test_a_step_too_short_for_the_clock_is_no_failure() -> None:
 def test_a_term_that_fades_for_very_long_stays_finite() -> None:
     model = taught([(StepLoad(1, 1000, 1), 0.01)])
     for _ in range(2):
-        model._gram *= 1e-200  # as a hundred thousand steps do
+        model._gram *= 1e-200  # shrinks the sums as a hundred thousand steps do
         model._sum *= 1e-200
         model.learn(StepLoad(1, 0, 1), 0.01)
         assert 0 < model.predict(StepLoad(1, 1000, 1)) < math.inf

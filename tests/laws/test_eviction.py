@@ -100,8 +100,8 @@ def test_a_long_call_ends_the_wait_of_others_only_when_it_has_settled() -> None:
 
 
 def test_whoever_is_told_busy_has_driven_nobody_out() -> None:
-    """Otherwise the refused session would come back and evict the next one, for as long as it does
-    not fit.
+    """A refused session that evicted others would come back and evict the next one, for as long as
+    it does not fit.
     """
     replica = filled()
     with ExitStack() as work:

@@ -37,7 +37,7 @@ class Drafter:
         self.world, self.shape = world, shape
         self.growth = TokenTree(shape, len(PROMPT), PLENTY, source=5)
         self.text: Path = PROMPT
-        # for each place behind the text, the path of the node whose keys lie there
+        # path of the node whose keys lie at each place behind the text
         self.memory: list[Path] = []
         self.receiver = Receiver(PROMPT)
         self.read()

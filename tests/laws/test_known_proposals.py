@@ -16,7 +16,7 @@ from tandem.protos.streams import Proposal
 from tandem.verifier_service.proposals import Proposals
 
 Tokens = tuple[int, ...]
-# from tokens after the first text to the log-probability of the last one given the others
+# log-probability of the last token given the others, by the tokens after the first text
 Paths = dict[Tokens, float]
 
 UNTIL = 1 << 20

@@ -159,7 +159,7 @@ async def test_a_job_that_pauses_while_its_prompt_is_read_is_fed_the_rest_and_ha
     None
 ):
     machine, table, paused = Machine(), straight(0, 1024), list[int]()
-    machine.between = lambda: paused.extend(machine.sizes)  # from the second step on
+    machine.between = lambda: paused.extend(machine.sizes)  # called from the second step on
     whole = Segment(table, 0, tuple(range(300)), tree.chain(300), 1)
 
     def pausing() -> Job:

@@ -37,7 +37,7 @@ def test_a_norm_is_what_it_is_in_float64(
     layer, own = made(kind, size, dtype)
     rows = (10 * torch.randn(2, 5, size)).to(dtype)
     exact = layer.double()(rows.double())
-    if kind is LlamaRMSNorm:  # this class computes in float32 for every dtype
+    if kind is LlamaRMSNorm:  # the class LlamaRMSNorm computes in float32 for every dtype
         scale = (rows.double().pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
         exact = rows.double() * scale * layer.weight
     out = own(rows)
@@ -118,12 +118,14 @@ OTHERS = {
 def test_a_layer_that_computes_something_else_is_left_alone(
     layer: nn.Module, build: Kernels
 ) -> None:
-    """This includes a layer that differs for some rows only, or in half precision hardly at all."""
+    """The kernel must also leave a layer alone that differs for some rows only, or in half
+    precision hardly at all.
+    """
     assert rms_norm(layer.requires_grad_(False)) is None
 
 
 def test_rows_of_another_width_are_refused(build: Kernels) -> None:
-    """Otherwise the kernel would read beyond the end of the weight."""
+    """With rows of another width, the kernel would read beyond the end of the weight."""
     _, own = made(LlamaRMSNorm, 64, torch.float32)
     with pytest.raises(RuntimeError, match="must match"):
         own(torch.randn(1, 128))

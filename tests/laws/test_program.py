@@ -118,7 +118,7 @@ def test_a_network_whose_calls_depend_on_the_rows_keeps_its_code(
 
 
 def test_a_layer_that_no_rule_takes_is_called_between_instructions() -> None:
-    """This includes a layer that computes something else for many rows."""
+    """The test includes a layer that computes something else for many rows."""
     scene = of_family("llama")
     for layer in scene.network.get_decoder().layers:  # type: ignore[union-attr]
         layer.mlp.outer = nn.Sequential(layer.mlp.outer, Rounder())

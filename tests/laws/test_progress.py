@@ -104,7 +104,7 @@ async def test_what_follows_a_pass_is_a_part_of_its_step() -> None:
 async def test_a_step_takes_until_what_was_launched_and_drawn_is_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As on a GPU, the measured time must not be that of the launch."""
+    """On a GPU, the measured time must not be that of the launch."""
     machine = Machine()
     machine.open.set()
     monkeypatch.setattr(scheduler, "time", SimpleNamespace(perf_counter=machine.clock))

@@ -33,7 +33,7 @@ ROOT = 5
 def test_every_proposal_says_how_likely_the_draft_model_finds_it(
     rule: Rule, method: Method, temperature: float
 ) -> None:
-    """Without that number, `confidence` would never end a draft."""
+    """Without the draft model's probability, `confidence` would never end a draft."""
     params = SamplingParams(temperature=temperature, rule=rule, seed=3)
     proposal_ = expander(DraftShape(4, 2, 8, method, confidence=0.1), params, ROOT, VISIBLE)
     for position in (ROOT, ROOT + 1):

@@ -10,7 +10,7 @@ from tandem.engine.schedule.cost import AverageStepTimes
 def test_rates_follow_what_steps_take_and_forget_a_slow_start() -> None:
     rates = AverageStepTimes()
     assert (rates.step, rates.row, rates.token) == (0.0, 0.0, 0.0)
-    rates.observe(2.0, 1, 1.0)  # for example, the first use of a kernel
+    rates.observe(2.0, 1, 1.0)  # a slow step, as at the first use of a kernel
     for _ in range(60):
         rates.observe(0.008, 4, 2.0)
     assert (rates.step, rates.row, rates.token) == pytest.approx((0.008, 0.002, 0.004))
@@ -29,8 +29,8 @@ def test_what_slowed_steps_down_is_forgotten_when_one_shows_that_it_is_over() ->
 
 
 def test_rates_follow_what_is_predicted_where_that_is_faster() -> None:
-    """Otherwise a drafter that was slow once would never be used again, because it only reads while
-    drafts do not pay.
+    """A drafter that was slow once must be used again, although it only reads while drafts do not
+    pay.
     """
     rates = AverageStepTimes()
     for _ in range(60):

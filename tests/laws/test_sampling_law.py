@@ -203,7 +203,9 @@ def test_ends_are_barred_until_there_are_enough_tokens_whatever_their_bias() -> 
 
 
 def test_suppressed_tokens_are_never_drawn_and_some_not_as_the_first() -> None:
-    """This holds whatever their bias; tokens that the model lacks are ignored."""
+    """Suppressed tokens are never drawn, whatever their bias; tokens that the model lacks are
+    ignored.
+    """
     params = SamplingParams(
         suppress_tokens=(1, 999),
         begin_suppress_tokens=(3, 999),

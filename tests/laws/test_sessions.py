@@ -83,7 +83,9 @@ def test_expiry_spares_sessions_at_work_and_sessions_in_use() -> None:
 
 
 def test_a_session_for_which_a_call_waits_is_neither_reclaimed_nor_evicted() -> None:
-    """This holds however long the step takes that the call waits for."""
+    """A session for which a call waits is kept, however long the step takes that the call waits
+    for.
+    """
     replica = Replica(blocks=1)
     replica.open(ONE_ID, (1, 2))
     replica.now += 2 * TTL

@@ -77,7 +77,7 @@ async def predicted(
     monkeypatch.setattr(scheduler, "time", SimpleNamespace(perf_counter=machine.clock))
     machine.open.set()
     async with machine.running() as thread:
-        for tokens in (1, 8, 1, 8):  # as a service does before it serves
+        for tokens in (1, 8, 1, 8):  # runs steps as a service does before it serves
             await results(queue(thread, b"warm-up", partial(steps, 1, tokens)))
         own = [
             queue(thread, bytes([number]), partial(session.run, 60))

@@ -155,7 +155,7 @@ def test_no_node_is_proposed_that_is_not_worth_its_price(
     for parent, score in zip(told.parents, told.scores, strict=True):
         chances.append(chances[parent] * math.exp(min(0.0, score + trust)))
     assert all(chance > price - 1e-9 for chance in chances[1:])
-    if least_match(price / math.exp(trust)) <= least:  # otherwise shorter matches do not count
+    if least_match(price / math.exp(trust)) <= least:  # shorter matches do not count at this price
         whole = suffix_proposal(*arrays, shape, len(suffix), least, 0.0, trust)
         assert told.tokens == whole.tokens[: len(told.tokens)], "the same come first"
 

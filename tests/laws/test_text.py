@@ -57,8 +57,8 @@ def test_the_pieces_are_the_text_and_none_is_half_a_character(text: str, size: i
 
 @given(st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1) | st.integers(2, 300), max_size=30))
 def test_whatever_tokens_a_model_emits_the_text_begins_what_they_decode_to(ids: list[int]) -> None:
-    """This includes tokens that are not text: a single byte of a character may be held back to the
-    end, but is never invented.
+    """The tokens may be no text: a single byte of a character may be held back to the end, but is
+    never invented.
     """
     stream = TextStream(TOKENIZER, PROMPT)
     streamed(stream, ids, 1)

@@ -127,7 +127,7 @@ def test_a_marker_that_is_a_special_token_may_be_in_a_text() -> None:
     ],
 )
 def test_a_call_of_a_strict_tool_begins_as_its_grammar_has_it(text: str, calls: int) -> None:
-    """Otherwise no grammar applies to its arguments, and the text stays content."""
+    """No grammar applies to the arguments of such a call, and the text stays content."""
     template = ChatTemplate("", {}, Formats(tools="llama3"))
     stream = MessageStream(template.reading(chat(), ""), "id")
     stream.push(text)

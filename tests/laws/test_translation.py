@@ -44,7 +44,7 @@ cuts = st.floats(0, 1)
 @cache
 def tokenizer(name: str) -> Tokenizer:
     """Return a tokenizer: the embedded pair's, the foreign drafter's, or one of two other families.
-    None of them reads words as special tokens.
+    None of the tokenizers reads words as special tokens.
     """
     folders = {"embedded": TARGET, "foreign": EMBEDDED.parent / "foreign"}
     if name in folders:

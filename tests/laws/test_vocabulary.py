@@ -85,7 +85,7 @@ def test_what_is_proposed_means_the_same_to_the_target_by_every_rule(
     seed: int,
 ) -> None:
     """With rejection sampling, this includes the distribution that a token was drawn from, which
-    the target gets without the other tokens. So the text has the target's distribution.
+    the target gets without the other tokens. The text therefore has the target's distribution.
     """
     shared = [index for index, token in own.items() if target.get(index) == token]
     count = max(own) + 1

@@ -178,7 +178,7 @@ async def test_a_refused_request_was_not_tokenised(monkeypatch: pytest.MonkeyPat
         return (5,)
 
     monkeypatch.setattr(Answers, "_tokenise", tokenise)
-    # otherwise all chunks would be written at once
+    # keeps the writer from writing all chunks at once
     monkeypatch.setattr(answers_module, "MAX_QUEUED_CHUNKS", 1)
     async with front(waiting=1) as served:
         admission = served.answers.admission

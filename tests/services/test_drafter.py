@@ -70,7 +70,7 @@ async def test_a_newer_opening_ends_the_older(caller: Caller, prompts: list[Toke
     await newer.take()
     with pytest.raises(StaleTurn):
         await proposed(older, -1)
-    said = older.queue.qsize()  # from a pass that had begun
+    said = older.queue.qsize()  # proposals from a pass that had begun
     await older.tell(len(prompts[0]), (5,))
     await newer.tell(len(text), (7,))
     assert {proposal.source for proposal in await proposed(newer, len(text) + 1)} == {2}

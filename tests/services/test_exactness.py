@@ -90,7 +90,7 @@ def test_the_self_test_finds_core_architectures_and_layers_as_wide_as_real_ones_
 )
 @pytest.mark.parametrize("family", MIXTURES)
 def test_mixtures_of_experts_are_exact(family: str, dtype: str, make_model: MakeModel) -> None:
-    """This holds whatever other rows go to the experts that a row chooses."""
+    """A row has the same bits whatever other rows go to the experts that it chooses."""
     forward = HFRunner(load(make_model(family, 0), dtype), POSITIONS)
     assert str(self_test(forward, family)) == "exact"
     assert differing_rows(forward, random.Random(2), 110, others=3) == []

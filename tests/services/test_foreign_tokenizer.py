@@ -199,7 +199,7 @@ def test_what_is_not_mirrored_is_a_miss(drafter: Drafter, prompts: list[Tokens])
 
 def test_a_session_that_was_lost_is_fed_again(drafter: Drafter, prompts: list[Tokens]) -> None:
     held = drafter.once(Context(ID, 1, 0, prompts[0]))
-    drafter.engine.sessions.close(ID)  # as after an eviction
+    drafter.engine.sessions.close(ID)  # closes the session, as an eviction does
     again = drafter.once(Context(ID, 2, held.cached_len, (5,), held.epoch))
     assert again.epoch != held.epoch
     fresh = drafter.once(Context(b"\1", 1, 0, (*prompts[0], 5)))

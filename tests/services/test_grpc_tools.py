@@ -48,7 +48,7 @@ async def test_grpc_and_its_client_have_the_same_tools(hermes: Saying) -> None:
 
 
 async def test_the_client_has_the_options_of_a_chat_that_http_has(hermes: Saying) -> None:
-    """Both have the same names, prompts and grammars."""
+    """The Python client and HTTP have the same names, prompts and grammars."""
     chosen = {"type": "function", "function": {"name": "weather"}}
     called = {
         "role": "assistant",

@@ -31,7 +31,7 @@ MakeBiased = Callable[[str], Path]
 POSITIONS = 2048
 DTYPES = ("float32", "bfloat16", "float16")
 HALF = ("llama", "gpt_neox", "gemma2", "mixtral", "olmoe", "qwen3_moe")
-SERVED = [  # for float32 see test_architectures.py
+SERVED = [  # float32 is covered by test_architectures.py
     *((name, dtype) for name in HALF for dtype in ("bfloat16", "float16")),
     *(
         pytest.param(name, "bfloat16", marks=pytest.mark.long("the same with every family"))

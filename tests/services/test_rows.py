@@ -45,7 +45,7 @@ def by_rows(folder: Path, exact: bool = True) -> HFRunner:
         ("mistral_wide", True),  # its window is wider than its context
         ("qwen2_window", True),
         ("gemma2", True),  # its scores are capped
-        ("gpt_oss", True),  # it has sinks
+        ("gpt_oss", True),  # a family with sinks
     ],
 )
 def test_every_row_is_what_a_plain_pass_gives(
@@ -63,7 +63,7 @@ def test_every_row_is_what_a_plain_pass_gives(
         ("gemma2", (24, 48)),
         ("gemma3_text", (48, 94)),
         ("phi3", (28, 45)),
-        ("gpt_neox", (0, 49)),  # it adds after two layers that read the same rows
+        ("gpt_neox", (0, 49)),  # a family that adds after two layers that read the same rows
     ],
 )
 def test_sums_and_norms_and_rotary_positions_are_fused(

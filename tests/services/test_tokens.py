@@ -41,7 +41,7 @@ async def test_a_text_is_tokens_and_these_are_the_text(hermes: Saying) -> None:
 
 
 async def test_a_chat_is_the_tokens_that_its_answer_counts(hermes: Saying) -> None:
-    """This holds for any other fields in the body."""
+    """Other fields in the body do not change the tokens."""
     chat = {"messages": [QUESTION], "tools": [TOOL], "model": "said"}
     status, found = await asked(hermes, "/tokenize", chat | {"temperature": 0})
     assert status == 200 and found["token_strs"] is None

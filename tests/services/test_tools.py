@@ -15,7 +15,7 @@ from tests.services.saying import CALL, QUESTION, TEMPLATE, TOOL, WRITTEN, Sayin
 
 @pytest.mark.parametrize("form", FORMATS)
 async def test_a_model_calls_tools_and_says_what_came_of_it(form: str) -> None:
-    """This includes formats whose marker is a special token, which has no text otherwise."""
+    """In some formats the marker is a special token, which has no text otherwise."""
     special = FORMATS[form].markers
     async with saying(says(form), TEMPLATE, Formats(form), special) as model:
         choice = await model.chat([QUESTION], tools=[TOOL])
@@ -83,8 +83,8 @@ async def test_what_is_no_call_is_content_and_nothing_is_lost(hermes: Saying) ->
 
 
 async def test_log_probabilities_are_of_all_tokens_but_the_last(hermes: Saying) -> None:
-    """This holds in a stream too, where a call takes many chunks; the last token is the end of
-    text.
+    """In a stream, too, a call takes many chunks and its tokens have log-probabilities; the last
+    token is the end of text.
     """
     options: Any = {"tools": [TOOL], "logprobs": True}
     choice = await hermes.chat([QUESTION], **options)

@@ -33,7 +33,7 @@ def numbers(folder: Path) -> tuple[int, int]:
 def test_weights_count_once_whatever_layers_they_lie_in(
     architecture: str, make_model: Callable[[str, int], Path]
 ) -> None:
-    """This includes joined layers, experts, and layers with a weight of their own."""
+    """The network has joined layers, experts, and layers with a weight of their own."""
     folder = make_model(architecture, 0)
     own, tied = numbers(folder)
     assert 4 * own <= weights_bytes(load(folder)) <= 4 * (own + tied) * PADDING

@@ -65,7 +65,7 @@ async def two(embedded: Pair) -> AsyncIterator[FrontEnds]:
 @pytest.mark.long("starts front ends as processes and kills each")
 @pytest.mark.parametrize("rule", ["match", "reject"])
 async def test_a_stream_survives_every_front_end_in_turn(two: FrontEnds, rule: str) -> None:
-    """This includes a rule by which the text depends on its drafts."""
+    """One of the rules makes the text depend on its drafts."""
     places, text, tokens, killed = list(two.processes), "", [], 0
     async with AsyncClient(*places) as client:
         async with client.stream(PROMPT, rule=rule, **LIKE) as stream:

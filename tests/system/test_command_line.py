@@ -85,8 +85,8 @@ def test_status_and_top_show_the_replicas_and_the_last_minute(up: Served, client
 
 
 def test_up_and_status_show_what_the_services_hold(up: Served) -> None:
-    """Both commands print the same table of what services measured: weights of megabytes, and one
-    session or more.
+    """`tandem up` and `tandem status` print the same table of what services measured: weights of
+    megabytes, and one session or more.
     """
     own, head = (
         kernels(),
@@ -105,7 +105,9 @@ def test_up_and_status_show_what_the_services_hold(up: Served) -> None:
 
 
 def test_the_status_page_is_beside_the_metrics(up: Served, client: Client) -> None:
-    """Both forms of the page show the served request and the replicas."""
+    """The status page for people and the one for programs show the served request and the
+    replicas.
+    """
     (metrics,) = re.findall(r"orchestrator +\S+  metrics (\S+)/metrics", up.printed)
     client.generate("Once upon a time", max_new_tokens=9)
     with urlopen(f"{metrics}/") as answer:

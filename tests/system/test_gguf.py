@@ -63,7 +63,7 @@ async def test_a_quantised_drafter_changes_no_text(
     (drafter,), (verifier,) = status.drafters, status.verifiers
     assert (drafter.model, drafter.dtype) == (draft.name, "float32, weights in q4_0")
     (same,) = {re.sub(r"fused \d+ of \d+$", "fused", it.kernels) for it in (drafter, verifier)}
-    assert same.endswith(", fused") or not kernels()  # this machine may have no kernels
+    assert same.endswith(", fused") or not kernels()  # the machine may have no kernels
 
 
 @pytest.mark.parametrize(

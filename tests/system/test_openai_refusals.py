@@ -225,7 +225,7 @@ async def test_a_full_server_asks_to_come_back(services: Services, embedded: Pai
 
 
 async def test_each_refusal_leaves_one_log_line(client: AsyncOpenAI) -> None:
-    """This holds whether or not the request could be decoded."""
+    """A refused request leaves one log line, whether or not it could be decoded."""
     merge = structlog.contextvars.merge_contextvars
     with capture_logs(processors=[merge]) as lines:
         refused = [

@@ -92,7 +92,7 @@ async def test_streams_go_on_when_one_process_of_ray_after_the_other_is_killed()
                 kill(now, part)
                 await streams.go_on()
                 assert ray_processes(now, CELL) == cells, "the cells that there were"
-                await serving(kill(now, CELL))  # only `tandem up` can replace it
+                await serving(kill(now, CELL))  # the process can only be replaced by `tandem up`
                 assert orchestrator() != now
             for task in tasks:
                 task.cancel()

@@ -115,7 +115,7 @@ async def test_assisted_generation_goes_round_by_round_as_in_transformers(
 ) -> None:
     seen, name, matches = Seen(), schedule.name.lower(), 0
     seen.watch(monkeypatch, AssistedCandidateGenerator)
-    # if scikit-learn is installed, transformers would change the threshold during the run
+    # transformers would change the threshold during the run if scikit-learn is installed
     monkeypatch.setattr(candidate_generator, "is_sklearn_available", lambda: False)
     for prompt in PROMPTS:
         ids = notebook.encode(prompt)
@@ -160,7 +160,7 @@ async def test_candidate_logits_are_what_the_candidates_were_drawn_from(
     for place, row in enumerate(logits[0], start=len(ids)):
         certain = torch.nn.functional.one_hot(torch.tensor(path[place]), VOCABULARY).float()
         p = notebook.draft.last_logits(path[:place]).softmax(-1) if temperature else certain
-        p = p * row.isfinite()  # only the likeliest tokens are sent
+        p = p * row.isfinite()  # the service sends only the likeliest tokens
         assert row[path[place]].isfinite() and torch.allclose(
             row.softmax(-1), p / p.sum(), atol=1e-4
         )

@@ -242,8 +242,8 @@ def required_kernels() -> Kernels:
 def use_threads(count: int) -> None:
     """Compute with `count` threads from now on. Where there are kernels, only they use threads.
     PyTorch's own operations share their elements among threads and round the last elements of a
-    share differently, so bits would depend on the number of rows. Those operations are too small to
-    gain much from threads.
+    share differently, so bits would depend on the number of rows. PyTorch's operations are too
+    small to gain much from threads.
     """
     if build := kernels():
         build.threads = count

@@ -64,9 +64,9 @@ class PassShape:
 
 
 class RowPlan:
-    """One pass by rows. Its arrays lie in two tensors, so that two copies move the pass: `longs`,
-    int64, and `ints`, int32. `ints` has as many numbers as are used; on a device the tensor has
-    `room` numbers.
+    """One pass by rows. The arrays of a pass lie in two tensors, so that two copies move the pass:
+    `longs`, int64, and `ints`, int32. `ints` has as many numbers as are used; on a device the
+    tensor has `room` numbers.
     """
 
     def __init__(

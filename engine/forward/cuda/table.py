@@ -140,7 +140,7 @@ def rows_plan(table: RowTable, layout: KVLayout, outputs: int) -> RowPlan:
     shape = PassShape(size, outputs)
     prefixes = prefix_lengths(positions)
     lengths = chunk_lengths(prefixes)
-    # these are the arrays that `PassShape.sizes` names
+    # the names of the arrays are in `PassShape.sizes`
     longs = np.zeros(sum(shape.sizes), np.int64)
     longs[: 3 * size] = table.rows[[TOKEN, POSITION, SLOT]].reshape(-1)
     longs[3 * size :][:count] = logits_rows

@@ -52,7 +52,8 @@ class GenerationBody(Body):
     guided_regex: str | None = None
     guided_choice: Texts | None = None
     guided_grammar: str | None = None
-    cache_salt: str | None = None  # only requests with the same salt share cached prefixes
+    # requests share cached prefixes only with requests of the same salt
+    cache_salt: str | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
     min_p: Number | None = None
     repetition_penalty: Number | None = None
@@ -82,7 +83,8 @@ class ChatBody(GenerationBody):
     top_logprobs: Count | None = None
     add_generation_prompt: bool | None = None  # a field of vLLM's; the next field is also vLLM's
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None  # for templates that have such an argument
+    # effort of reasoning, for templates that have such an argument
+    reasoning_effort: str | None = None
     safety_identifier: str | None = None
     prediction: PredictionBody | None = None
     tools: Annotated[list[ToolBody], Field(fail_fast=True)] | None = None

@@ -19,7 +19,7 @@ SAME = (  # fields that chats also have; OpenAI's own responses lack some of the
     *("cache_salt", "ignore_eos", "min_tokens", "stop_token_ids", "chat_template_kwargs"),
     *("speculation", "prediction"),
 )
-RENAMED = {  # from a chat's fields to those of `/v1/responses`, for error messages
+RENAMED = {  # the names in `/v1/responses` of a chat's fields, for error messages
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",

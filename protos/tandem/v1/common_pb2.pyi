@@ -502,7 +502,7 @@ class Proposal(_message.Message):
 
     @_builtins.property
     def distributions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Distribution]:
-        """for REJECT: [0] = after the committed tokens, [i + 1] = after node i"""
+        """distributions for REJECT: [0] = after the committed tokens, [i + 1] = after node i"""
 
     def __init__(
         self,

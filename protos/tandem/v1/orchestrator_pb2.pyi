@@ -68,9 +68,9 @@ class _DraftScheduleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DraftSc
     DESCRIPTOR: _descriptor.EnumDescriptor
     DRAFT_SCHEDULE_UNSPECIFIED: _DraftSchedule.ValueType  # 0
     DRAFT_SCHEDULE_GOODPUT: _DraftSchedule.ValueType  # 1
-    """as far as proposals may help"""
+    """the draft runs ahead as far as proposals may help"""
     DRAFT_SCHEDULE_CONSTANT: _DraftSchedule.ValueType  # 2
-    """at most num_speculative_tokens levels"""
+    """the draft has at most num_speculative_tokens levels"""
     DRAFT_SCHEDULE_HEURISTIC: _DraftSchedule.ValueType  # 3
     """num_speculative_tokens levels at first, then two more after a proposal that was accepted as a whole, else one less"""
 
@@ -79,9 +79,9 @@ class DraftSchedule(_DraftSchedule, metaclass=_DraftScheduleEnumTypeWrapper):
 
 DRAFT_SCHEDULE_UNSPECIFIED: DraftSchedule.ValueType  # 0
 DRAFT_SCHEDULE_GOODPUT: DraftSchedule.ValueType  # 1
-"""as far as proposals may help"""
+"""the draft runs ahead as far as proposals may help"""
 DRAFT_SCHEDULE_CONSTANT: DraftSchedule.ValueType  # 2
-"""at most num_speculative_tokens levels"""
+"""the draft has at most num_speculative_tokens levels"""
 DRAFT_SCHEDULE_HEURISTIC: DraftSchedule.ValueType  # 3
 """num_speculative_tokens levels at first, then two more after a proposal that was accepted as a whole, else one less"""
 Global___DraftSchedule: _TypeAlias = DraftSchedule  # noqa: Y015
@@ -155,7 +155,7 @@ class GenerateRequest(_message.Message):
     """name of the model; empty = the only one served"""
     text: _builtins.str
     cache_salt: _builtins.str
-    """only requests with the same salt use each other's cached prefixes; empty = all without a salt"""
+    """requests with the same salt use only each other's cached prefixes; empty = all without a salt"""
     logprobs: _builtins.int
     """top-n log-probabilities per emitted token, 0 = the emitted token's own"""
     prompt_logprobs: _builtins.int
@@ -163,7 +163,7 @@ class GenerateRequest(_message.Message):
     echo: _builtins.bool
     """the text begins with the prompt's text; with `logprobs`, there are `prompt_logprobs` too"""
     return_token_ids: _builtins.bool
-    """also return the prompt's token ids, which come with `echo` and `prompt_logprobs` too"""
+    """return the prompt's token ids, which also come with `echo` and `prompt_logprobs`"""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds: ...
     @_builtins.property
@@ -438,7 +438,7 @@ class Sampling(_message.Message):
     frequency_penalty: _builtins.float
     """default 0"""
     seed: _builtins.int
-    """if absent, the server picks and reports a seed below 2^53, which is exact in every language"""
+    """seed of the noise; if absent, the server picks and reports one below 2^53, which is exact in every language"""
     json_schema: _builtins.str
     """the answer is JSON that is valid by this schema"""
     json_object: _builtins.bool
@@ -670,7 +670,7 @@ class GenerateResponse(_message.Message):
     matched_text: _builtins.str
     seed: _builtins.int
     content: _builtins.str
-    """of a chat's answer, the text without reasoning and calls"""
+    """the text of a chat's answer without reasoning and calls"""
     reasoning_content: _builtins.str
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -964,15 +964,15 @@ class Chunk(_message.Message):
     completion_tokens: _builtins.int
     """completion tokens so far, including this chunk and `received` tokens"""
     request_id: _builtins.str
-    """in the first chunk, so that the stream can be continued"""
+    """the request's id; in the first chunk, so that the stream can be continued"""
     seed: _builtins.int
     """the seed; in the first chunk, too"""
     content: _builtins.str
-    """of a chat's answer: what this chunk adds to `content`, and likewise to the next two fields"""
+    """what this chunk adds to the `content` of a chat's answer, and likewise in the next two fields"""
     reasoning_content: _builtins.str
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """may be several: one chunk is one step"""
+        """token ids of the chunk; one chunk is one step, with one token or several"""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]: ...

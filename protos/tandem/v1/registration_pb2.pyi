@@ -34,7 +34,7 @@ class RegisterRequest(_message.Message):
     """the drafter takes no new sessions; open sessions may end"""
     @_builtins.property
     def model(self) -> _common_pb2.ModelDescription:
-        """as DrafterService.DescribeDrafter reports it now; set in the first message, and now and then"""
+        """the model as DrafterService.DescribeDrafter reports it now; set in the first message, and now and then"""
 
     @_builtins.property
     def response(self) -> _drafter_pb2.ProposeResponse: ...

@@ -11,7 +11,7 @@ url, model, *_ = sys.argv[1:]
 
 
 class City(BaseModel):
-    model_config = ConfigDict(extra="forbid")  # otherwise a small model would add fields for ever
+    model_config = ConfigDict(extra="forbid")  # stops a small model from adding fields for ever
 
     name: Literal["Paris", "Lyon"]
     capital: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-SMALL = tl.constexpr(0.0625)  # for uniform numbers below this a logarithm would lose digits
+SMALL = tl.constexpr(0.0625)  # least uniform number for which a logarithm is precise enough
 
 
 @triton.jit
