@@ -32,12 +32,12 @@ class Apart(build_ext):
     """
 
     def finalize_options(self) -> None:
-        """Setuptools calls this."""
+        """Setuptools calls this method."""
         super().finalize_options()
         self.parallel = None
 
     def build_extension(self, ext: Extension) -> None:
-        """Setuptools calls this."""
+        """Setuptools calls this method."""
         folder = self.build_temp
         self.build_temp = f"{folder}/{ext.name}"
         try:

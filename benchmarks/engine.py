@@ -135,8 +135,8 @@ def step_table(figures: Figures) -> Table:
 
 @contextmanager
 def subject(folder: Path | None) -> Iterator[tuple[Path, str]]:
-    """Yield the model directory to measure, and a name for it. Without a `folder` this is the grown
-    embedded target, for as long as the scope lasts. Raises Unusable.
+    """Yield the model directory to measure, and a name for it. Without a `folder` the subject is
+    the grown embedded target, for as long as the scope lasts. Raises Unusable.
     """
     if folder:
         yield folder, folder.name

@@ -208,7 +208,8 @@ def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
     drafter: Annotated[
-        list[str], typer.Option(help="trained, random, hung, killed, or slow and so many ms")
+        list[str],
+        typer.Option(help="kind: trained, random, hung, killed, or slow and a number of ms"),
     ] = ["trained"],  # noqa: B006
     temperature: Annotated[list[float], typer.Option(help="repeatable")] = [0.0, 0.7, 1.0],  # noqa: B006
     at_once: Annotated[list[int], typer.Option(help="requests", min=1)] = [1, 8, 32],  # noqa: B006

@@ -76,7 +76,7 @@ class AsyncClient:
         self.retry_seconds = retry_seconds
 
     async def generate(self, prompt: Prompt, **options: Any) -> api.GenerateResponse:
-        """Return the whole answer. Options and errors are those of `stream`."""
+        """Return the whole answer. Options and errors are those of the method `stream`."""
         async with self.stream(prompt, **options) as stream:
             async for _ in stream:
                 pass

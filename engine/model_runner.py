@@ -1,5 +1,5 @@
 """The interface to an object that runs a model, as scheduler, self-test and services need it:
-passes over segments, and a KV cache with page tables. `engine.runner` implements it.
+passes over segments, and a KV cache with page tables. `engine.runner` has the implementation.
 """
 
 from __future__ import annotations

@@ -65,7 +65,8 @@ class TandemCandidateGenerator(CandidateGenerator):
         self, input_ids: torch.Tensor, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return `input_ids`, [1, T], with k candidates behind them, [1, T + k], and the logits
-        that the candidates come from, [1, k, vocab]. Transformers calls this in another thread.
+        that the candidates come from, [1, k, vocab]. Transformers calls this method in another
+        thread.
         """
         proposal = self.propose(input_ids)
         return asyncio.run_coroutine_threadsafe(proposal, self._loop).result()
@@ -88,7 +89,7 @@ class TandemCandidateGenerator(CandidateGenerator):
     def update_candidate_strategy(
         self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int
     ) -> None:
-        """Adapt the length of drafts. Transformers calls this after every round. `scores`,
+        """Adapt the length of drafts. Transformers calls this method after every round. `scores`,
         [1, k + 1, vocab], are the model's.
         """
         self.adapt(len(scores[0]) - 1, int(num_matches))
@@ -118,8 +119,8 @@ class TandemCandidateGenerator(CandidateGenerator):
         could not be drawn.
 
         Transformers' rejection sampling needs exactly these logits. These logits are not the scores
-        of the draft model, which never leave the drafter. At temperature 0 their softmax is
-        one-hot.
+        of the draft model, which never leave the drafter. At temperature 0 the softmax of these
+        logits is one-hot.
         """
         logits = torch.full((1, len(self.draft), self._assistant.vocab_size), -torch.inf)
         for place, token in enumerate(self.draft.tokens):

@@ -87,7 +87,7 @@ def main(
     verifier: VerifierOption = "",
     tokenizer: TokenizerOption = models.TARGET,
 ) -> None:
-    """Draft k tokens, verify them in order, go on until the budget is spent."""
+    """Draft k tokens, verify them in order, and repeat until the budget is spent."""
     tok = load_tokenizer(tokenizer)
 
     async def script() -> None:

@@ -99,8 +99,8 @@ async def talking(
 
 @asynccontextmanager
 async def running(drafter: str, verifier: str, orchestrator: str = "") -> AsyncIterator[Addresses]:
-    """Yield the given addresses, or those of a Tandem that runs while the scope lasts. Raises
-    Unusable.
+    """Yield the given addresses, or those of a Tandem that is started and runs while the scope
+    lasts. Raises Unusable.
     """
     if drafter and verifier:
         yield Addresses(drafter, verifier, orchestrator)

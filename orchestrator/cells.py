@@ -103,21 +103,24 @@ class Cell:
         return UNSPECIFIED_HOST.sub(node, self._addresses["metrics"])
 
     def check_health(self) -> None:
-        """Raise RuntimeError if the cell has ended. Serve calls this on the event loop that serves,
-        and replaces a cell if this raises or does not return. A lost verifier is no reason to
-        raise, because no other cell would have one either; the health of the port reports the loss.
+        """Raise RuntimeError if the cell has ended. Serve calls this method on the event loop that
+        serves, and replaces a cell if the method raises or does not return. A lost verifier is no
+        reason to raise, because no other cell would have one either; the health of the port reports
+        the loss.
         """
         if self._serving is None or self._serving.done():
             raise RuntimeError("the cell has ended")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the share of the cell's places that is filled. Serve calls this periodically."""
+        """Return the share of the cell's places that is filled. Serve calls this method
+        periodically.
+        """
         states = "running", "waiting"
         counts = (REGISTRY.get_sample_value(f"tandem_num_requests_{state}") for state in states)
         return {FILLED_METRIC: sum(count or 0 for count in counts) / self._config.max_running}
 
     async def __del__(self) -> None:
-        """Let running requests finish. Serve calls this when it removes the cell."""
+        """Let running requests finish. Serve calls this method when it removes the cell."""
         if self._serving is not None:
             self._stop.set()
             await asyncio.wait((self._serving,))
@@ -125,7 +128,7 @@ class Cell:
 
 def policy(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
     """Return the number of cells at which the share of filled places is TARGET_FILLED. Serve
-    applies its bounds and delays to this number.
+    applies its own bounds and delays to this number.
     """
     filled = (context.aggregated_metrics or {}).get(FILLED_METRIC, {})
     return math.ceil(sum(filled.values()) / TARGET_FILLED), {}
@@ -155,8 +158,8 @@ def deployment(args: Settings, **options: Any) -> serve.Application:
 
 
 def metrics_of_all() -> list[str]:
-    """Return the URLs of the metrics pages of all cells; raises TimeoutError. Call this in a
-    thread.
+    """Return the URLs of the metrics pages of all cells; raises TimeoutError. Call this function in
+    a thread.
     """
     try:
         cells = serve.get_deployment_handle(Cell.__name__, serve.get_replica_context().app_name)

@@ -1,8 +1,8 @@
 """Deploys cells on Ray Serve, on a private Ray that it starts on loopback or an existing cluster.
 
-This process is Ray's driver. The launcher carries no request: whatever happens to it or to Ray's
-control plane, cells go on as long as their node does. The process ends when the cells are lost for
-good, so that a supervisor starts it again.
+The launcher's process is Ray's driver. The launcher carries no request: whatever happens to it or
+to Ray's control plane, cells go on as long as their node does. The process ends when the cells are
+lost for good, so that a supervisor starts it again.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ def running(config: OrchestratorConfig, folder: str) -> Iterator[None]:
         os.environ |= private_environment()
     else:
         _check_address(address)
-    # Ray reads these when it is imported. A lost control plane must not end cells, because they
+    # Ray reads these variables when it is imported. A lost control plane must not end cells,
+    # because they
     # stream without it.
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "86400")
     # keeps repeated lines, because each line is an event

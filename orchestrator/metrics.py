@@ -190,7 +190,7 @@ class FrontMetrics:
         self._ended.get(code, self._ended["OTHER"]).inc()
 
     def add(self, step: Step, requested: bool, first: bool, drafter: str = "") -> None:
-        """Count one step, and its draft for this drafter if the drafter is known. The first step
+        """Count one step and, if the drafter is known, its draft for the drafter. The first step
         does not count for speed, because it waits for the prompt.
         """
         self.steps.inc()

@@ -1,7 +1,7 @@
 """The tokenizer of a model: a directory's own, or that of a GGUF file.
 
 A GGUF file has a vocabulary, and the name of the rules by which a text is split. If this module
-does not know the rules, the model's `tokenizer.json` has to be in the same folder.
+does not know the rules of a GGUF file, the model's `tokenizer.json` has to be in the same folder.
 """
 
 from __future__ import annotations

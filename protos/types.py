@@ -139,7 +139,7 @@ class DraftShape:
 
     @classmethod
     def chain(cls, levels: int) -> DraftShape:
-        """Return the shape of a chain with so many levels."""
+        """Return the shape of a chain with this number of levels."""
         return cls(levels, 1, levels)
 
 

@@ -1,7 +1,7 @@
 """An emulated ARM machine (QEMU): Debian's Python, PyTorch, the packages that the engine needs, and
 this project's kernels from a cross-compiler.
 
-    .venv/bin/python -m tests.arm    makes it, in .venv/arm; `make arm` installs what that needs
+    .venv/bin/python -m tests.arm makes the machine, in .venv/arm; `make arm` installs its packages
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def make() -> None:
 
 
 def build() -> None:
-    """Build the kernels, beside those for this machine."""
+    """Build the kernels for the ARM machine, in the folder of those for this machine."""
     compiler = f"{TRIPLE}-g++"
     environment = {
         "_PYTHON_HOST_PLATFORM": "linux-aarch64",

@@ -16,7 +16,7 @@ FOLDERS = ("real", "system", "services", "gpu", "contracts", "laws")  # longest 
 
 pytest.register_assert_rewrite("tests.served")
 if not Path("/dev/nvidiactl").exists():  # kernels are interpreted (tests/interpreted.py)
-    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads the variable when it is imported
 
 
 def pytest_configure(config: pytest.Config) -> None:

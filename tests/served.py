@@ -40,10 +40,11 @@ from tests.scripted import saying, tokens_of
 from tests.waiting import LIMIT, until
 
 PROMPTS = Path(__file__).parents[1] / "benchmarks" / "peers" / "story_prompts.jsonl"
-# These names are tasks of servers and of what watches servers, and parts of tasks that are counted
-# themselves.
+# The names are those of tasks of servers and of what watches servers, and of parts of tasks that
+# are counted themselves.
 SERVERS_TASKS = ("grpcio", "StreamServer.", "is_serving", "until_silent", "_wait.<")
-SERVERS_TASKS += ("PerAddress._keep", "Link._run")  # tasks of replicas, once these are known
+# tasks of replicas, counted once replicas are known
+SERVERS_TASKS += ("PerAddress._keep", "Link._run")
 
 # tests of lost peers set their own limit; on a slow machine no peer counts as lost
 heartbeat.MAX_MISSED = 1000

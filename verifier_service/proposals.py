@@ -98,8 +98,8 @@ class Proposals:
             numbered[number] = node
 
     def prune(self, following: Callable[[Sequence[int], Sequence[int]], Collection[int]]) -> None:
-        """Drop the nodes that a grammar makes impossible. `following(path, tokens)` returns those
-        of the tokens that may follow a path from the root.
+        """Drop the nodes that a grammar makes impossible. `following(path, tokens)` returns the
+        tokens among `tokens` that may follow a path from the root.
         """
         stack: list[tuple[ProposedNode, list[int]]] = [(self.root, [])]
         while stack:
@@ -129,8 +129,8 @@ class Proposals:
             node.children, node.claimed, node = {token: known}, {Source.GRAMMAR: 0.0}, known
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Move the root along the tokens that the text goes on with. Nodes beside these tokens are
-        impossible now.
+        """Move the root along the tokens that the text goes on with. All other nodes after the root
+        are impossible now.
         """
         for token in tokens:
             children, self.root.children = self.root.children or {}, None

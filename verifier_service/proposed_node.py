@@ -27,7 +27,7 @@ class Claim(NamedTuple):
     gain: float
 
 
-CERTAIN = Claim(0.0, 0.0)  # says nothing about any source; its corrected chance is 1
+CERTAIN = Claim(0.0, 0.0)  # a claim that says nothing about any source; its corrected chance is 1
 
 
 class ProposedNode:

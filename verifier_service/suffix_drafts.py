@@ -34,7 +34,7 @@ MIN_MATCH_BEFORE_CHANGE = 8
 HALF_DOUBT_MATCH = 1.5  # length of a match, in tokens, that is wrong as often as right
 MIN_CHANCE = 0.01  # least chance of a proposed node
 NO_MATCHES: Numbers = np.empty(0, np.intp)
-BOUNDARY = -1  # separates two texts; it takes the place of a token
+BOUNDARY = -1  # stands between two texts in the place of a token
 
 
 @dataclass(slots=True)
@@ -108,8 +108,8 @@ class Followers:
 
 
 def doubt_after(matched: int) -> float:
-    """Return the doubt, from 0 to 1, that what followed where so many tokens match will follow
-    again.
+    """Return the doubt, from 0 to 1: how likely it is that a token which followed a match of this
+    length will not follow again.
     """
     return HALF_DOUBT_MATCH / (matched + HALF_DOUBT_MATCH)
 

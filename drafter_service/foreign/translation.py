@@ -61,8 +61,8 @@ class Fragments:
         return self._ids(text)
 
     def decode(self, ids: Sequence[int], at_start: bool = False) -> str:
-        """Return the text of tokens, as it is in the middle of a longer text or, if `at_start`, at
-        its start.
+        """Return the text of tokens in the middle of a longer text or, if `at_start`, at the start
+        of a text.
         """
         plain: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         if at_start or not self._contexts:

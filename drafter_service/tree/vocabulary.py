@@ -24,9 +24,9 @@ REPLACEMENT = "\ufffd"  # appears in the text of a token that is only a part of 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The first `count` ids of a draft model. The `masked` ids among them mean something else to
-    the target. `substitutes` maps ids of the target that mean something else to the draft model to
-    the ids that the draft model reads instead.
+    """The first `count` ids of a draft model. The `masked` ids mean something else to the target.
+    `substitutes` maps ids of the target that mean something else to the draft model to the ids that
+    the draft model reads instead.
     """
 
     count: int

@@ -39,8 +39,8 @@ LONGEST = 4.0
 
 @dataclass(slots=True)
 class Conditions:
-    """The conditions at a caller: its reports about its verifier and the round trip, and the pace
-    of its texts. 0 means unknown.
+    """The conditions at a caller: reports about the caller's verifier and the round trip, and the
+    pace of its texts. 0 means unknown.
     """
 
     price: float = 0.0  # the chance below which a proposed node gets no row
@@ -49,7 +49,7 @@ class Conditions:
     pace: float = 0.0  # smoothed seconds from a token of a text to the next one
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Learn from a text that has gained so many tokens in so many seconds."""
+        """Learn from a text that has gained `tokens` tokens in `seconds` seconds."""
         each = seconds / tokens
         if not self.pace:
             self.pace = each
@@ -107,7 +107,7 @@ class Worth:
 
     @property
     def should_read(self) -> bool:
-        """Whether the text should be read. Once this is true, it stays true."""
+        """Whether the text should be read. Once the property is true, it stays true."""
         self._begun = self._begun or self.threshold().pays(0.0, 0)
         return self._begun
 
@@ -120,7 +120,7 @@ class Worth:
         self._trust.observe(chance, right, self._conditions.price)
 
     def text_grew(self, tokens: int, now: float) -> None:
-        """Note that the text has grown by so many tokens."""
+        """Note that the text has grown by `tokens` tokens."""
         if self._last_growth:
             self._conditions.observe(tokens, now - self._last_growth)
         self._last_growth = now

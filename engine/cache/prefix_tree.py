@@ -100,7 +100,7 @@ class PrefixTree(Prefixes):
             self._drop_views(path[begun:first])
 
     def cut(self, session: Session, length: int) -> None:
-        """Have a session hold its first `length` tokens only. The session holds up to a page fewer
+        """Have a session hold only its first `length` tokens. The session holds up to a page fewer
         where others share the last page and there is no memory for a copy, and fewer where layers
         with a window have given up pages that it would see.
         """

@@ -1,8 +1,8 @@
 """Find out whether a model computes the right logits, and whether they are batch-invariant.
 
-The service tries this at start and has no list of models, since kernels differ by processor, dtype
-and thread count. The right logits are those that the network computed before any of its layers was
-replaced.
+The service tests every model at start instead of having a list of models, because kernels differ by
+processor, dtype and thread count. The right logits are those that the network computed before any
+of its layers was replaced.
 """
 
 from __future__ import annotations

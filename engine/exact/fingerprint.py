@@ -2,9 +2,9 @@
 text, and one of the model's files.
 
 Two model services with the same fingerprint of logits can continue each other's texts. A service
-computes this fingerprint by a pass, as it tries exactness, so that weights, dtype, kernels and
-anything else that decides the logits count. Two services with the same fingerprint of files have
-the same model, but their logits may differ in their last bits.
+computes this fingerprint by a pass, in the same way as it tests exactness, so that weights, dtype,
+kernels and anything else that decides the logits count. Two services with the same fingerprint of
+files have the same model, but their logits may differ in their last bits.
 """
 
 from __future__ import annotations

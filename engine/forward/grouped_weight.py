@@ -1,6 +1,6 @@
 """A weight of 8 or 4 bits in the place of a plain one. A network that uses such a weight computes
-with the numbers that its codes stand for. The numbers are computed when they are asked for, a part
-at a time where that is enough.
+with the numbers that its codes stand for. The numbers of such a weight are computed when they are
+asked for, a part at a time where that is enough.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ class RMSNorm(nn.Module):
         return rows.dtype == self._dtype and rows.shape[-1] == len(self.scale)
 
     def forward(self, rows: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
-        """Compute the norm of rows. The network's own layer computes it if the rows do not fit the
-        kernel, or there are further arguments.
+        """Compute the norm of rows. The network's own layer computes the norm if the rows do not
+        fit the kernel, or there are further arguments.
         """
         if others or options or not self.fits(rows):
             output: torch.Tensor = self.layer(rows, *others, **options)

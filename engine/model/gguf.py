@@ -178,7 +178,7 @@ class _Reading:
         setattr(layer, leaf, nn.Parameter(weight, requires_grad=False))
 
     def _stretch(self, factors: torch.Tensor) -> None:
-        """Divide the rotary frequencies by `factors`. Raises Unusable if no layer has so many
+        """Divide the rotary frequencies by `factors`. Raises Unusable if no layer has that many
         frequencies.
         """
         divided = False

@@ -21,7 +21,7 @@ from tandem.protos.errors import Unusable
 from tandem.protos.gguf import Head
 
 HARMLESS = {
-    "vocab_size",  # `config_of` sets this
+    "vocab_size",  # set by `config_of`
     "rope.scaling.type",  # `config_of` refuses any value except "none"
     "rope.scaling.original_context_length",  # this key matters only where positions are stretched
     "rope.scaling.finetuned",  # this key matters only where positions are stretched

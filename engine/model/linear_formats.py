@@ -24,14 +24,15 @@ Block: TypeAlias = tuple[int, int] | None  # numbers of outputs and inputs that 
 # makes a stored layer from tensors and the number of inputs
 Format: TypeAlias = Callable[[Tensors, int], StoredLinear]
 BITS = {Code.NIBBLES: 4, Code.BYTES: 8}
-SCALES = {"scales", "weight_scale", "weight_scale_inv"}  # each layer has one of these tensors
+# names of tensors with scales, one of which is in each layer
+SCALES = {"scales", "weight_scale", "weight_scale_inv"}
 SIGN = 128  # xor with this bit turns unsigned codes of 8 bits into signed ones, and back
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # the field of each of the 8 outputs in a word of AWQ
 
 
 def _code(bits: float) -> Code:
-    """Return the kind of codes of so many bits. Raises Unusable if the number of bits is neither 4
-    nor 8.
+    """Return the kind of codes with this number of bits. Raises Unusable if the number of bits is
+    neither 4 nor 8.
     """
     found = next((code for code, each in BITS.items() if each == bits), None)
     if found is None:

@@ -126,8 +126,8 @@ def _positions(count: int) -> list[int]:
 
 def prose(model: Path, vocabulary: int, count: int) -> list[int]:
     """Return `count` tokens of a text as people write it, repeated if it is shorter. The tokenizer
-    is that of a model directory or file, and adds its special tokens. Raises Unusable if it cannot
-    be read.
+    is that of a model directory or file, and adds its special tokens. Raises Unusable if the
+    tokenizer cannot be read.
     """
     try:
         ids = tokenizer_of(model).encode(TEXT).ids

@@ -67,8 +67,8 @@ class ReferenceText:
 
 
 def typical_difference(differences: Sequence[Difference], smooth: bool) -> Difference:
-    """Return how far a group of rows is off: the worst difference if the network is `smooth`, that
-    is if rounding moves no row far, else the median one.
+    """Return how far a group of rows is off: the worst difference if the network is `smooth`
+    (rounding moves no row far), otherwise the median difference.
 
     A network that chooses experts is not smooth in half precision. Two scores may be so close that
     rounding sends a token to another expert, and its row far away, which is right too. Such a jump

@@ -32,7 +32,9 @@ class Shard:
     count: int
 
     def device(self, name: str) -> str:
-        """Return the device of this rank: the CUDA device with its number, or another as named."""
+        """Return the device of this rank: the CUDA device with the rank's number, or the named
+        device on other systems.
+        """
         return f"cuda:{self.rank}" if name.startswith("cuda") else name
 
     def part(self, size: int, what: str) -> slice:

@@ -63,7 +63,7 @@ def draw_batch(batch: Sequence[Rows]) -> list[torch.Tensor]:
 
 
 def decided(rows: Rows, drawn: Sequence[int]) -> list[int]:
-    """Return the drawn tokens, with those that a kernel left open drawn as it is defined."""
+    """Return the drawn tokens; those that a kernel left open are drawn by the definition."""
     logits, params, positions = rows
     left = [row for row, token in enumerate(drawn) if token < 0]
     if not left:
@@ -147,7 +147,9 @@ def _draw_options(params: SamplingParams) -> SamplingParams:
 
 
 def _on_processor(batch: Sequence[Rows], vocabulary: int) -> torch.Tensor:
-    """Draw by the compiled kernel, int64 [rows]; rows that it leaves are drawn as it is defined."""
+    """Draw by the compiled kernel, int64 [rows]; rows that the kernel leaves are drawn by the
+    definition.
+    """
     draws, build = draws_of(batch), required_kernels()
     tokens = torch.empty(len(draws), dtype=torch.long)
     build.library.tandem_draw(

@@ -83,7 +83,7 @@ class GrammarMatcher:
 
     def _commit(self, tokens: Sequence[int]) -> bool:
         """Append tokens to the completion, up to the first that ends it. Returns whether the
-        grammar allows them.
+        grammar allows the tokens.
         """
         ends = self._compiler.ends
         until = next((index for index, token in enumerate(tokens) if token in ends), len(tokens))

@@ -17,7 +17,7 @@ HORIZON = 200  # steps after which an observation counts for 1/e
 DRIFT_WEIGHT = 0.02  # part of a surprise that is taken for a change of the machine's speed
 # weight of one step in the averages, if it was faster, and if it was slower
 FASTER_WEIGHT, SLOWER_WEIGHT = 0.3, 0.1
-RESET_FACTOR = 8.0  # a step that is so many times faster makes older averages count no more
+RESET_FACTOR = 8.0  # a step that is this many times faster makes older averages count no more
 WARM_UP_STEPS = 16  # steps before predictions are judged
 REFIT_STEPS = 8  # steps between two fits after the warm-up, unless a step surprises
 PRIOR = np.array(

@@ -8,7 +8,7 @@ from tandem.protos.streams import PassTimes
 
 # least seconds of a step that counts as stalled; health is then NOT_SERVING within 2 s
 STALL_SECONDS = 1.5
-STALL_FACTOR = 8.0  # a step counts as stalled from so many times the predicted seconds on
+STALL_FACTOR = 8.0  # a step counts as stalled when it takes this many times the predicted seconds
 FAILED_STEPS = 5  # failures in a row after which the device is taken for broken
 UNKNOWN_SECONDS = 4.0  # predicted seconds of the first pass, of which nothing is known
 

@@ -1,7 +1,8 @@
 """Learns how right the chances are that a source of proposals claims. Pure.
 
-A source claims a chance for each next token. In some trials it has *claimed* so many tokens in all,
-and so many were *right*. A chance that it claims next is then multiplied by its trust:
+A source claims a chance for each next token. In some trials a source has *claimed* a number of
+tokens, and a number of tokens were *right*. A chance that the source claims next is then multiplied
+by its trust:
 
     trust = (right + PRIOR) / (claimed + PRIOR), at most exp(MAX_LOG).
 
@@ -86,8 +87,8 @@ class Trust:
         return (self.gained + PRIOR) / (self.trials + 2 * PRIOR)
 
     def observe(self, claimed: float, right: int, price: float = 0.0) -> None:
-        """Learn from a trial in which so many tokens were claimed and so many were right, while a
-        row had this price.
+        """Learn from a trial in which `claimed` tokens were claimed and `right` tokens were right,
+        while a row had this price.
         """
         keep = 1 - max(SLOW, self.pace * min(1.0, claimed))
         self.gained = keep * self.gained + max(0.0, min(1.0, claimed * math.exp(self.log)) - price)

@@ -126,7 +126,7 @@ def embeddings_of(student: MistralForCausalLM) -> torch.Tensor:
 
 def narrowed(embeddings: torch.Tensor, width: int) -> torch.Tensor:
     """Narrow embeddings [entries, wide] to `width` columns. The products of the new embeddings are
-    as near to those of the centred old ones as products of so many columns can be. The standard
+    as near to those of the centred old ones as possible with this number of columns. The standard
     deviation of the new embeddings is 1, spread over all columns alike.
     """
     centred = embeddings.double() - embeddings.double().mean(0)
@@ -179,7 +179,7 @@ def vocabulary_of(target: Path) -> int:
 
 
 def _config(target: Path) -> dict[str, Any]:
-    """Return the target's configuration; its text part, where there are several parts."""
+    """Return the target's configuration, or its text part if there are several parts."""
     if gguf.is_gguf(target):
         known, name = gguf.metadata(target), gguf.metadata(target)["general.architecture"]
         return {

@@ -29,7 +29,8 @@ class Source:
 
     file: str
     weight: float
-    simple: bool = True  # whether it is simple English; the tokenizer is trained on that alone
+    # whether the text is simple English; the tokenizer is trained on such text alone
+    simple: bool = True
 
 
 SOURCES = (

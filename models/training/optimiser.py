@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 NEWTON_SCHULZ_STEPS = 5
-NEWTON_SCHULZ_FACTORS = (3.4445, -4.7750, 2.0315)  # the factors are those of the paper
+# factors of the Newton-Schulz iteration, as in the paper
+NEWTON_SCHULZ_FACTORS = (3.4445, -4.7750, 2.0315)
 MOMENTUM = 0.95
 EPSILON = 1e-7
 

@@ -28,7 +28,8 @@ SERVICES, CLIENT = ("verifier", "drafter", "orchestrator"), "client"
 EVERYWHERE = ("localhost", "127.0.0.1", "::1")
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 CA, CA_DAYS, DAYS = "ca", 3650, 365
-EARLY = timedelta(hours=1)  # certificates begin this much earlier, for clocks that are behind
+# how much earlier than now certificates begin, for clocks that are behind
+EARLY = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,8 @@ class Service:
     serving: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def live(self, report: Report) -> None:
-        """Run the child, and restart it whenever it ends. Raises Unusable if it dies before it ever
-        served, or after MAX_FAILED_STARTS failed starts.
+        """Run the child, and restart it whenever it ends. Raises Unusable if the child dies before
+        it ever served, or after MAX_FAILED_STARTS failed starts.
         """
         failed = 0
         while True:
@@ -76,7 +76,7 @@ class Service:
                 return
 
     async def _once(self, report: Report) -> tuple[bool, str]:
-        """Run the child until it ends. Returns whether it served, and why it ended."""
+        """Run the child until it ends. Returns whether the child served, and why it ended."""
         self.process = await asyncio.create_subprocess_exec(
             *self.command,
             stdin=asyncio.subprocess.PIPE,
@@ -92,14 +92,14 @@ class Service:
         return served, problem or f"the {self.role} ended {how}"
 
     async def _listen(self, report: Report) -> tuple[bool, str]:
-        """Report the child's announcements until it ends. Returns whether it served, and the error
-        with which it refused to start, if any.
+        """Report the child's announcements until it ends. Returns whether the child served, and the
+        error with which it refused to start, if any.
         """
         served, problem = False, ""
         assert self.process is not None and self.process.stdout is not None
         async for line in self.process.stdout:
             fields = process.announcement(line)
-            if fields is None:  # a library printed this line
+            if fields is None:  # a library printed the line
                 sys.stderr.write(line.decode(errors="replace"))
                 continue
             event = self.stage = fields.pop("event")
@@ -146,7 +146,8 @@ async def up(plan: Plan, report: Report = lambda event, fields: None) -> AsyncIt
     except BaseExceptionGroup as errors:  # the first error has ended all other tasks
         raise errors.exceptions[0] from None
     finally:
-        await services[-1].stop()  # the orchestrator closes its sessions on the others first
+        # the orchestrator closes its sessions on the other services first
+        await services[-1].stop()
         await asyncio.gather(*(service.stop() for service in services))
 
 

@@ -24,8 +24,8 @@ ADDRESS_WIDTH = 21  # least number of characters, enough for IPv4 with a port
 
 
 async def show(front_end: FrontEnd, every: float, once: bool, console: Console) -> int:
-    """Show the status every `every` seconds until cancelled, or once. Shown once, it returns exit
-    code 1 if no request can be served; otherwise the code is 0.
+    """Show the status every `every` seconds until cancelled, or once. Shown once, the screen gives
+    exit code 1 if no request can be served; otherwise the code is 0.
     """
     address = front_end.address
     async with front_end.connect() as client:
@@ -42,7 +42,9 @@ async def show(front_end: FrontEnd, every: float, once: bool, console: Console) 
 
 @contextmanager
 def _screen(console: Console) -> Iterator[Callable[[RenderableType], None]]:
-    """Yield a function that shows a screen: in place of the last one in a terminal, else below."""
+    """Yield a function that shows a screen: in place of the last one in a terminal, and below it
+    elsewhere.
+    """
     if not console.is_terminal:
         yield console.print
         return

@@ -46,7 +46,7 @@ class FleetMetrics(Collector):
             await asyncio.sleep(PAUSE_SECONDS)
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metrics. The exporter calls this."""
+        """Return the metrics. The exporter calls this method."""
         members, seen = self._membership.now, self._seen
         known = {"verifier": members.verifiers, "drafter": members.drafters}
         counts = GaugeMetricFamily(

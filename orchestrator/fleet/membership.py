@@ -66,8 +66,8 @@ class PerAddress(Generic[Item]):
         await self._group.__aexit__(*error)
 
     async def update(self, addresses: Iterable[str]) -> None:
-        """Let these be the addresses from now on. Returns when their items are entered. Items that
-        leave may take longer.
+        """Let these be the addresses from now on. Returns when the items of all addresses are
+        entered. Items that leave may take longer.
         """
         wanted = dict.fromkeys(addresses)
         for address in [each for each in self._gone if each not in wanted]:

@@ -40,7 +40,7 @@ class ModelProbe(Protocol):
         """Return the model; waits up to `seconds` for the service."""
 
     async def serving(self, seconds: float) -> bool:
-        """Tell whether the service reports within so many seconds that it serves."""
+        """Tell whether the service reports within `seconds` seconds that it serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class Replicas:
         return "" if same else f"another tokenizer ({model.tokenizer_fingerprint})"
 
     async def probe_verifiers(self, seconds: float) -> ProbeResult:
-        """Ask all verifiers; those that do not answer within so many seconds do not count."""
+        """Ask all verifiers; those that do not answer within `seconds` seconds do not count."""
         verifiers = self.verifiers.values()
         models, up = await asyncio.gather(
             asyncio.gather(*(_described(each, seconds) for each in verifiers)),

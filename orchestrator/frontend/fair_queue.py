@@ -90,8 +90,8 @@ class FairQueue:
     def add(
         self, client: bytes, cost: int, subclient: bytes = b"", places: int | None = None
     ) -> QueueEntry:
-        """Let a request wait. `places` requests of its client may run at once, by default the
-        number for each client.
+        """Let a request wait. `places` requests of this request's client may run at once, by
+        default the number for each client.
         """
         entry = QueueEntry(client, cost, subclient)
         places = self._places_per_client if places is None else places
@@ -145,7 +145,7 @@ class FairQueue:
     def _start(self, ready: list[ClientQueue]) -> QueueEntry:
         """Start the next request of the client that lacks the least credit. All ready clients get
         the same credit, so that clients that waited get ahead of those that started. A round that
-        gives this credit has exactly one start.
+        gives all ready clients this credit has exactly one start.
         """
         first = min(ready, key=self._missing_credit)
         missing = self._missing_credit(first)

@@ -141,7 +141,9 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it has no types
     """A YAML loader that refuses a name that is given twice; YAML would take the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return a mapping; raise YAMLError for a name that is given twice. PyYAML calls this."""
+        """Return a mapping; raise YAMLError for a name that is given twice. PyYAML calls this
+        method.
+        """
         names = [str(key.value) for key, _ in node.value]
         if len(set(names)) < len(names):
             raise yaml.YAMLError
@@ -150,8 +152,8 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it has no types
 
 
 def read(file: Path) -> dict[str, Identity]:
-    """Read the clients of a file, by their names. The Unusable that it raises does not quote the
-    file's values.
+    """Read the clients of a file, by their names. The error Unusable does not quote the file's
+    values.
     """
     try:
         entries = ENTRIES.validate_python(yaml.load(file.read_text("utf-8"), _Loader))

@@ -36,8 +36,8 @@ class _Connection(H11Protocol):
     _head: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Note the certificate's common name and wait for a request. Asyncio calls this after the
-        handshake, which has verified the certificate.
+        """Note the certificate's common name and wait for a request. Asyncio calls this method
+        after the handshake, which has verified the certificate.
         """
         super().connection_made(transport)
         subject = (transport.get_extra_info("peercert") or {}).get("subject", ())
@@ -46,12 +46,12 @@ class _Connection(H11Protocol):
         self._wait()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request. Uvicorn calls this when a response has been sent."""
+        """Wait for the next request. Uvicorn calls this method when a response has been sent."""
         super().on_response_complete()
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting for a request. Asyncio calls this when the connection has ended."""
+        """Stop waiting for a request. Asyncio calls this method when the connection has ended."""
         super().connection_lost(exc)
         if self._head:
             self._head.cancel()
@@ -71,7 +71,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture no signals. Uvicorn calls this around its main loop."""
+        """Capture no signals. Uvicorn calls this method around its main loop."""
         yield
 
 

@@ -39,7 +39,7 @@ class TokenTexts:
         """
         text = self._tokenizer.decode([token], skip_special_tokens=False)
         raw = self._tokenizer.id_to_token(token) or ""
-        if raw.startswith(SPACE) and not text.startswith(" "):  # decoding removes this space
+        if raw.startswith(SPACE) and not text.startswith(" "):  # decoding removes a leading space
             text = f" {text}"
         if REPLACEMENT not in text:
             return text, text.encode()

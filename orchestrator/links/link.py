@@ -60,8 +60,7 @@ class Link(Generic[Sent, Received]):
     _streams: dict[int, Subscriber[Received]] = field(default_factory=dict, init=False)
     _outbox: deque[tuple[str, Any]] = field(default_factory=deque, init=False)  # (field, item)
     _closing: dict[tuple[bytes, int], float] = field(default_factory=dict, init=False)  # -> sent
-    # set when there is output
-    _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)  # to write output
     _full: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _trip: RoundTrip = field(default_factory=RoundTrip, init=False)
     _responses: int = field(default=0, init=False)

@@ -53,7 +53,7 @@ class LoopTimer:
         self._call_later = loop.call_later
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> asyncio.TimerHandle:
-        """Call after so many seconds, or a random part more, so that callers spread out."""
+        """Call after `seconds` seconds, or a random part more, so that callers spread out."""
         return self._call_later(seconds * random.uniform(1, 1 + JITTER), call)
 
 

@@ -1,6 +1,6 @@
 """The pages that the orchestrator serves over HTTP beside its metrics: the status, at `/` for
-people and at `/status.json` for programs, and `/targets` for Prometheus. All of these pages only
-read.
+people and at `/status.json` for programs, and `/targets` for Prometheus. All pages of this module
+only read.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class StatusReader:
 
 
 def add_status_pages(pages: Pages, read: Callable[[], Awaitable[Status]]) -> None:
-    """Serve all status pages. Call this on the event loop on which `read` is to run."""
+    """Serve all status pages. Call this function on the event loop on which `read` is to run."""
     reader = StatusReader(read)
 
     def html(status: Status) -> str:

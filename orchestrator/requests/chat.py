@@ -49,7 +49,7 @@ class _Generation(ext.Extension):
     tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Parse a tag and its content. Jinja calls this."""
+        """Parse a tag and its content. Jinja calls this method."""
         next(parser.stream)
         return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
 
@@ -101,7 +101,7 @@ class ChatTemplate:
         return self._for_tools if conversation.tools and self._for_tools else self
 
     def render(self, conversation: Conversation) -> str:
-        """Render a conversation as the text of a prompt. Raises InvalidRequest if it is refused."""
+        """Render a conversation as the text of a prompt. Raises InvalidRequest if refused."""
         if (other := self.of(conversation)) is not self:
             return other.render(conversation)
         if self._template is None:

@@ -1,6 +1,6 @@
 """A request, and its state: the committed tokens and when they end.
 
-Pure. Only this state is authoritative; the services hold copies.
+Pure. Only the state in this module is authoritative; the services hold copies.
 """
 
 from __future__ import annotations

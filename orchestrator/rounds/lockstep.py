@@ -86,7 +86,7 @@ class WaitPolicy:
         self.trial_interval, self.steps_since_trial, self.trial_due = FIRST_TRIAL, 0, False
 
     def proposal_came(self, delay: float, waited: bool = False) -> None:
-        """Note that a proposal came so many seconds after its commit. `waited` tells whether the
+        """Note that a proposal came `delay` seconds after its commit. `waited` tells whether the
         verifier waited for the proposal.
         """
         self.newest_delay = delay
@@ -103,8 +103,8 @@ class WaitPolicy:
         self.newest_delay = math.inf
 
     def learn_step(self, seconds: float, commit: Commit) -> None:
-        """Learn from a step that took so many seconds; 0 means that the time was not measured. The
-        first step of an opening does not count, because it reads the context too.
+        """Learn from a step that took `seconds` seconds; 0 means that the time was not measured.
+        The first step of an opening does not count, because it reads the context too.
         """
         if commit.epoch:
             return
@@ -240,7 +240,7 @@ class Lockstep:
         self._decode_plainly(length, 1)
 
     def _decode_plainly(self, length: int, steps: int) -> None:
-        """Have the verifier decode so many steps plainly; each adds one token."""
+        """Have the verifier decode `steps` steps plainly; each adds one token."""
         if length > self._supplied:
             self._measured_since = self._timer.now()
         for position in range(max(self._supplied + 1, length), length + steps):

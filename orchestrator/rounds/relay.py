@@ -28,7 +28,8 @@ VERIFIER_PAUSES = (0.05, 1.0)  # least and most seconds before a verifier is ope
 DRAFTER_PAUSES = (0.2, 2.0)
 VERIFIER_LOST_SECONDS = 30.0  # seconds without a verifier after which the request ends
 VERIFIER_BUSY_SECONDS = 600.0  # seconds of Busy alone after which the request ends
-LARGEST_PROPOSAL = 256 << 10  # bytes; a whole tree with its distributions is smaller
+# largest proposal in bytes; a whole tree with its distributions is smaller
+LARGEST_PROPOSAL = 256 << 10
 
 ToVerifier: TypeAlias = Decoding | EncodedProposal | Proposal | Flow
 ToDrafter: TypeAlias = Drafting | Commit
@@ -173,7 +174,7 @@ class Relay:
         self._changed()
 
     def _step(self, commit: Commit) -> Step:
-        """Commit a commit and return it as a step for the reader."""
+        """Add a commit to the text and return it as a step for the reader."""
         generation, now = self.generation, self._timer.now()
         reported = generation.take_prompt_logprobs(commit.start, commit.logprobs)
         tokens = generation.extend(commit.start, commit.tokens)

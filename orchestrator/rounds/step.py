@@ -60,9 +60,9 @@ class DraftWatch:
     arrived: bool = False
 
     def stepped(self, commit: Commit, willing: bool, opened: bool, paused: bool) -> Fallback | None:
-        """Return why this step had no draft, or None if it had one or needed none. The drafter is
-        `willing` if it has not refused, `opened` if the session is open there, and `paused` while
-        it gets no commits.
+        """Return why this step had no draft, or None if the step had one or needed none. The
+        drafter is `willing` if it has not refused, `opened` if the session is open there, and
+        `paused` while it gets no commits.
         """
         arrived, self.arrived = self.arrived, False
         self.steps += 1

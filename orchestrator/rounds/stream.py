@@ -108,7 +108,7 @@ class Timer(Protocol):
         """Return the time in seconds."""
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> TimerHandle:
-        """Call after so many seconds, or a random part more, so that callers spread out."""
+        """Call after `seconds` seconds, or a random part more, so that callers spread out."""
 
 
 @dataclass(slots=True, eq=False)

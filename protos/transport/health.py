@@ -59,7 +59,7 @@ class Health(health_pb2_grpc.HealthServicer):
         return list(self._problems.values())
 
     async def until(self, serving: bool, seconds: float | None = None) -> None:
-        """Wait until the property `serving` has this value, for so many seconds at most."""
+        """Wait until the property `serving` has this value, for at most `seconds` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.serving != serving:
@@ -127,14 +127,14 @@ class Health(health_pb2_grpc.HealthServicer):
 
 
 async def is_serving(channel: aio.Channel, service: str, seconds: float) -> bool:
-    """Tell whether a service reports within so many seconds that it serves. The result is False if
-    the channel is closed meanwhile, which gRPC reports as a cancellation.
+    """Tell whether a service reports within `seconds` seconds that it serves. The result is False
+    if the channel is closed meanwhile, which gRPC reports as a cancellation.
     """
     return await _status(channel, service, seconds) == Response.SERVING
 
 
 async def answers(channel: aio.Channel, seconds: float) -> bool:
-    """Tell whether a process reports any status within so many seconds."""
+    """Tell whether a process reports any status within `seconds` seconds."""
     return await _status(channel, "", seconds) is not None
 
 

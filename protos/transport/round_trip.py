@@ -25,7 +25,7 @@ class RoundTrip:
         self.unread = 0
 
     def sent(self, clock: float, size: int) -> None:
-        """Note that a message of so many bytes was sent."""
+        """Note that a message of `size` bytes was sent."""
         self._messages.append((clock, size))
         self.unread += size
 

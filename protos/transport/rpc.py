@@ -58,7 +58,7 @@ CLIENT_OPTIONS = [
 SERVER_OPTIONS = [
     *LIMITS,
     ("grpc.max_concurrent_streams", MAX_NEW_CALLS),  # most calls of one connection, read or not
-    ("grpc.server.max_pending_requests", MAX_NEW_CALLS),  # above this limit gRPC cancels calls
+    ("grpc.server.max_pending_requests", MAX_NEW_CALLS),  # above the limit gRPC cancels calls
     ("grpc.server.max_pending_requests_hard_limit", MAX_NEW_CALLS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
@@ -184,7 +184,7 @@ async def serving(
 
 def _options(lame_duck_seconds: float, shared: bool) -> list[tuple[str, int]]:
     """Return the options of a server."""
-    # gRPC lengthens this by at most 10 %
+    # gRPC lengthens the age by at most 10 %
     age = [("grpc.max_connection_age_ms", round(lame_duck_seconds * 500))]
     reused = ("grpc.so_reuseport", int(shared))  # by default two servers silently share a port
     return [*SERVER_OPTIONS, reused, *(age if lame_duck_seconds else ())]

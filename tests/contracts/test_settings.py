@@ -133,7 +133,7 @@ def test_a_refusal_has_the_field_the_limit_and_the_value(flag: str, line: str) -
 
 def test_a_refusal_has_no_token(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
-    # YAML reads this as a number
+    # YAML reads the text as a number
     file.write_text(f"orchestrator: {{registration_token: {'4711' * 4}}}")
     with pytest.raises(Unusable, match="registration_token: Input should be") as refused:
         configured(OrchestratorConfig, "orchestrator", [f"--config={file}"])

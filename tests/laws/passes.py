@@ -108,7 +108,7 @@ def of_family(family: str, dtype: torch.dtype = torch.float32) -> Passes:
 
 def differing(scene: Passes, kernels: Kernels, seed: int, steps: int = 6) -> int:
     """Return the steps in which a program's logits differ from the network's. Each way has its own
-    memory, so that it continues from the keys that it stored itself.
+    memory, so that the way continues from the keys that it stored itself.
     """
     program, rng = scene.program(), random.Random(seed)
     ours, theirs = scene.tables(3), scene.tables(3)

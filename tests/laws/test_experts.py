@@ -117,7 +117,7 @@ def test_weights_of_experts_are_rounded_to_8_bits_where_all_are(build: Kernels) 
 
 
 def test_the_weights_are_held_once(build: Kernels) -> None:
-    layer = some_layer(GptOssExperts, "silu", torch.float32)  # its own gate is used
+    layer = some_layer(GptOssExperts, "silu", torch.float32)  # the layer's own gate is used
     assert panel_experts(layer, PanelLinear)
     assert {name for name, _ in layer.named_parameters()} == {"gate_up_proj_bias", "down_proj_bias"}
 

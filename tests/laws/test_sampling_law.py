@@ -92,7 +92,7 @@ def test_the_noise_is_a_gumbel_variate() -> None:
 
 
 def test_the_noise_has_known_bits() -> None:
-    """If these bits change, every seeded text changes."""
+    """If the bits of the noise change, every seeded text changes."""
     expected = torch.tensor([-0.3548164665699005, 2.2342073917388916, 0.01479673758149147])
     assert torch.allclose(gumbel(42, 7, torch.tensor([0, 1, 4095])), expected, rtol=0, atol=1e-6)
 

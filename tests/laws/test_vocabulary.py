@@ -84,8 +84,9 @@ def test_what_is_proposed_means_the_same_to_the_target_by_every_rule(
     shape: DraftShape,
     seed: int,
 ) -> None:
-    """With rejection sampling, this includes the distribution that a token was drawn from, which
-    the target gets without the other tokens. The text therefore has the target's distribution.
+    """With rejection sampling, a proposal includes the distribution that a token was drawn from,
+    which the target gets without the other tokens. The text therefore has the target's
+    distribution.
     """
     shared = [index for index, token in own.items() if target.get(index) == token]
     count = max(own) + 1

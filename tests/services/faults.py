@@ -86,7 +86,7 @@ def swapped_gates(plant: Plant) -> None:
 
 
 def positions_off_by_one_behind_96(plant: Plant) -> None:
-    """Positions are those of a text in which one token was left out there."""
+    """Positions after 96 are those of a text in which one token was left out there."""
     turn(plant, lambda positions: positions + (positions >= CUT))
 
 

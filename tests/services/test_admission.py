@@ -89,7 +89,8 @@ async def test_a_request_that_is_cancelled_as_its_turn_comes_loses_no_place() ->
 
     running, waiting = asyncio.create_task(run()), asyncio.create_task(run())
     await asyncio.sleep(0)
-    running.cancel()  # its place goes to the other request, which is cancelled before it wakes up
+    # the request's place goes to the other request, which is cancelled before it wakes up
+    running.cancel()
     running.add_done_callback(lambda _: waiting.cancel())
     await asyncio.gather(running, waiting, return_exceptions=True)
     assert waiting.cancelled()

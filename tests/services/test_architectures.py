@@ -132,7 +132,7 @@ def test_every_row_equals_a_plain_pass_over_its_own_path(
 def test_a_context_is_as_long_as_it_is_right_in_any_company(
     architecture: str, make_model: MakeModel
 ) -> None:
-    """Beyond this length, rotary positions change for the whole batch, or masks differ."""
+    """Beyond the context length, rotary positions change for the whole batch, or masks differ."""
     walk = Walk(make_model(architecture, 0))
     limit = walk.forward.model.context_length
 

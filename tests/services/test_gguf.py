@@ -1,5 +1,5 @@
-"""GGUF files are served as they are stored, and exactly. The tests also cover their vocabularies
-and tokenizers, and the words with which files are refused.
+"""GGUF files are served as they are stored, and exactly. The tests also cover the vocabularies and
+tokenizers of GGUF files, and the words with which files are refused.
 """
 
 from __future__ import annotations
@@ -189,7 +189,9 @@ def test_what_is_no_whole_gguf_file_is_refused(make_gguf: MakeGGUF, tmp_path: Pa
 
 
 def test_frequencies_that_a_file_divides_are_divided(make_gguf: MakeGGUF, tmp_path: Path) -> None:
-    """The frequencies are those of Llama 3.1 and later, whose files have no other sign of this."""
+    """The frequencies are those of Llama 3.1 and later; the files have no other sign of the
+    division.
+    """
     file = make_gguf(models.DRAFT, "f32")
     plain = load(file).network.model.rotary_emb.inv_freq
     factors = torch.linspace(1, 8, len(plain))

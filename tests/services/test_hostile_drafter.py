@@ -31,7 +31,8 @@ def proposal(
     tokens: list[int], parents: list[int] | None = None, choices: int = 0, **told: Any
 ) -> Lie:
     """Send the same proposal after every commit; parents are distances as on the wire, by default
-    those of a chain. With `choices`, the proposal claims that each token was drawn from so many.
+    those of a chain. With `choices`, the proposal claims that each token was drawn from this number
+    of tokens.
     """
     chain = [0, *(1,) * (len(tokens) - 1)]
     said = common_pb2.Proposal(tokens=tokens, parents=parents or chain)

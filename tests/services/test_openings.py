@@ -96,8 +96,8 @@ async def test_openings_fail_one_by_one(services: Services, text: tuple[int, ...
 async def test_a_text_may_end_one_token_after_the_context_and_a_longer_one_is_refused(
     services: Services,
 ) -> None:
-    """The verifier refuses it as the front end does, because a caller may come without a front
-    end.
+    """The verifier refuses the longer text as the front end does, because a caller may come without
+    a front end.
     """
     context = 512
     async with calling(services.verifier) as caller:

@@ -47,7 +47,7 @@ WAYS = {
 @asynccontextmanager
 async def partitioned(peer: Peer) -> AsyncIterator[tuple[Link, VerifierLink, Subscriber]]:
     """Connect a link through a proxy to a service; yields it with a subscriber. Like the real
-    services, this one sends messages whether or not it receives any.
+    services, the test's service sends messages whether or not it receives any.
     """
 
     async def beat() -> None:

@@ -128,7 +128,7 @@ async def all_of(call: Any) -> None:
 
 
 async def test_a_client_that_leaves_with_the_whole_answer_has_not_cancelled(front: Front) -> None:
-    """Tandem's client does so: it ends its call as soon as it has the last message."""
+    """Tandem's client ends its call as soon as it has the last message."""
     for count in range(1, 6):
         asked = api.StreamGenerateRequest(request=api.GenerateRequest(text=PROMPT))
         call = front.stub.StreamGenerate(asked)

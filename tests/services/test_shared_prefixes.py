@@ -125,7 +125,8 @@ def test_anonymous_clients_that_share_a_prompt_read_it_once(folder: Path) -> Non
         for number, text in enumerate(asked[1:], start=1):
             before, name = service.read, bytes([number])
             assert service.answer(name, text) == alone.answer(name, text, name)
-            rest = PROMPT - whole if number == 1 else 0  # the previous one has left these positions
+            # the previous text has left these positions
+            rest = PROMPT - whole if number == 1 else 0
             assert service.read - before == rest + QUESTION + ANSWER - 1
         while service.step(begun):
             pass

@@ -79,7 +79,7 @@ def test_rows_do_not_depend_on_what_others_left_in_memory(
 def test_the_pages_of_a_session_that_overflowed_harm_nobody(
     backend: AttentionBackend, make_model: MakeModel
 ) -> None:
-    """The next session gets these pages without clearing."""
+    """The next session gets the pages of the overflowed session without clearing."""
     forward, rng = running(backend, make_model("llama", 0)), random.Random(0)
     sessions = Sessions(forward.pool, TEXT, 2, count(1).__next__, 1.0, lambda: 0.0)
     words, spoilt = some_tokens(rng, TEXT), list[bool]()

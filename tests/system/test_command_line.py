@@ -47,7 +47,7 @@ def client(up: Served) -> Iterator[Client]:
 
 
 def test_a_drafter_has_the_priority_of_the_verifier(up: Served) -> None:
-    """With a lower priority, its proposals would come too late beside any busy process."""
+    """With a lower priority, a drafter's proposals would come too late beside any busy process."""
     usual = psutil.Process().nice()
     for service in ("verifier_service", "drafter_service"):
         assert [each.nice() for each in up.processes(service)] == [usual]
@@ -85,9 +85,7 @@ def test_status_and_top_show_the_replicas_and_the_last_minute(up: Served, client
 
 
 def test_up_and_status_show_what_the_services_hold(up: Served) -> None:
-    """`tandem up` and `tandem status` print the same table of what services measured: weights of
-    megabytes, and one session or more.
-    """
+    """`tandem up` and `tandem status` print the same table of measured figures."""
     own, head = (
         kernels(),
         r"service +model +device +dtype +weights +context +fit +kernels +tokenizer +exactness",

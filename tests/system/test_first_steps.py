@@ -26,7 +26,7 @@ STOP = "trap 'kill $(jobs -p); wait' EXIT"
 
 
 def test_a_new_operator_sees_the_acceptance_rate(tmp_path: Path) -> None:
-    """All commands are those of the page, except for ports that may be taken."""
+    """All commands are those of docs/metrics.md, except for ports that may be taken."""
     if not shutil.which("prometheus"):
         pytest.skip("no prometheus here; `make tools` installs it")
     free = {port: str(rpc.free_port("127.0.0.1")) for port in PORTS}

@@ -92,7 +92,7 @@ async def test_a_closed_session_leaves_no_mirror(foreign: Tandem) -> None:
 async def test_the_drafter_says_that_it_translates(
     foreign: Tandem, registry: CollectorRegistry
 ) -> None:
-    """The drafter says so in its description, in the status and in its metrics."""
+    """The drafter says in its description, in the status and in its metrics that it translates."""
     described = await foreign.services.drafter_client.describe(60.0)
     (model,) = (await foreign.stub.GetStatus(api.GetStatusRequest())).models
     assert described.tokenizer == model.drafters[0].tokenizer == Likeness.FOREIGN

@@ -125,7 +125,7 @@ async def test_the_verifier_reports_them_and_names_what_it_does_not_do(
 async def test_suppressed_tokens_are_in_no_text_with_drafts_and_without(
     tmp_path: Path, embedded: Pair, target: PreTrainedModel, suppressed: list[int]
 ) -> None:
-    """The drafter learns these tokens, too, and proposes none of them."""
+    """The drafter learns the suppressed tokens, too, and proposes none of them."""
     first, other = suppressed
     settings = {"suppress_tokens": [other], "begin_suppress_tokens": [first]}
     folder, prompt = with_config(tmp_path, **settings), load_ids(embedded.target)

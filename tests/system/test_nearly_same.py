@@ -41,7 +41,7 @@ class Nearly:
 
 
 def enlarged(model: Path, folder: Path, more: int) -> Path:
-    """Write a model with this many more tokens, for which it was never trained."""
+    """Write a model with `more` more tokens, for which it was never trained."""
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     network.resize_token_embeddings(OWN + more, mean_resizing=False)
     network.save_pretrained(folder)

@@ -38,7 +38,7 @@ async def up() -> AsyncIterator[AsyncClient]:
 
 
 def orchestrator() -> int:
-    """Return its process that has started Ray, or 0 if there is none now."""
+    """Return the process of `tandem up` that has started Ray, or 0 if there is none now."""
     for each in psutil.Process().children():
         with suppress(psutil.Error):
             if "tandem.orchestrator" in each.cmdline():

@@ -109,7 +109,7 @@ struct Attention {
             call.shared * call.value_size};
   }
 
-  // Copies of these positions, wherever they lie.
+  // Copies of the keys of some positions, wherever these lie.
   Block<Copied> copied(long row, long group, long start, int low, int high) const {
     static thread_local std::vector<Vector> numbers;
     numbers.resize(BLOCK * (key_vectors + value_vectors));

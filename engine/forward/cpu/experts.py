@@ -78,7 +78,7 @@ def panel_experts(layer: nn.Module, kind: type[PanelLinear]) -> PanelExperts | N
 
 def _weights(layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return the inner and outer weights of a layer of experts, [experts, out, in]. Return None if
-    the layer has no such weights. Some models keep these weights as [experts, in, out].
+    the layer has no such weights. Some models store the weights of experts as [experts, in, out].
     """
     inner, outer = getattr(layer, INNER, None), getattr(layer, OUTER, None)
     if not (isinstance(inner, torch.Tensor) and isinstance(outer, torch.Tensor)):

@@ -1,5 +1,6 @@
 // The middle of a gated feed-forward layer (Shazeer 2020), a vector at a time: an activation of the
-// first half of a row times the second half. This code is never inlined into a caller; norm.h says why.
+// first half of a row times the second half. The code of this file is never inlined into a caller;
+// norm.h says why.
 #pragma once
 #include "vectors.h"
 

@@ -1,7 +1,7 @@
 """The compiled kernels for this processor, if there are any.
 
 The kernels are built with the package where there is a compiler, once for each set of instructions,
-and called through ctypes. Without these kernels PyTorch's own operations do all the work.
+and called through ctypes. Without compiled kernels PyTorch's own operations do all the work.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tandem.engine.forward.cpu.builds import SOURCES, runnable
 from tandem.engine.forward.cpu.paths import Paths
 from tandem.engine.forward.dense import AttentionOptions
 
-# a call that reads so many numbers or more is shared by all threads: for so many one thread takes
-# 100 us and two take 60; for a fifth as many, one or two take 20
+# least numbers that a call reads for all threads to share it: for so many one thread takes 100 us
+# and two take 60; for a fifth as many, one or two take 20
 WORTH_SHARING = 1 << 17
 
 
@@ -58,9 +58,9 @@ class Grouping(ctypes.Structure):
 
 
 class Weights(NamedTuple):
-    """The weights of one linear layer or several. `memory` are panels of numbers or codes
-    [layers * panels, in, width], or half as wide for codes of 4 bits. `outputs` counts those of
-    each layer. `grouping` is the address of a Grouping if the weights are codes.
+    """The weights of one linear layer or several. `memory` are panels of numbers or codes [layers *
+    panels, in, width], or half as wide for codes of 4 bits. `outputs` counts the outputs of each
+    layer. `grouping` is the address of a Grouping if the weights are codes.
     """
 
     memory: torch.Tensor
@@ -216,7 +216,7 @@ class Kernels:
         self._program(*given, self.threads, WORTH_SHARING)
 
     def sharing(self, numbers: int) -> int:
-        """Return how many threads share a call that reads so many numbers: all, or one where the
+        """Return how many threads share a call that reads `numbers` numbers: all, or one where the
         start of others does not pay. The result is never some of the threads: OpenMP ends those
         that a team leaves out, and starts them again for the next team.
         """
@@ -240,9 +240,9 @@ def required_kernels() -> Kernels:
 
 
 def use_threads(count: int) -> None:
-    """Compute with `count` threads from now on. Where there are kernels, only they use threads.
-    PyTorch's own operations share their elements among threads and round the last elements of a
-    share differently, so bits would depend on the number of rows. PyTorch's operations are too
+    """Compute with `count` threads from now on. Where there are kernels, only the kernels use
+    threads. PyTorch's own operations share their elements among threads and round the last elements
+    of a share differently, so bits would depend on the number of rows. PyTorch's operations are too
     small to gain much from threads.
     """
     if build := kernels():

@@ -46,7 +46,7 @@ struct Pairs {  // the processor's bfloat16 instruction takes two inputs at once
 };
 #endif
 
-// Weights that are stored as they are, as `block` reads them.
+// Weights in their stored form, as `block` reads them.
 template <class Stored>
 struct PlainPanel {
   using Input = typename Stored::Input;

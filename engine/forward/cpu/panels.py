@@ -131,8 +131,8 @@ def packed_panels(weights: torch.Tensor, width: int, k_pack: int) -> torch.Tenso
 
 
 def why_unsupported(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Return why layers in panels cannot be used with a dtype and device. Return None if they can
-    be used.
+    """Return why layers in panels cannot be used with a dtype and device. Return None if layers in
+    panels can be used.
     """
     if device.type != "cpu":
         return f"they are not for {device.type}"

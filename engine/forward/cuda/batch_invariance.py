@@ -26,7 +26,7 @@ WORKSPACES = {
     "CUBLASLT_WORKSPACE_SIZE": "1",
 }  # the smallest workspaces, in KiB
 SPLIT_SETTING_SINCE = "2.10"  # the version of torch with a setting for the splitting of sums
-BASE = 64  # a pass of up to so many rows takes hardly longer than a pass of a single row
+BASE = 64  # with up to this number of rows, a pass takes hardly longer than one with a single row
 
 
 def disable_split_k() -> None:

@@ -198,7 +198,7 @@ def _tails(table: RowTable, prefixes: Array) -> Array:
     """
     _, positions, _, sessions, _, row_nodes = table.rows
     seen = np.minimum(prefixes[:, None] + LANES, positions[:, None])  # positions, [rows, TAIL]
-    numbers = seen // PAGE  # numbers of pages in their session
+    numbers = seen // PAGE  # number of each page in its session
     tails: Array = (table.pages[sessions[:, None], numbers] - numbers) * PAGE + seen
     rows = (row_nodes >= 0).nonzero()[0]
     nodes, lane = row_nodes[rows], (positions - prefixes)[rows]

@@ -220,8 +220,8 @@ def _request(
 
 
 def _speculation(body: GenerationBody) -> Speculation:
-    """Return the speculation options of a body. A chat gives its prediction in a field of its own,
-    outside `speculation`.
+    """Return the speculation options of a body. A chat gives its prediction in a field outside
+    `speculation`.
     """
     given = body.speculation.model_dump(exclude_none=True) if body.speculation else {}
     for name, kind in CHOICES.items():
