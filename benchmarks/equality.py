@@ -142,7 +142,7 @@ def main(
     target: Annotated[Path, typer.Option(help="model directory")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory")] = models.DRAFT,
     sequences: Annotated[int, typer.Option(help="prompts", min=1)] = 200,
-    tokens: Annotated[int, typer.Option(help="new tokens each", min=1)] = 48,
+    tokens: Annotated[int, typer.Option(help="new tokens of each answer", min=1)] = 48,
     at_once: Annotated[int, typer.Option(help="requests in flight", min=1)] = 16,
     ray: bool = False,
     chats: Annotated[

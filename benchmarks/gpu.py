@@ -220,8 +220,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         "tandem.benchmarks.gpu", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("model", type=Path, nargs="?", help="directory; none: a random Llama")
-    parser.add_argument("--dtype", help="one or several, with commas (bfloat16)")
+    parser.add_argument("model", type=Path, nargs="?", help="model directory; none: a random Llama")
+    parser.add_argument("--dtype", help="dtype, or several with commas (bfloat16)")
     parser.add_argument(
         "--repetitions", type=int, default=30, help="repetitions of every step (30)"
     )

@@ -183,7 +183,7 @@ def main(
     ] = models.TARGET,
     streams: Annotated[str, typer.Option(help="streams at once, with commas")] = "1,16,100,1000",
     step: Annotated[float, typer.Option(help="seconds between steps", min=0.001)] = 0.02,
-    seconds: Annotated[float, typer.Option(help="seconds of measuring each")] = 10.0,
+    seconds: Annotated[float, typer.Option(help="seconds of each measurement")] = 10.0,
     file: Annotated[
         Path | None, typer.Option("--json", help="write the figures to this file too")
     ] = None,

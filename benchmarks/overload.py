@@ -207,7 +207,7 @@ def main(
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
     places: Annotated[int, typer.Option(help="requests that run at once", min=1)] = 8,
     times: Annotated[
-        float, typer.Option(help="requests, in times of what can be served", min=0.1)
+        float, typer.Option(help="arriving requests, as a multiple of what can be served", min=0.1)
     ] = 10.0,
     seconds: Annotated[float, typer.Option(help="seconds of each stretch", min=4)] = 30.0,
     file: Annotated[

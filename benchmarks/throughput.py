@@ -136,7 +136,7 @@ def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
     prompts: Annotated[
-        int, typer.Option(help="how many story prompts", min=1, max=story_count())
+        int, typer.Option(help="number of story prompts", min=1, max=story_count())
     ] = 20,
     max_new_tokens: Annotated[
         int, typer.Option(help="a completion also ends where its story ends", min=2)

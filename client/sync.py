@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class Client:
-    """The synchronous client. Several threads may use it at once.
+    """The synchronous client. Several threads may use one client at once.
 
     Args:
         addresses: Front ends that serve the same model, by default 127.0.0.1:50051.

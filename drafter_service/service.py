@@ -144,7 +144,9 @@ async def serving(
     drain: Drain | None = None,
     pages: Pages | None = None,
 ) -> AsyncIterator[str]:
-    """Run a drafter while the scope lasts; yields its address. `pages` are the process's own."""
+    """Run a drafter while the scope lasts; yields its address. `pages` are those that
+    the process serves to operators.
+    """
     exact = False if config.exact is None else config.exact
     async with hosting(config, "draft", exact, registry) as host:
         service = DrafterService(host, drain)

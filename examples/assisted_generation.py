@@ -131,12 +131,12 @@ def main(
     ] = "constant",
     num_assistant_tokens: Annotated[int, typer.Option(min=1)] = NUM_ASSISTANT_TOKENS,
     assistant_confidence_threshold: Annotated[
-        float, typer.Option(help="end drafts after a less likely token; 0 = off", min=0)
+        float, typer.Option(help="end drafts after a token less likely than this; 0 = off", min=0)
     ] = CONFIDENCE_THRESHOLD,
     drafter: DrafterOption = "",
     verifier: VerifierOption = "",
     orchestrator: Annotated[
-        str, typer.Option(help="address of the client API, to ask it too")
+        str, typer.Option(help="address of the client API, to ask for the text there too")
     ] = "",
     tokenizer: TokenizerOption = models.TARGET,
 ) -> None:

@@ -136,7 +136,7 @@ SHAPE = Shape()
 
 def main(
     source: Annotated[Path, typer.Argument(help="model directory of a small Llama")],
-    out: Annotated[Path, typer.Argument(help="where the grown model goes")],
+    out: Annotated[Path, typer.Argument(help="folder of the grown model")],
     hidden: Annotated[int, typer.Option(help="residual width")] = SHAPE.hidden_size,
     heads: Annotated[int, typer.Option(help="query heads")] = SHAPE.num_attention_heads,
     kv_heads: Annotated[int, typer.Option(help="key-value heads")] = SHAPE.num_key_value_heads,

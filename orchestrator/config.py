@@ -25,7 +25,7 @@ class OrchestratorConfig(ServiceConfig):
         "file:///PATH stand for all addresses there",
     )
     drafter: Sources = Field(
-        default="", description="addresses of drafters, as for verifier; none by default"
+        default="", description="addresses of drafters, in the form of verifier; none by default"
     )
     tokenizer: hub.TokenizerPath = Field(description="model whose tokenizer is used")
     port: int = Field(
@@ -73,7 +73,7 @@ class OrchestratorConfig(ServiceConfig):
         " them; or suffix (ngram is the same), without drafters",
     )
     draft_schedule: Literal["goodput", "constant", "heuristic"] = Field(
-        default="goodput", description="goodput, constant or heuristic"
+        default="goodput", description="schedule of drafts: goodput, constant or heuristic"
     )
     served_model_name: str | None = Field(
         default=None,
@@ -125,7 +125,9 @@ class OrchestratorConfig(ServiceConfig):
         " for each address or name",
     )
     expected_drafters: int | None = Field(
-        default=None, ge=0, description="how many drafters should serve, as for verifiers"
+        default=None,
+        ge=0,
+        description="how many drafters should serve, by the same rule as for verifiers",
     )
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 SMOOTHING = 0.2
-TOLERANCE = 2.5  # times the usual time of a proposal for which a step waits
+TOLERANCE = 2.5  # longest wait for a proposal, as a multiple of its usual time
 REMEMBERED = 64  # commits whose proposals may still come
 
 

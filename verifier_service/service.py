@@ -154,7 +154,9 @@ async def serving(
     drain: Drain | None = None,
     pages: Pages | None = None,
 ) -> AsyncIterator[str]:
-    """Run a verifier while the scope lasts; yields its address. `pages` are the process's own."""
+    """Run a verifier while the scope lasts; yields its address. `pages` are those that
+    the process serves to operators.
+    """
     if config.speaks:
         raise Unusable("speaks is for drafters: a verifier's tokens are its model's own")
     if config.weights != "full":

@@ -144,8 +144,8 @@ async def bad_drafts(folder: Path, outcome: Outcome) -> None:
 
 
 def main(
-    clean: Annotated[float, typer.Option(help="seconds of load without a fault, at first")] = 30.0,
-    fault: Annotated[list[Fault], typer.Option(help="fault; may be repeated")] = list(Fault),  # noqa: B006
+    clean: Annotated[float, typer.Option(help="seconds of load before the first fault")] = 30.0,
+    fault: Annotated[list[Fault], typer.Option(help="a fault; repeatable")] = list(Fault),  # noqa: B006
     json: Annotated[
         Path | None, typer.Option("--json", help="write the figures to this file too")
     ] = None,

@@ -208,7 +208,7 @@ def main(
     cells: Annotated[int, typer.Option(min=1)] = 1,
     streams: Annotated[int, typer.Option(help="streams at once", min=1)] = 8,
     tokens: Annotated[int, typer.Option(help="tokens of an answer", min=1)] = 120,
-    file: Annotated[Path | None, typer.Option("--history", help="write what happened")] = None,
+    file: Annotated[Path | None, typer.Option("--history", help="write history here")] = None,
     check: Annotated[Path | None, typer.Option(help="only judge an existing history again")] = None,
     figures: Annotated[Path | None, typer.Option("--json", help="also write figures here")] = None,
 ) -> None:

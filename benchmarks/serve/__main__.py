@@ -41,7 +41,11 @@ File = Annotated[
 Count = Annotated[int, typer.Option("--num-prompts", min=1)]
 Rate = Annotated[
     float,
-    typer.Option("--request-rate", help="requests a second, Poisson; inf sends all", min=0.001),
+    typer.Option(
+        "--request-rate",
+        help="requests per second, as a Poisson process; inf sends all at once",
+        min=0.001,
+    ),
 ]
 AtOnce = Annotated[int | None, typer.Option("--max-concurrency", help="requests at once", min=1)]
 Tokens = Annotated[int, typer.Option("--max-tokens", help="most tokens of an answer", min=1)]
@@ -51,7 +55,7 @@ IgnoreEos = Annotated[bool, typer.Option(help="let all answers have their full l
 Baseline = Annotated[bool, typer.Option(help="measure without drafts too; not with --url")]
 Turns = Annotated[int, typer.Option(help="turns of requests with and without drafts", min=1)]
 Goodput = Annotated[
-    list[str] | None, typer.Option(help="ttft:MS, tpot:MS or e2el:MS; may be repeated")
+    list[str] | None, typer.Option(help="limit: ttft:MS, tpot:MS or e2el:MS; may be repeated")
 ]
 Out = Annotated[Path | None, typer.Option("--json", help="write all figures to this JSON file")]
 Picture = Annotated[

@@ -145,7 +145,10 @@ def main(
     out: Annotated[Path, typer.Option(help="folder for the draft model", file_okay=False)],
     prompt_file: Annotated[
         Path | None,
-        typer.Option("--prompts", help="a prompt per line, or JSON lines; by default general ones"),
+        typer.Option(
+            "--prompts",
+            help="file with a prompt per line, or JSON lines; by default general questions",
+        ),
     ] = None,
     parameters: Annotated[
         int,

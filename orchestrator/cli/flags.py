@@ -106,7 +106,7 @@ FLAGS = {
     "tls_key": _file("PEM file of your certificate's key", "TANDEM_TLS_KEY"),
     "token": Annotated[
         str | None,
-        typer.Option(help="your token; better given by the environment", envvar="TANDEM_TOKEN"),
+        typer.Option(help="your token; better set in the environment", envvar="TANDEM_TOKEN"),
     ],
 }
 

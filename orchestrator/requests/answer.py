@@ -29,7 +29,7 @@ class PromptPart:
 class Chunk:
     """The text and tokens that one step adds to an answer."""
 
-    text: str  # never half a character
+    text: str  # never ends within a character
     token_ids: tuple[int, ...]
     completion_tokens: int  # tokens of the answer so far, with those of this chunk
     logprobs: tuple[TokenLogprobs, ...] = ()

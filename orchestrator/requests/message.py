@@ -24,7 +24,7 @@ class Reasoning:
     text: str
 
 
-Part: TypeAlias = str | Reasoning | ToolCall  # a str is content
+Part: TypeAlias = str | Reasoning | ToolCall  # a part that is a str is content
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ from tandem.protos.types import (
 # first number of levels: the heuristic schedule changes it with every proposal
 HEURISTIC_LEVELS = 8
 LOCKSTEP_LEVELS, LOCKSTEP_NODES = 4, 8  # fewer than usual, as each proposed node is verified
-MAX_PROMPT_LOGPROBS = 1 << 18  # log-probabilities of a prompt, so that an answer fits into 4 MiB
+MAX_PROMPT_LOGPROBS = 1 << 18  # most log-probabilities of a prompt: they fit into 4 MiB
 
 
 def shape(options: Speculation, default: DraftShape) -> DraftShape:

@@ -84,10 +84,10 @@ class ServiceConfig(ListeningSettings):
         default=30.0, ge=0, description="time for running work to finish when the service stops"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="debug, info, warning or error"
+        default="info", description="log level: debug, info, warning or error"
     )
     log_format: Literal["json", "console"] | None = Field(
-        default=None, description="json or console; by default console in a terminal"
+        default=None, description="log format: json or console; by default console in a terminal"
     )
 
     @classmethod

@@ -15,8 +15,8 @@ CPUS, NODES = "sys/devices/system/cpu", "sys/devices/system/node"
 
 def usable(root: Path = ROOT, numa: int | None = None) -> int:
     """Return how many physical cores of a NUMA node the process may run on, by default of the node
-    where it may run on most. A container's limit of processor time makes the number smaller, but at
-    least 1. Two hardware threads of a core multiply no faster than one, and the memory of another
+    where it may run on most. A container's limit of processor time lowers the number, though never
+    below 1. Two hardware threads of a core multiply no faster than one, and the memory of another
     node is slow.
     """
     allowed = _allowed()

@@ -87,7 +87,7 @@ class CudaGraphs:
 
 def cuda_capture(device: torch.device) -> Capture:
     """Return the function that captures passes on a CUDA device."""
-    memory = torch.cuda.graph_pool_handle()  # all graphs share it: one pass runs at a time
+    memory = torch.cuda.graph_pool_handle()  # shared by all graphs, as one pass runs at a time
     # captures have a stream of their own: libraries keep memory for it, which goes with the graphs
     stream = torch.cuda.Stream(device)
 

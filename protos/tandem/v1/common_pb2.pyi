@@ -126,12 +126,12 @@ class Context(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     CLIENT_FIELD_NUMBER: _builtins.int
     session_id: _builtins.bytes
-    """16 random bytes, the same on drafter and verifier"""
+    """16 random bytes that name the session, the same on drafter and verifier"""
     turn: _builtins.int
-    """grows with every call of a session on a service"""
+    """number that grows with every call of a session on a service"""
     base: _builtins.int
     epoch: _builtins.int
-    """the epoch that the session was answered with last; 0 = the session is opened"""
+    """the epoch with which the session was last answered; 0 = the session is opened"""
     client: _builtins.bytes
     """the client whose cached prefixes may be used, set when a session is opened; empty = everybody's"""
     @_builtins.property
@@ -233,7 +233,7 @@ class SamplingParams(_message.Message):
     seed: _builtins.int
     min_p: _builtins.float
     repetition_penalty: _builtins.float
-    """0 = off, like 1"""
+    """penalty of repeated tokens; 0 = off, like 1"""
     presence_penalty: _builtins.float
     frequency_penalty: _builtins.float
     prompt_length: _builtins.int
@@ -318,7 +318,7 @@ Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
 
 @_typing.final
 class DraftShape(_message.Message):
-    """How far proposals may run ahead of the committed tokens. `levels` 0 = not at all, `branches` 1 = a chain."""
+    """How far proposals may run ahead of the committed tokens. `levels` is 0 for no draft, and `branches` is 1 for a chain."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -41,7 +41,7 @@ class ProposeRequest(_message.Message):
     def commits(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Commit]: ...
     @_builtins.property
     def conditions(self) -> Global___Conditions:
-        """set now and then"""
+        """set in some messages, not in all"""
 
     @_builtins.property
     def closings(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Closing]: ...

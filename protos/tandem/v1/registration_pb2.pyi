@@ -29,7 +29,7 @@ class RegisterRequest(_message.Message):
     RESPONSE_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """set in the first message; a newer drafter replaces an older one of the same name"""
+    """name of the drafter; set in the first message; a newer drafter replaces an older one of the same name"""
     leaving: _builtins.bool
     """the drafter takes no new sessions; open sessions may end"""
     @_builtins.property
