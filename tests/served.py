@@ -40,8 +40,8 @@ from tests.scripted import saying, tokens_of
 from tests.waiting import LIMIT, until
 
 PROMPTS = Path(__file__).parents[1] / "benchmarks" / "peers" / "story_prompts.jsonl"
-# The names are those of tasks of servers and of what watches servers, and of parts of tasks that
-# are counted themselves.
+# Names of tasks that are not counted: tasks of servers, tasks that watch servers, and tasks that
+# belong to a counted task.
 SERVERS_TASKS = ("grpcio", "StreamServer.", "is_serving", "until_silent", "_wait.<")
 # tasks of replicas, counted once replicas are known
 SERVERS_TASKS += ("PerAddress._keep", "Link._run")

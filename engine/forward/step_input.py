@@ -39,7 +39,9 @@ class StepInput(Protocol):
 
 
 class FixedInput:
-    """A step input without rows to add, which waits for nothing else."""
+    """A step input that is complete from the start: no rows are added to it, and it waits for
+    nothing.
+    """
 
     __slots__ = ()
 

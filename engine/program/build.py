@@ -150,8 +150,8 @@ class Builder(TwinTensors):
         return found
 
     def _needed(self) -> tuple[set[int], list[torch.Tensor]]:
-        """Return the numbers of the calls that the program has to make as the network did, and the
-        tensors on storages of instructions that such calls, or the caller, read.
+        """Return the numbers of the calls that stay calls of PyTorch, and the tensors that
+        instructions write and that such calls, or the caller, read.
         """
         plain, shown = set[int](), dict[int, torch.Tensor]()
         needed = [self._tapes[0].logits]
@@ -192,8 +192,8 @@ class Builder(TwinTensors):
     def _actions(
         self, late: Sequence[int | list[Written]], shown: Sequence[torch.Tensor]
     ) -> Iterator[Action]:
-        """Yield the later actions in order: stretches of instructions, tensors on the memory that
-        stretches write, and calls.
+        """Yield the later actions in order: runs of instructions, calls of PyTorch, and tensors on
+        the memory that instructions write.
         """
         users: dict[Hashable, set[int]] = {storage_of(each): {-1} for each in shown}
         for number, part in enumerate(late):

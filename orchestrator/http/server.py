@@ -23,7 +23,7 @@ from tandem.protos.errors import PermissionDenied, Unusable
 CERTIFICATE = "certificate"  # key in a request's state: the common name, "" without a certificate
 MAX_CONNECTIONS = 4096
 HEAD_SECONDS = 20.0  # seconds that a client may take for the head of a request
-UNREAD_SECONDS = 65.0  # seconds that a client may read nothing; a delivery logs and ends sooner
+UNREAD_SECONDS = 65.0  # seconds until a client that reads nothing is cut off
 USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)  # a socket option of Linux
 LAST_SECONDS = 1  # seconds for unfinished answers when the port is closed
 

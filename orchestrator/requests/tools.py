@@ -221,7 +221,7 @@ def calls_in(text: str, name: str = "") -> tuple[ToolCall, ...]:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Parse a text as a JSON object. The error ValueError names what the text is not."""
+    """Parse a text as a JSON object. Raises ValueError with the name of what was expected."""
     try:
         found = from_json(text, allow_inf_nan=False)
     except ValueError:

@@ -54,7 +54,7 @@ def start(role: str, kind: type[Config], work: Callable[[Config], None]) -> None
 
 
 def serve(role: str, config: ServiceConfig, module: str) -> None:
-    """Run a service, which is `serving` of a module."""
+    """Run the service that the function `serving` of a module starts."""
     serving = import_module(module).serving
     with tracing.exporting(config.otlp_endpoint, f"tandem-{role}"):
         asyncio.run(run(role, config, serving))

@@ -87,7 +87,7 @@ def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 
 def is_peer(peer: Mapping[str, Any], end: End) -> bool:
-    """Return whether an end is a rule's peer."""
+    """Return whether a network policy's rule names this end of a connection as a peer."""
     if "ipBlock" in peer:
         return bool(end.address) and peer["ipBlock"]["cidr"] == "0.0.0.0/0"
     if end.address:

@@ -1,5 +1,5 @@
-"""The distribution of the decoding job's tokens, by enumeration: every draw, any proposals, at any
-time.
+"""The distribution of the decoding job's tokens, computed by going through every possible draw, for
+proposals of any kind that come at any time.
 """
 
 from __future__ import annotations

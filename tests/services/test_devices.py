@@ -115,7 +115,7 @@ def test_sums_are_kept_whole_on_a_device_that_is_to_be_exact_and_nowhere_else(
 def test_a_model_that_goes_the_slow_way_is_warned_of_once(
     compiled: bool, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reason here is a missing compiler; on a device it could be a window."""
+    """A model goes the slow way if the compiled kernels are missing."""
     if compiled and panels.why_unsupported(torch.float32, CPU) is not None:
         pytest.skip("the kernels were not built")
     if not compiled:

@@ -1,4 +1,6 @@
-"""Ray Serve runs the cells of `tandem up`; no loss of a Ray process changes a text or lasts."""
+"""Ray Serve runs the cells of `tandem up`; the loss of a Ray process is mended, and changes no
+text.
+"""
 
 from __future__ import annotations
 
