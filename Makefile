@@ -1,7 +1,7 @@
 # Everything runs from `.venv` in this folder. TORCH may name another build, e.g. TORCH="torch --index-url ...".
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
-# As many processes as processors; the tests of a file stay in one and share what they start.
+# One pytest process per processor; the tests of a file stay in one process and share their fixtures.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses logical --dist loadfile --no-loadscope-reorder
 TEST_ARGS ?=
 MODEL_ARGS ?=
@@ -29,21 +29,21 @@ arm: .venv/arm/ready ## an emulated ARM machine for the tests, where apt and roo
 	  { apt-get update -qq && apt-get install -qq --no-install-recommends mmdebstrap arch-test qemu-user g++-aarch64-linux-gnu; }
 	$(BIN)/python -m tests.arm
 
-demo: setup ## start everything, four stories with and without drafts, both speeds, stop everything
+demo: setup ## start everything, generate four stories with and without drafts, print both speeds, stop everything
 	$(BIN)/python -m examples.demo
 
 recordings: setup ## record the demo, tandem top and the status page as pictures for the documents
 	$(BIN)/python -m examples.record
 
-test: setup ## what decides whether a change is right
+test: setup ## the tests that decide whether a change is right
 	$(PYTEST) -m "not long" --ignore tests/real $(TEST_ARGS)
 
-test-all: setup tools ## that, what is long by nature, and the real model where it can be had
+test-all: setup tools ## the tests of `make test`, the long ones, and the real model where it can be had
 	$(MAKE) arm || echo "there is no ARM machine to emulate: its tests skip"
 	$(MAKE) real-model || echo "SmolLM2 could not be had: tests/real skip"
 	$(PYTEST) -rs $(TEST_ARGS)
 
-clients: setup real-model ## what clients that other people wrote do with the HTTP port, each installed apart
+clients: setup real-model ## the usual tasks of clients that other people wrote, at the HTTP port, each client installed apart
 	TANDEM_CLIENTS=1 $(BIN)/python -m pytest -n 0 -rs tests/real/test_clients.py $(TEST_ARGS)
 
 real-model: models/smollm2/config.json ## SmolLM2-135M-Instruct, as a directory and as a GGUF file
@@ -51,7 +51,7 @@ real-model: models/smollm2/config.json ## SmolLM2-135M-Instruct, as a directory 
 models/smollm2/config.json: .venv/ready
 	$(BIN)/python -m tandem.models.smollm2
 
-lint: setup ## style, types, imports, stubs, schemas
+lint: setup ## check style, types, imports, stubs and schemas
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
@@ -64,7 +64,7 @@ lint: setup ## style, types, imports, stubs, schemas
 docs: setup ## make the documentation site in build/site; warnings and dead links are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-client-api: ## take the client API as it is for what clients depend on: when a version is released
+client-api: ## renew the schema that clients depend on from the client API, when a version is released
 	npx --yes @bufbuild/buf@1.75.0 build --path protos/tandem/v1/orchestrator.proto --exclude-source-info -o $(CLIENT_API)
 
 stubs: setup ## make the gRPC stubs from the schemas
@@ -74,19 +74,19 @@ dashboards: setup ## make the Grafana dashboards from their description, and the
 	$(BIN)/python deploy/grafana/generate.py
 	$(BIN)/python deploy/prometheus/generate.py
 
-bench: setup ## generate(), assisted generate(), llama.cpp and Tandem side by side
+bench: setup ## measure generate(), assisted generate(), llama.cpp and Tandem side by side
 	$(BIN)/python -m tandem.benchmarks.throughput $(MODEL_ARGS)
 
-bench-engine: setup ## step times of the engine, beside llama.cpp and transformers
+bench-engine: setup ## measure step times of the engine, beside llama.cpp and transformers
 	$(BIN)/python -m tandem.benchmarks.engine $(ENGINE_ARGS)
 
-bench-gpu: ## the same on a CUDA device; without .venv, with what the machine has
+bench-gpu: ## measure step times on a CUDA device; without .venv, with the machine's own packages
 	PYTHONPATH=src $(or $(wildcard $(BIN)/python),python3) -m tandem.benchmarks.gpu $(ENGINE_ARGS)
 
-results: setup ## the figures in RESULTS.md and README.md, from the JSON files in benchmarks/results
+results: setup ## write the figures in RESULTS.md and README.md from the JSON files in benchmarks/results
 	$(BIN)/python -m tandem.benchmarks.page
 
-acceptance: setup ## tokens per round of the pair, chains and trees
+acceptance: setup ## measure tokens per round of the pair, with chains and trees
 	$(BIN)/python -m tandem.benchmarks.acceptance $(MODEL_ARGS)
 
 train: setup ## train the embedded pair: make train CORPORA=folder

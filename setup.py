@@ -1,6 +1,7 @@
-"""What pyproject.toml cannot say: kernels for CPUs, once for each set of instructions. Without a
-compiler the package is built without them. They are not linked to OpenMP: PyTorch has loaded its
-own by then, and the threads of two would wait for each other.
+"""This file builds the kernels for CPUs, once for each set of instructions, which pyproject.toml
+cannot express. Without a compiler the package is built without kernels. The kernels are not linked
+to OpenMP, because PyTorch has loaded its own by then, and the threads of two would wait for each
+other.
 """
 
 import os
@@ -22,19 +23,21 @@ X86 = {
 ARM = {"sve256": ["-march=armv8.2-a+sve", "-msve-vector-bits=256"], "neon": []}
 MACHINE = os.environ.get("_PYTHON_HOST_PLATFORM", platform.machine()).rpartition("-")[2]
 BUILDS = {"x86_64": X86, "AMD64": X86, "aarch64": ARM, "arm64": ARM}.get(MACHINE, {})
-OPENMP = [] if sys.platform == "darwin" else ["-fopenmp"]  # Apple's compiler has none
+OPENMP = [] if sys.platform == "darwin" else ["-fopenmp"]  # Apple's compiler has no OpenMP
 
 
 class Apart(build_ext):
-    """All are made of the same files, so each has a folder of its own for what comes in between."""
+    """Builds each extension in a temporary folder of its own, because all are made of the same
+    files.
+    """
 
     def finalize_options(self) -> None:
-        """Called by setuptools."""
+        """Setuptools calls this method."""
         super().finalize_options()
         self.parallel = None
 
     def build_extension(self, ext: Extension) -> None:
-        """Called by setuptools."""
+        """Setuptools calls this method."""
         folder = self.build_temp
         self.build_temp = f"{folder}/{ext.name}"
         try:

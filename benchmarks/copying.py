@@ -1,11 +1,11 @@
 """Count the accepted tokens per round of drafts without a model, on answers that repeat something.
 
-The benchmark starts a verifier in this process on loopback and has it answer each task once. Then
-it goes along the answers and counts how many proposals of each drafter would be accepted if all of
-them were verified. The drafters are the verifier's own, which looks up suffixes in the text and in
-the answers before, the same drafter without those answers, and transformers' prompt lookup. Answers
-are the same whatever is drafted, so the counts depend on no clock. A target that chats gets these
-tasks:
+The benchmark starts a verifier in this process on loopback and has it answer each task once. Next,
+the benchmark goes along the answers and counts how many proposals of each drafter would be accepted
+if all of them were verified. The drafters are the verifier's own, which looks up suffixes in the
+text and in the answers before, the same drafter without those answers, and transformers' prompt
+lookup. Answers are the same whatever is drafted, so the counts depend on no clock. A target that
+chats gets these tasks:
 
     asked       20 questions
     again       the same questions with small changes, after all of them were answered

@@ -135,8 +135,8 @@ def step_table(figures: Figures) -> Table:
 
 @contextmanager
 def subject(folder: Path | None) -> Iterator[tuple[Path, str]]:
-    """Yield the model directory to measure, and a name for it. Without a `folder` that is the
-    embedded target, grown, for as long as the scope lasts. Raises Unusable.
+    """Yield the model directory to measure, and a name for it. Without a `folder` the subject is
+    the grown embedded target, for as long as the scope lasts. Raises Unusable.
     """
     if folder:
         yield folder, folder.name
@@ -153,7 +153,7 @@ def main(
         Path | None,
         typer.Argument(help="model directory or GGUF file; none: the embedded target, grown"),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="one or several, with commas")] = "float32",
+    dtype: Annotated[str, typer.Option(help="dtype, or several with commas")] = "float32",
     threads: Annotated[int, typer.Option(help="CPU threads", min=1)] = 1,
     repetitions: Annotated[int, typer.Option(help="repetitions of every step", min=1)] = 15,
     json: Annotated[

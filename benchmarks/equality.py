@@ -4,7 +4,7 @@
 one prompt at a time, so that both round alike and every token must be equal. The benchmark counts
 near-ties, where another rounding could choose another token: a looser comparison would excuse them.
 With `--chats` the prompts are turns of conversations, and `generate()` is transformers' own in
-every part: it rounds in another way, and may choose another token at a near-tie alone.
+every part: it rounds in another way, and may choose another token only at a near-tie.
 """
 
 from __future__ import annotations
@@ -142,11 +142,15 @@ def main(
     target: Annotated[Path, typer.Option(help="model directory")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory")] = models.DRAFT,
     sequences: Annotated[int, typer.Option(help="prompts", min=1)] = 200,
-    tokens: Annotated[int, typer.Option(help="new tokens each", min=1)] = 48,
+    tokens: Annotated[int, typer.Option(help="new tokens of each answer", min=1)] = 48,
     at_once: Annotated[int, typer.Option(help="requests in flight", min=1)] = 16,
     ray: bool = False,
-    chats: Annotated[Path | None, typer.Option(help="JSON lines, each with `turns`")] = None,
-    figures: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+    chats: Annotated[
+        Path | None, typer.Option(help="file of JSON lines, each with `turns`")
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option("--json", help="write the figures to this file too")
+    ] = None,
 ) -> None:
     """Compare the texts of the running system with `generate()`, token by token."""
     logging.disable_progress_bar()

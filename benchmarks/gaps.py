@@ -2,7 +2,8 @@
 prompt arrives and while it is taken in.
 
 Sessions decode in lockstep with drafts of random tokens, each made as soon as the step before is
-over; then a prompt arrives. There is no transport and no drafter: the scheduler alone is measured.
+over; then a prompt arrives. There is no transport and no drafter, because only the scheduler is
+measured.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Figures:
     steps: int
     median: float
     longest: float
-    usual: float  # the median without the prompt
+    usual: float  # the median gap without the prompt
 
 
 async def run(
@@ -127,7 +128,7 @@ async def run(
         limit = min(448, host.sessions.context_length // 2)
         decoder.tokens += some_tokens(rng, host, rng.randint(min(64, limit), limit))
     loops = [asyncio.create_task(decoder.decode()) for decoder in decoders]
-    await asyncio.sleep(seconds)  # the first prompts are taken in, and the cost model learns
+    await asyncio.sleep(seconds)  # meanwhile the first prompts are read, and the cost model learns
     began = time.perf_counter()
     await asyncio.sleep(seconds)
     arrival = time.perf_counter()
@@ -137,7 +138,7 @@ async def run(
     for loop in loops:
         loop.cancel()
     for ended in await asyncio.gather(*loops, return_exceptions=True):
-        if isinstance(ended, Exception):  # a cancellation is none
+        if isinstance(ended, Exception):  # a cancellation is no error
             raise ended
     found = []
     usual = median(gap for decoder in decoders for gap in decoder.gaps(began, arrival))
@@ -187,7 +188,9 @@ def main(
     drafted: Annotated[int, typer.Option(help="draft tokens per step")] = 4,
     prompt: Annotated[int, typer.Option(help="tokens of the long prompt")] = 2000,
     seconds: Annotated[float, typer.Option(help="seconds of decoding before the prompt")] = 15.0,
-    file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--json", help="write the figures to this file too")
+    ] = None,
 ) -> None:
     """Measure gaps between the steps of decoding sessions, alone and beside a long prompt."""
     logging.disable_progress_bar()

@@ -1,9 +1,9 @@
 """Time the engine's steps on a CUDA device: by tiles, by rows, with graphs, beside transformers.
 
-The benchmark needs only PyTorch and transformers. It checks before it measures, and gives no
-figures if a check fails. All compared systems take turns in one run, with the settings of cuBLAS
-that exact mode asks for. The floor is the time that the device needs to read the weights once. The
-time that captured passes take on the device alone is measured too.
+The benchmark needs only PyTorch and transformers. The benchmark runs checks before it measures, and
+gives no figures if a check fails. All compared systems take turns in one run, with the settings of
+cuBLAS that exact mode asks for. The floor is the time that the device needs to read the weights
+once. The time that captured passes take on the device alone is measured too.
 
 On a CPU the device is emulated: the checks hold, but the times mean nothing.
 """
@@ -167,7 +167,7 @@ def step_table(figures: Figures) -> str:
 
 @contextmanager
 def subject(folder: Path | None, device: torch.device) -> Iterator[tuple[Path, str]]:
-    """Yield the model directory to measure, and a name for it. Without a `folder` that is a random
+    """Yield the model directory to measure, and a name for it. Without a `folder`, yield a random
     Llama for as long as the scope lasts, or on a CPU the embedded target.
     """
     if folder or device.type == "cpu":
@@ -220,9 +220,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         "tandem.benchmarks.gpu", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("model", type=Path, nargs="?", help="directory; none: a random Llama")
-    parser.add_argument("--dtype", help="one or several, with commas (bfloat16)")
-    parser.add_argument("--repetitions", type=int, default=30, help="of every step (30)")
+    parser.add_argument("model", type=Path, nargs="?", help="model directory; none: a random Llama")
+    parser.add_argument("--dtype", help="dtype, or several with commas (bfloat16)")
+    parser.add_argument(
+        "--repetitions", type=int, default=30, help="repetitions of every step (30)"
+    )
     parser.add_argument("--json", type=Path, help="write figures and facts to this file too")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: emulated")
     given = parser.parse_args(arguments)

@@ -31,9 +31,9 @@ from tandem.engine.model.dtypes import DTYPES
 
 HEADS, KV_HEADS, SIZE = 32, 8, 128
 CONTEXTS = (512, 8192)
-ATTENDING = (1, 5, 33)  # rows of a token, of a short draft, of a large tree
+ATTENDING = (1, 5, 33)  # rows of one token, of a short draft, and of a large tree
 PROMPT = 512  # rows of a prompt, as many as a step takes
-SHAPES = {  # outputs and inputs
+SHAPES = {  # numbers of outputs and inputs
     "grown target, gate and up": (5120, 768),
     "grown target, down": (768, 2560),
     "SmolLM2, gate and up": (3072, 576),
@@ -48,8 +48,8 @@ Actions = Mapping[str, Callable[[], object]]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A piece of work that several `actions` do in turns. It takes `operations` multiplications and
-    additions.
+    """A piece of work that several `actions` do in turns. The work takes `operations`
+    multiplications and additions.
     """
 
     name: str
@@ -121,7 +121,9 @@ def builds(other: Path | None) -> dict[str, Kernels]:
 
 @torch.inference_mode()
 def measure(build: Mapping[str, Kernels], dtypes: list[str], repetitions: int) -> list[Any]:
-    """Time all cases. Returns for each its name, dtype, operations, and the seconds per action."""
+    """Time all cases. Returns for each case its name, dtype, operations, and the seconds per
+    action.
+    """
     single = torch.get_num_threads() == 1
     clock = time.thread_time if single else time.perf_counter
     found = []
@@ -153,7 +155,9 @@ def main(
     other: Annotated[Path | None, typer.Option(help="another checkout, with kernels built")] = None,
     threads: Annotated[int, typer.Option(help="CPU threads", min=1)] = 1,
     repetitions: Annotated[int, typer.Option(help="repetitions of every figure", min=1)] = 9,
-    file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--json", help="write the figures to this file too")
+    ] = None,
 ) -> None:
     """Time the compiled kernels, beside PyTorch's and those of another checkout."""
     dtypes = dtype.split(",")

@@ -52,7 +52,7 @@ SIZES = (1, 4, 16)  # nodes of a level
 SHAPE = DraftShape(levels=32, branches=4, nodes=64)
 STEPS = 16  # steps of generate()
 TEMPERATURES = (0.0, 0.7)
-WARM_UP_TURNS = 5  # turns that do not count
+WARM_UP_TURNS = 5  # number of first turns, which do not count
 MAX_TRIES = 20  # trees that are begun to find one that is wide enough
 NAME = b"levels"
 
@@ -71,7 +71,7 @@ class Row:
 
 class Drafter:
     """A draft model that has read a text, and can begin to propose anew any number of times. Each
-    time it takes another seed, since noise is remembered.
+    beginning takes another seed, because noise is remembered.
     """
 
     def __init__(self, forward: HFRunner, text: tuple[int, ...], temperature: float) -> None:
@@ -194,7 +194,9 @@ def table(rows: Iterable[Row]) -> Table:
 def main(
     model: Annotated[Path, typer.Argument(help="model directory")] = models.DRAFT,
     repetitions: Annotated[int, typer.Option(help="repetitions of every figure", min=1)] = 101,
-    file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--json", help="write the figures to this file too")
+    ] = None,
 ) -> None:
     """Measure the milliseconds of a level of the drafter, beside a step of generate()."""
     logging.disable_progress_bar()

@@ -8,7 +8,8 @@ not count; orchestrators start anew in each case, services for each drafter. Tex
 counted. The processor time, in ms per token, is that of all services without the threads that run
 models. `up` and `down` are bytes per token of the text, from orchestrator to drafter and back.
 
-This measures a slow link, with 80 ms and 50 kb/s in each direction, and then with 1 Mb/s:
+The following command measures a slow link, with 80 ms and 50 kb/s in each direction, and then with
+1 Mb/s:
 
     python -m tandem.benchmarks.links --round-trip 80 --rate 50 --rate 1000 --at-once 1
 """
@@ -39,8 +40,8 @@ from tandem.orchestrator.cli import certificates
 from tandem.protos.errors import TandemError
 
 SETTLE_SECONDS = 0.2
-REQUESTS = 2  # requests of a turn for each that runs at once
-SHARED_REQUESTS = 16  # with so many requests at once a turn takes twice the time
+REQUESTS = 2  # requests of a turn, for each request that runs at once
+SHARED_REQUESTS = 16  # with this many requests at once, a turn takes twice the time
 DRAFTS, PLAIN, OTHER, AGAIN, OTHERS_PLAIN = "drafts", "plain", "other", "plain again", "other plain"
 RATIOS = {
     "to plain": (DRAFTS, PLAIN),
@@ -60,7 +61,7 @@ HEADINGS = (
 class Plan:
     """The systems to compare, and the number and size of the requests."""
 
-    folders: Sequence[Path]  # this checkout, the other one if any
+    folders: Sequence[Path]  # folders of this checkout and, if given, the other one
     target: Path
     draft: Path
     tokens: int
@@ -69,7 +70,7 @@ class Plan:
     skip: int
     controls: bool
     tls: Path | None  # folder of the certificates
-    link: str  # describes what the link does beside delays
+    link: str  # describes the link's properties beside its delay
 
     @property
     def heading(self) -> str:
@@ -88,7 +89,7 @@ class System:
     levels: int | None = None
 
     async def turn(self, jobs: Sequence[Job], case: Case, seconds: float) -> Turn:
-        """Take a turn of requests, longer where more of them share the time. Then wait until
+        """Take a turn of requests, longer where more of them share the time. After that, wait until
         requests that were given up have ended.
         """
         seconds *= 1 + case.at_once / SHARED_REQUESTS
@@ -203,25 +204,26 @@ async def run(plan: Plan, cases: Sequence[Case], untrained: Path, file: Path | N
 
 def main(
     this: Annotated[Path, typer.Option(help="a checkout of the project")] = HERE,
-    other: Annotated[Path | None, typer.Option(help="another one to compare with")] = None,
+    other: Annotated[Path | None, typer.Option(help="another checkout to compare with")] = None,
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
     drafter: Annotated[
-        list[str], typer.Option(help="trained, random, hung, killed, or slow and so many ms")
+        list[str],
+        typer.Option(help="kind: trained, random, hung, killed, or slow and a number of ms"),
     ] = ["trained"],  # noqa: B006
-    temperature: Annotated[list[float], typer.Option(help="may be repeated")] = [0.0, 0.7, 1.0],  # noqa: B006
+    temperature: Annotated[list[float], typer.Option(help="repeatable")] = [0.0, 0.7, 1.0],  # noqa: B006
     at_once: Annotated[list[int], typer.Option(help="requests", min=1)] = [1, 8, 32],  # noqa: B006
     round_trip: Annotated[list[float], typer.Option(help="ms", min=0)] = [0.0, 5.0, 20.0, 80.0],  # noqa: B006
     jitter: Annotated[float, typer.Option(help="ms by which a delay may be longer", min=0)] = 0.0,
-    loss: Annotated[float, typer.Option(help="percent of segments", min=0, max=50)] = 0.0,
-    rate: Annotated[list[float], typer.Option(help="kb/s, 0 = any", min=0)] = [0.0],  # noqa: B006
-    tokens: Annotated[int, typer.Option(help="per request, half of it more or less", min=2)] = 64,
-    turns: Annotated[int, typer.Option(help="of every system in a case", min=1)] = 3,
-    seconds: Annotated[float, typer.Option(help="of a turn of one request at once")] = 1.5,
-    skip: Annotated[int, typer.Option(help="tokens of each answer, for what comes after")] = 32,
-    controls: Annotated[bool, typer.Option(help="plain twice, and of the other one")] = False,
-    tls: Annotated[bool, typer.Option("--tls", help="on every hop")] = False,
-    json: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+    loss: Annotated[float, typer.Option(help="percent of lost segments", min=0, max=50)] = 0.0,
+    rate: Annotated[list[float], typer.Option(help="kb/s each way, 0 = any", min=0)] = [0.0],  # noqa: B006
+    tokens: Annotated[int, typer.Option(help="tokens of a request, on average", min=2)] = 64,
+    turns: Annotated[int, typer.Option(help="turns of every system in a case", min=1)] = 3,
+    seconds: Annotated[float, typer.Option(help="seconds of a turn of one request at once")] = 1.5,
+    skip: Annotated[int, typer.Option(help="first tokens of each answer that do not count")] = 32,
+    controls: Annotated[bool, typer.Option(help="measure plain decoding twice")] = False,
+    tls: Annotated[bool, typer.Option("--tls", help="use TLS on every hop")] = False,
+    json: Annotated[Path | None, typer.Option("--json", help="also write figures here")] = None,
 ) -> None:
     """Measure tokens per second of a whole Tandem whose drafter is a round trip away."""
     if unknown := [kind for kind in drafter if not KINDS.fullmatch(kind)]:

@@ -194,8 +194,10 @@ def main(
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
     requests: Annotated[int, typer.Option(help="requests drawn at random", min=1)] = 1000,
     seed: int = 0,
-    at_once: Annotated[int, typer.Option(help="pairs in flight", min=1)] = 4,
-    file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+    at_once: Annotated[int, typer.Option(help="pairs of requests in flight", min=1)] = 4,
+    file: Annotated[
+        Path | None, typer.Option("--json", help="write the figures to this file too")
+    ] = None,
 ) -> None:
     """Compare answers with and without drafts over all options."""
     logging.disable_progress_bar()

@@ -178,11 +178,15 @@ def table(found: list[Figures]) -> Table:
 
 
 def main(
-    target: Annotated[Path, typer.Option(help="whose tokenizer is used")] = models.TARGET,
+    target: Annotated[
+        Path, typer.Option(help="model directory whose tokenizer is used")
+    ] = models.TARGET,
     streams: Annotated[str, typer.Option(help="streams at once, with commas")] = "1,16,100,1000",
     step: Annotated[float, typer.Option(help="seconds between steps", min=0.001)] = 0.02,
-    seconds: Annotated[float, typer.Option(help="seconds of measuring each")] = 10.0,
-    file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+    seconds: Annotated[float, typer.Option(help="seconds of each measurement")] = 10.0,
+    file: Annotated[
+        Path | None, typer.Option("--json", help="write the figures to this file too")
+    ] = None,
 ) -> None:
     """Measure steps per second and delay of many streams, with a verifier that costs nothing."""
     try:

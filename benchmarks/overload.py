@@ -2,11 +2,11 @@
 
     python -m tandem.benchmarks.overload
 
-First all places are taken, and it is measured how many requests are served in that state. Then ten
-times as many arrive at random times, beside them prompts that are far too large, and for each place
-a stream that nobody reads. The figures are the seconds to a refusal for lack of a place and to that
-of a large prompt, and the gaps between the chunks of running streams, before and during the
-overload.
+First all places are taken, and it is measured how many requests are served in that state. Next, ten
+times as many requests arrive at random times, with prompts that are far too large beside them, and
+for each place a stream that nobody reads. The figures are the seconds to a refusal for lack of a
+place and to that of a large prompt, and the gaps between the chunks of running streams, before and
+during the overload.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from tandem.v1 import orchestrator_pb2_grpc
 
 PROMPT = story_prompts()[0]
 LARGE_PROMPT = "x" * (512 << 10)
-LARGE_PROMPT_SECONDS = 0.2  # between two large prompts, on average
+LARGE_PROMPT_SECONDS = 0.2  # average seconds between two large prompts
 TOKENS = 64
-STEADY_TIMEOUT_SECONDS = 60.0  # of a request of the steady clients
-UNREAD_PAUSE = 1.0  # seconds, until a stream that nobody reads is opened again
+STEADY_TIMEOUT_SECONDS = 60.0  # timeout of a request of the steady clients
+UNREAD_PAUSE = 1.0  # seconds until a stream that nobody reads is opened again
 SMALL_WINDOW = (("grpc.http2.lookahead_bytes", 64), ("grpc.http2.bdp_probe", 0))
 
 
@@ -107,8 +107,8 @@ async def arrive(per_second: float, act: Callable[[], Coroutine[Any, Any, None]]
 
 
 async def unread(address: str) -> None:
-    """Open streams that nobody reads, one after the other. Each holds a place until it is ended,
-    since only little of it fits on the way.
+    """Open streams that nobody reads, one after the other. Each stream holds a place until it is
+    ended, because only little of it fits into buffers.
     """
     request = api.GenerateRequest(text=PROMPT)
     request.stopping.max_new_tokens, request.stopping.ignore_eos = 400, True
@@ -146,7 +146,7 @@ async def measure(target: Path, draft: Path, places: int, times: float, seconds:
         patient, hasty = await client("steady", STEADY_TIMEOUT_SECONDS), await client("crowd")
         sender = await client("large")
         before, during, crowd, large = Seen(), Seen(), Seen(), Seen()
-        steady = Seen()  # of the streams that run in both stretches
+        steady = Seen()  # records of the streams that run in both stretches
 
         async def follow() -> None:
             while True:
@@ -207,10 +207,12 @@ def main(
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
     places: Annotated[int, typer.Option(help="requests that run at once", min=1)] = 8,
     times: Annotated[
-        float, typer.Option(help="requests, in times of what can be served", min=0.1)
+        float, typer.Option(help="arriving requests, as a multiple of what can be served", min=0.1)
     ] = 10.0,
     seconds: Annotated[float, typer.Option(help="seconds of each stretch", min=4)] = 30.0,
-    file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--json", help="write the figures to this file too")
+    ] = None,
 ) -> None:
     """Measure refusals, and gaps of admitted streams, under an overload."""
     try:

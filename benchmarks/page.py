@@ -205,7 +205,9 @@ def renewed(text: str) -> str:
 
 
 def main(
-    check: Annotated[bool, typer.Option("--check", help="write nothing; fail if it would")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="only check that pages are up to date")
+    ] = False,
 ) -> None:
     """Write the figures of benchmarks/results into RESULTS.md and README.md."""
     for page in PAGES:

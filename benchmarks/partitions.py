@@ -1,6 +1,6 @@
 """Measure what a network partition costs: one connection carries no bytes any more, in both
-directions or in one, between cell and verifier, cell and drafter, or client and front end. Once
-there is another replica, and once there is none until the network is healed.
+directions or in one, between cell and verifier, cell and drafter, or client and front end. Each
+partition is measured with another replica, and without one until the network is healed.
 
 All parts run in one process, with proxies between them and a verifier without a model.
 """
@@ -34,7 +34,7 @@ from tandem.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 
 VERIFIER, DRAFTER, FRONT_END = "verifier", "drafter", "front end"
 WAYS = {"both": State(hung=True), "to it": State(hung_up=True), "from it": State(hung_down=True)}
-STREAMS = 8  # streams before the partition, and as many that begin during it
+STREAMS = 8  # number of streams before the partition, and as many that begin during it
 STEP = 0.02  # seconds of a step
 LOST = "a service is lost"
 
@@ -199,11 +199,15 @@ def table(found: list[Figures]) -> Table:
 
 
 def main(
-    target: Annotated[Path, typer.Option(help="whose tokenizer is used")] = models.TARGET,
+    target: Annotated[
+        Path, typer.Option(help="model directory whose tokenizer is used")
+    ] = models.TARGET,
     where: Annotated[str, typer.Option(help="with commas")] = "verifier,drafter,front end",
     ways: Annotated[str, typer.Option("--way", help="with commas")] = "both,to it,from it",
     seconds: Annotated[float, typer.Option(help="seconds of each partition", min=1.0)] = 4.0,
-    file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--json", help="write the figures to this file too")
+    ] = None,
 ) -> None:
     """Measure how long streams wait when the network loses everything, and after it is healed."""
     found = [

@@ -38,15 +38,15 @@ from tandem.protos.errors import TandemError
 POSITIONS = 2048
 CONTEXT = 64  # tokens before the rows
 ROWS = (1, 9, 64)
-REPEATS = 3  # passes; the first finds the processor's caches as another way left them
-MAX_LOGITS = 5  # logits at most
+REPEATS = 3  # number of passes; the first finds the processor's caches as another way left them
+MAX_LOGITS = 5  # most rows with logits
 CALLS = ("_linear", "_attend", "_norm", "_gate", "_program")
 CODE, PROGRAM = "its own code", "its program"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The milliseconds of a pass, and those of them that are not spent in kernels (`beside`)."""
+    """The milliseconds of a pass, and the part of them that is not spent in kernels (`beside`)."""
 
     dtype: str
     way: str
@@ -152,7 +152,9 @@ def main(
     model: Annotated[Path | None, typer.Argument(help="model directory")] = None,
     dtype: Annotated[str, typer.Option(help="one or several, with commas")] = "float32,bfloat16",
     repetitions: Annotated[int, typer.Option(help="repetitions of every figure", min=1)] = 20,
-    file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--json", help="write the figures to this file too")
+    ] = None,
 ) -> None:
     """Measure what a pass takes beside its kernels, with and without a program."""
     dtypes = dtype.split(",")

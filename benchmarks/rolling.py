@@ -2,10 +2,11 @@
 
     python -m tandem.benchmarks.rolling --updates 20
 
-There are two of each service. The cells are behind a load balancer that sends new connections to
-cells that are SERVING. One service after the other is asked to stop and started again. The clients
-are gRPC channels with gRPC's defaults and OpenAI's SDK with its own. Each client sends one request
-after the other, and compares every text with that of its first answer to the same prompt.
+There are two processes of each service. The cells are behind a load balancer that sends new
+connections to cells that are SERVING. One service after the other is asked to stop and started
+again. The clients are gRPC channels with gRPC's defaults and OpenAI's SDK with its own. Each client
+sends one request after the other, and compares every text with that of its first answer to the same
+prompt.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
 
 SERVICE = "tandem.v1.OrchestratorService"
-POLL_SECONDS = 0.5  # between two looks at which cells are SERVING
+POLL_SECONDS = 0.5  # seconds between two looks at which cells are SERVING
 LAME_DUCK_SECONDS = 5.0
-STEADY_SECONDS = 2.0  # between two updates
+STEADY_SECONDS = 2.0  # seconds between two updates
 PROMPTS = 4
 RIGHT = "as before"
 Ask: TypeAlias = Callable[[str], Awaitable[str]]
@@ -153,11 +154,13 @@ def _address(ready: Ready, ports: list[int]) -> str:
 def main(
     target: Annotated[Path, typer.Option(help="model directory of the verifier")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
-    updates: Annotated[int, typer.Option(help="one after the other", min=1)] = 20,
+    updates: Annotated[
+        int, typer.Option(help="number of updates, which come one after the other", min=1)
+    ] = 20,
     clients: Annotated[int, typer.Option(help="clients of each kind", min=1)] = 2,
     tokens: Annotated[int, typer.Option(help="tokens of an answer", min=1)] = 60,
 ) -> None:
-    """Make rolling updates under ordinary clients. Exits with 1 if anything failed for them."""
+    """Make rolling updates under ordinary clients. Exits with 1 if a client had a failure."""
     print(described("one thread per model"))
     ports: list[int] = []
 

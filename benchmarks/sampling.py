@@ -3,8 +3,8 @@ visits.
 
 The rows of logits are made up, peaked as language models have them, or flat; no model runs. The
 time is that of the rule `match` on one node: options are applied, a token is drawn, and
-log-probabilities are reported. It is the processor time of one thread, so other processes on the
-machine matter little.
+log-probabilities are reported. The benchmark counts the processor time of one thread, so other
+processes on the machine matter little.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tandem.protos.types import MAX_LOGPROBS, SamplingParams
 
 LENGTH = 1000  # tokens of a text, half of them completion
 CHILDREN = 256  # likeliest tokens that the drafter looks at
-CHECKED = 80  # rows of a step whose logits are looked through for NaN
+CHECKED = 80  # number of rows of a step that are searched for NaN
 OPTIONS = {
     "temperature": SamplingParams(1.0),
     "top-k 50, top-p .95": SamplingParams(1.0, top_k=50, top_p=0.95),
@@ -51,8 +51,8 @@ OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The milliseconds of one way to draw, per node or per step: as it is defined, and as the
-    services do it.
+    """The milliseconds of one way to draw, per node or per step: by the definition, and as the
+    services draw.
     """
 
     vocabulary: int
@@ -117,7 +117,7 @@ def milliseconds(action: Callable[[int], object], nodes: int, repetitions: int) 
         for node in range(nodes):
             action(node)
         times.append(1e3 * (time.thread_time() - began) / nodes)
-    return median(times[1:])  # the first warms up
+    return median(times[1:])  # the first repetition warms up
 
 
 @torch.inference_mode()
@@ -174,13 +174,17 @@ def table(found: Sequence[Figure], nodes: int) -> Table:
 
 
 def main(
-    vocabulary: Annotated[list[int] | None, typer.Option(help="tokens; may be repeated")] = None,
+    vocabulary: Annotated[
+        list[int] | None, typer.Option(help="tokens of the vocabulary; may be repeated")
+    ] = None,
     sessions: Annotated[int, typer.Option(help="sessions of a step", min=1)] = 16,
-    visited: Annotated[int, typer.Option(help="nodes of each", min=1)] = 3,
+    visited: Annotated[int, typer.Option(help="nodes of each session", min=1)] = 3,
     repetitions: Annotated[int, typer.Option(help="repetitions of every figure", min=1)] = 5,
-    file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--json", help="write the figures to this file too")
+    ] = None,
 ) -> None:
-    """Time draws of a token from a large vocabulary, as they are defined and as they are done."""
+    """Time draws of a token from a large vocabulary, by the definition and as the services draw."""
     torch.set_num_threads(1)
     nodes = sessions * visited
     found = measure(vocabulary or [128_256, 151_936], nodes, repetitions)

@@ -1,8 +1,9 @@
 """Measure what a drafter costs that is slow, hangs, sends nonsense or is gone: streams with drafts
-take turns with plain ones during the fault. Also measure how soon drafts are accepted again after
-the fault.
+take turns with plain ones during the fault. The benchmark also measures how soon drafts are
+accepted again after the fault.
 
-Speeds count from the 32nd token of a stream on: until then the fault may be found out.
+Speeds count from the 32nd token of a stream on, because the fault may take until then to be
+noticed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tandem.benchmarks.peers.prompts import tokenised
 from tandem.client.client import Stream
 from tandem.protos.errors import TandemError
 
-WARM_UP_TOKENS = 32  # first tokens of a stream, which do not count
+WARM_UP_TOKENS = 32  # number of first tokens of a stream, which do not count
 BACK_SECONDS = 30.0
 FAULTS = {
     "none": (),
@@ -147,7 +148,9 @@ def main(
     tokens: Annotated[int, typer.Option(help="tokens of a stream")] = 200,
     turns: Annotated[int, typer.Option(help="turns of each kind")] = 3,
     faults: Annotated[str, typer.Option("--fault", help="with commas")] = ",".join(FAULTS),
-    file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--json", help="write the figures to this file too")
+    ] = None,
 ) -> None:
     """Compare the speed with a drafter that is slow or gone to that without drafts."""
     if unknown := set(faults.split(",")) - set(FAULTS):

@@ -132,7 +132,8 @@ async def compare(
         for temperature in (0, 1)
     ]
     answers: dict[str, list[api.GenerateResponse]] = {}
-    os.environ["TANDEM__VERIFIER__RECENT_TOKENS"] = "0"  # no way profits from another's answers
+    # no way may profit from another's answers
+    os.environ["TANDEM__VERIFIER__RECENT_TOKENS"] = "0"
     for drafter in drafters:
         async with tandem_up(target, drafter, False, *ALWAYS) as stub:
 
@@ -191,9 +192,12 @@ def main(
     schemas: Annotated[int, typer.Option(help="schemas drawn at random", min=1)] = 500,
     at_once: Annotated[int, typer.Option(help="requests in flight", min=1)] = 4,
     tokenizer: Annotated[
-        list[Path] | None, typer.Option(help="others whose masks are timed; may be repeated")
+        list[Path] | None,
+        typer.Option(help="model directories whose masks are timed too; may be repeated"),
     ] = None,
-    file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--json", help="write the figures to this file too")
+    ] = None,
 ) -> None:
     """Time masks and compilation, then compare answers with and without drafts. The first drafter
     also takes part with random weights, as if it had never been trained.

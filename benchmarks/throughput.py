@@ -30,14 +30,14 @@ from tandem.benchmarks.peers.prompts import story_count, tokenised
 from tandem.benchmarks.peers.systems import Plain, Prompt, System, Tandem, load, tandem_up
 from tandem.protos.errors import TandemError
 
-DRAFTED = (0, 2, 3, 4, 6)  # tokens of a chain for llama.cpp
+DRAFTED = (0, 2, 3, 4, 6)  # numbers of tokens of a chain for llama.cpp
 CONTEXT = 1024  # tokens of llama.cpp's cache
 REFERENCE = "generate()"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The pair that all systems run, and how they run it. `llama`: GGUF files of the pair."""
+    """The pair that all systems run, and how they run it. `llama` has GGUF files of the pair."""
 
     target: Path
     draft: Path
@@ -66,8 +66,10 @@ class Entry:
     async def compete(self, prompts: Sequence[Prompt], max_new_tokens: int) -> dict[str, Runs]:
         """Load and start everything, then run; raises Unusable."""
         torch.set_num_threads(1)
-        os.environ["TANDEM__VERIFIER__DTYPE"] = self.dtype  # for the process that is started now
-        os.environ["TANDEM__VERIFIER__RECENT_TOKENS"] = "0"  # Tandem learns from no earlier answer
+        # set for the process that is started now
+        os.environ["TANDEM__VERIFIER__DTYPE"] = self.dtype
+        # Tandem should learn from no earlier answer
+        os.environ["TANDEM__VERIFIER__RECENT_TOKENS"] = "0"
         temperature = self.temperature
         library = self.library()
         async with tandem_up(self.target, self.draft, self.ray) as stub:
@@ -94,7 +96,9 @@ def converted(target: Path, draft: Path, dtype: str) -> Iterator[tuple[Path, Pat
 
 
 def entries(runs: Mapping[str, Runs]) -> list[dict[str, Any]]:
-    """Return one entry per system. Ratios are to plain `generate()`; that of totals is noisier."""
+    """Return one entry per system. Ratios are to plain `generate()`; the ratio of total speeds is
+    noisier.
+    """
     reference = runs[REFERENCE]
     return [
         {
@@ -132,7 +136,7 @@ def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
     prompts: Annotated[
-        int, typer.Option(help="how many story prompts", min=1, max=story_count())
+        int, typer.Option(help="number of story prompts", min=1, max=story_count())
     ] = 20,
     max_new_tokens: Annotated[
         int, typer.Option(help="a completion also ends where its story ends", min=2)
@@ -140,7 +144,7 @@ def main(
     temperature: Annotated[float, typer.Option(help="0: greedy", min=0)] = 0.0,
     dtype: Annotated[str, typer.Option(help=f"one of {', '.join(llamacpp.KINDS)}")] = "float32",
     ray: Annotated[
-        bool, typer.Option(help="Tandem's cell on Ray Serve, as `tandem up` has it")
+        bool, typer.Option(help="run Tandem's cell on Ray Serve, as `tandem up` does")
     ] = True,
     json: Annotated[
         Path | None, typer.Option("--json", help="write the figures to this file too")

@@ -1,8 +1,8 @@
 """Measure what TLS and authentication cost: two Tandems of the same pair, one of them locked, take
 turns.
 
-Both run all the time, and each has all the load in its turns, so that whatever else the machine
-does hits both alike.
+Both systems run all the time, and each has all the load in its turns, so that whatever else the
+machine does hits both alike.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ def main(
     streams: Annotated[str, typer.Option(help="streams at once, with commas")] = "1,8",
     turns: Annotated[int, typer.Option(help="turns of each system", min=1)] = 15,
     tokens: Annotated[int, typer.Option(help="tokens of each answer", min=1)] = 200,
-    file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--json", help="write the figures to this file too")
+    ] = None,
 ) -> None:
     """Measure rounds per second with TLS and authentication, and without."""
     try:

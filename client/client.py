@@ -37,7 +37,7 @@ from tandem.v1 import orchestrator_pb2 as api
 
 ADDRESS = "127.0.0.1:50051"
 STATUS_SECONDS = 5.0
-FAILBACK_MISSED = 2  # heartbeats that may be missed, if another front end answers again
+FAILBACK_MISSED = 2  # heartbeats that may be missed if another front end has recovered
 MIN_PAUSE_FRACTION = 0.25  # fraction of a pause that lasts even if the front end is connected again
 
 
@@ -76,7 +76,7 @@ class AsyncClient:
         self.retry_seconds = retry_seconds
 
     async def generate(self, prompt: Prompt, **options: Any) -> api.GenerateResponse:
-        """Return the whole answer. Options and errors are those of `stream`."""
+        """Return the whole answer. Options and errors are those of the method `stream`."""
         async with self.stream(prompt, **options) as stream:
             async for _ in stream:
                 pass
@@ -86,7 +86,7 @@ class AsyncClient:
     def stream(
         self, prompt: Prompt, *, deadline_seconds: float | None = None, **options: Any
     ) -> Stream:
-        """Return a stream of the chunks of an answer. Iterating over it raises TandemError.
+        """Return a stream of the chunks of an answer. Iterating over the stream raises TandemError.
 
         Args:
             prompt: A text, token ids, or the messages of a chat.
@@ -144,7 +144,7 @@ class Stream:
         self._client = client
         self._request = request
         self._received: list[int] = []  # tokens
-        self._events = 0  # events that have come, heartbeats too
+        self._events = 0  # number of events that have come, including heartbeats
         self._waiting = True  # whether the caller waits for a chunk
         self._deadline = None if deadline_seconds is None else now + deadline_seconds
         fronts = client.front_ends
@@ -221,7 +221,7 @@ class Stream:
 
     async def _pause(self, error: TandemError) -> None:
         """Wait until the next call is due, which is sooner if the front end's connection is back.
-        Raises the error if there shall be no next call.
+        Raises the error if there will be no next call.
         """
         silent = self._client.front_ends.silent
         pause = self._retry.pause(error, time.monotonic(), random.random(), silent)

@@ -13,19 +13,20 @@ from tandem.protos.types import SEEDS
 from tandem.protos.wire.options import options, put
 from tandem.v1 import orchestrator_pb2 as api
 
-Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, tokens or messages
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]  # a text, tokens or messages
 CHAT_OPTIONS = (  # options that only a chat has, by their names over HTTP
     *("tools", "tool_choice", "parallel_tool_calls"),
     *("add_generation_prompt", "continue_final_message"),
     *("chat_template_kwargs", "reasoning_effort"),
 )
-REQUEST_FIELDS = ("logprobs", "prompt_logprobs", "echo", "return_token_ids")  # in no group
+# fields that belong to no group
+REQUEST_FIELDS = ("logprobs", "prompt_logprobs", "echo", "return_token_ids")
 
 
 def build(prompt: Prompt, **given: Any) -> api.GenerateRequest:
-    """Build a request with an id and a seed, so that it can be sent again. Options that are None
-    are left out. Raises TypeError for an option that does not exist, and InvalidRequest for a value
-    that does not fit its field or an option that the prompt cannot have.
+    """Build a request with an id and a seed, so that it can be sent again. The request leaves out
+    options that are None. Raises TypeError for an option that does not exist, and InvalidRequest
+    for a value that does not fit its field or an option that the prompt cannot have.
     """
     request = api.GenerateRequest(request_id=secrets.token_hex(8))
     known = options()
@@ -59,8 +60,8 @@ def _put_own(request: api.GenerateRequest, name: str, value: Any) -> None:
 
 
 def _put_messages(chat: api.Messages, messages: Sequence[Any]) -> None:
-    """Add messages to a chat. Their tool calls may have the form of OpenAI's API or that of an
-    answer.
+    """Add messages to a chat. The messages' tool calls may have the form of OpenAI's API or that of
+    an answer.
     """
     for index, each in enumerate(messages):
         try:

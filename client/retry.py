@@ -1,4 +1,6 @@
-"""Decide whether and where to retry a request, and after which pause. Pure: time is an argument."""
+"""Decide whether and where to retry a request, and after which pause. The module is pure: time is
+an argument.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ SILENT_SECONDS = 1.5  # seconds that are lost by asking a silent front end
 
 @dataclass(slots=True)
 class Retry:
-    """The retries of one request. `asked` is the number of the front end to ask, of `count` ones.
+    """The retries of one request. `asked` is the number of the front end to ask, out of `count`.
     The failures since the last progress are counted. The request is given up after `limit` seconds
     without progress.
     """
@@ -24,8 +26,9 @@ class Retry:
     count: int = 1
     asked: int = 0
     failures: int = 0
-    _left: int | None = None  # the front end that was asked before, if it was silent
-    _busy: dict[int, float] = field(default_factory=dict)  # time until which each is left alone
+    _left: int | None = None  # the front end that was left because it was silent
+    # time until which each front end is left alone
+    _busy: dict[int, float] = field(default_factory=dict)
 
     def progress(self, now: float) -> None:
         """Note that something arrived."""
@@ -43,9 +46,9 @@ class Retry:
     ) -> float | None:
         """Choose the next front end as `asked`, and return the seconds to wait before asking it;
         None to give up. Every other front end is asked at once; after that, pauses double. A busy
-        front end is left alone for as long as it asked. A `silent` one is left alone too, unless
-        all others are busy for longer than SILENT_SECONDS. `chance`, in [0, 1), spreads clients
-        that failed together.
+        front end is left alone for as long as it asked. A `silent` front end is left alone too,
+        unless all others are busy for longer than SILENT_SECONDS. `chance`, in [0, 1), spreads
+        clients that failed together.
         """
         self.failures += 1
         if not is_transient(error) or now - self.since >= self.limit:

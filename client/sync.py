@@ -13,12 +13,12 @@ from tandem.client.request import Prompt
 from tandem.protos.errors import Unavailable
 from tandem.v1 import orchestrator_pb2 as api
 
-END_SECONDS = 2.0  # seconds for tasks to end
+END_SECONDS = 2.0  # seconds that tasks may take to end
 Result = TypeVar("Result")
 
 
 class Client:
-    """The synchronous client. Several threads may use it at once.
+    """The synchronous client. Several threads may use one client at once.
 
     Args:
         addresses: Front ends that serve the same model, by default 127.0.0.1:50051.
@@ -90,7 +90,7 @@ class SyncStream:
 
     @property
     def response(self) -> api.GenerateResponse | None:
-        """The whole answer. None until the last chunk was read."""
+        """The whole answer. The answer is None until the last chunk was read."""
         return self._stream.response
 
     def __iter__(self) -> Iterator[api.Chunk]:
@@ -112,7 +112,7 @@ async def _next(chunks: Any) -> api.Chunk:
 
 
 async def _ended(which: Callable[[asyncio.Task[Any]], bool]) -> None:
-    """Wait for END_SECONDS at most until the other tasks that `which` selects have ended."""
+    """Wait at most END_SECONDS until the other tasks that `which` selects have ended."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if ending := [task for task in others if which(task)]:
         await asyncio.wait(ending, timeout=END_SECONDS)

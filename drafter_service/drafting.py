@@ -48,7 +48,9 @@ class Drafter(Protocol):
         """
 
     def close(self, session_id: bytes, turn: int) -> None:
-        """Forget a session that was not opened again after `turn`. The model thread calls this."""
+        """Forget a session that was not opened again after `turn`. The model thread calls this
+        function.
+        """
 
     def describe(self) -> ModelDescription:
         """Describe the draft model to callers."""

@@ -1,7 +1,7 @@
 """Registration of a drafter that connects to front ends itself, because they cannot reach it.
 
 The drafter registers at each front end, again whenever the call is lost. Requests come on the very
-call that registers the drafter, which serves them like those of calls at its own port.
+call that registers the drafter, and are served like those of calls at its own port.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tandem.protos.wire.registration import TOKEN, encode_registration
 from tandem.v1 import drafter_pb2, registration_pb2, registration_pb2_grpc
 
 BACK_OFF_SECONDS = (0.25, 10.0)
-DESCRIBE_SECONDS = 1.0  # between two messages that describe the model, at least
+DESCRIBE_SECONDS = 1.0  # least seconds between two messages that describe the model
 
 Serve: TypeAlias = Callable[
     [AsyncIterator[drafter_pb2.ProposeRequest], str],
@@ -45,7 +45,7 @@ class Registrant:
     """A drafter as a front end knows it, and the function that serves its requests."""
 
     name: str
-    metadata: tuple[tuple[str, str], ...]  # of the calls that register the drafter
+    metadata: tuple[tuple[str, str], ...]  # metadata of the calls that register the drafter
     health: Health
     describe: Callable[[], ModelDescription]
     serve: Serve
@@ -69,7 +69,7 @@ class Registration:
             began, problem = monotonic(), "the front end has ended the call"
             try:
                 await self._register()
-            except Exception as error:  # whatever a front end does, the drafter must come back
+            except Exception as error:  # whatever a front end does, the drafter must connect again
                 problem = described(error)
             if monotonic() - began > longest:  # no drafter of the same name replaced it at once
                 pause = shortest

@@ -31,9 +31,9 @@ from tandem.protos.wire import codec
 from tandem.protos.wire.drafting import encode_proposal
 from tandem.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 
-MAX_PROPOSALS_PER_MESSAGE = 200  # 3 MB if each has 64 nodes and their distributions
-MAX_NUMBER = 1e6  # to which the numbers of a caller are limited
-MAX_WAITING_COMMITS = 1024  # of a session, for its next step
+MAX_PROPOSALS_PER_MESSAGE = 200  # 3 MB if each proposal has 64 nodes and their distributions
+MAX_NUMBER = 1e6  # limit for numbers that a caller sends
+MAX_WAITING_COMMITS = 1024  # commits of a session that wait for its next step
 
 RpcContext: TypeAlias = "aio.ServicerContext[Any, Any]"
 Caller: TypeAlias = Call[CommitTokens, Proposal]
@@ -127,7 +127,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
             response.failures.append(caller.failures.popleft())
         if caller.outgoing:
             caller.changed.set()
-        if response.proposals and caller.trip.seconds:  # the caller tells what it reads
+        if response.proposals and caller.trip.seconds:  # the caller reports how far it has read
             caller.trip.sent(response.clock, response.ByteSize())
         return response
 
@@ -144,7 +144,9 @@ async def serving(
     drain: Drain | None = None,
     pages: Pages | None = None,
 ) -> AsyncIterator[str]:
-    """Run a drafter while the scope lasts; yields its address. `pages` are the process's own."""
+    """Run a drafter while the scope lasts; yields its address. `pages` are those that
+    the process serves to operators.
+    """
     exact = False if config.exact is None else config.exact
     async with hosting(config, "draft", exact, registry) as host:
         service = DrafterService(host, drain)

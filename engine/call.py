@@ -36,8 +36,9 @@ class Call(Generic[In, Out]):
     sent: float = 0.0  # the caller's clock in its newest message
     answered: bool = False  # whether the caller's first message was answered
     described: bool = False  # whether a response has described the model
-    last: bool = False  # nothing follows: the service is stopping
-    trip: RoundTrip = field(default_factory=RoundTrip)  # of messages that are sent to the caller
+    last: bool = False  # nothing follows, because the service is stopping
+    # round trip of messages that are sent to the caller
+    trip: RoundTrip = field(default_factory=RoundTrip)
     late: bool = False  # whether messages to the caller wait on their way
 
     def note(self, clock: float) -> None:

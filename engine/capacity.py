@@ -60,7 +60,7 @@ def position_cost(model: HFModel) -> int:
 
 def footprint_for(model: HFModel, config: ModelServiceConfig) -> Footprint:
     """Return the memory footprint of a model's positions where a step feeds `max_batch_tokens`
-    tokens and drafted nodes. Ranks keep what has left a sliding window, too.
+    tokens and drafted nodes. Ranks keep positions that have left a sliding window, too.
     """
     if model.ranks > 1:
         return EVERYWHERE
@@ -76,7 +76,7 @@ def kv_memory(model: HFModel, config: ModelServiceConfig) -> tuple[str, int]:
         return "kv_bytes", config.kv_bytes
     left = available()
     if model.device.type == "cuda":
-        torch.cuda.empty_cache()  # drop blocks that loading left
+        torch.cuda.empty_cache()  # frees memory blocks that loading left
         free, _ = torch.cuda.mem_get_info(model.device)
         left = free - passes_bytes(model.vocab_size)
     return "kv_share", cache_bytes(left, config.kv_share)

@@ -15,7 +15,7 @@ from tandem.protos.service.listening import Addresses
 from tandem.protos.wire.registration import NAME
 
 OWN_COST, SHARED_COST = 0.05, 0.25  # found by `python -m tandem.benchmarks.goodput`
-ENOUGH_CORES = 4  # with so many, a drafter on one core takes little from other processes
+ENOUGH_CORES = 4  # with so many cores, a drafter on one core takes little from other processes
 
 
 def draft_cost(shared: bool) -> float:
@@ -34,7 +34,7 @@ class ModelServiceConfig(ServiceConfig):
     allowed_peers: str = Field(
         default="orchestrator",
         min_length=1,
-        description="common names of certificates that may call, with commas",
+        description="common names of the certificates that may call, separated by commas",
     )
     speaks: hub.TokenizerPath | None = Field(
         default=None,
@@ -53,7 +53,7 @@ class ModelServiceConfig(ServiceConfig):
     register_name: str | None = Field(
         default=None,
         pattern=f"^{NAME}$",
-        description="name to register by; by default the host's with a random part",
+        description="name to register under; by default the host's name with a random part",
     )
     draft_cost: float = Field(
         default_factory=lambda: draft_cost(shared=cores.usable() < ENOUGH_CORES),
@@ -72,14 +72,15 @@ class ModelServiceConfig(ServiceConfig):
     )
     exact: bool | None = Field(
         default=None,
-        description="logits that do not depend on the rest of a batch; by default a verifier's",
+        description="whether logits must not depend on the rest of a batch;"
+        " by default only for a verifier",
     )
     self_test: Literal["refuse", "warn"] = Field(
         default="refuse",
         description="what happens to a model whose logits are farther from those of transformers"
         " than rounding explains; warn: it is served with a warning, and never called exact",
     )
-    device: str = Field(default="cpu", description="cpu, cuda, cuda:1, ...")
+    device: str = Field(default="cpu", description="device: cpu, cuda, cuda:1, ...")
     numa: int | None = Field(
         default=None,
         ge=0,
@@ -107,7 +108,7 @@ class ModelServiceConfig(ServiceConfig):
         default=0.3,
         gt=0,
         le=1,
-        description="part of the memory that is free beside the weights for keys and values,"
+        description="share of the memory left beside the weights that keys and values get,"
         " without kv_bytes",
     )
     max_batch_sessions: int = Field(default=32, ge=1, description="sessions in one forward pass")

@@ -15,7 +15,8 @@ from tandem.protos.types import Context, SamplingParams
 
 class Grammars:
     """Compiles grammars for the tokens of a model directory or file; the tokens `ends` end a text.
-    `wake` is called whenever a grammar is compiled. The first grammar makes it read the tokenizer.
+    `wake` is called whenever a grammar is compiled. The compiler reads the tokenizer for the first
+    grammar.
     """
 
     def __init__(self, model: Path, ends: Sequence[int], wake: Callable[[], None]) -> None:

@@ -47,7 +47,7 @@ from tandem.protos.transport import rpc
 from tandem.protos.transport.health import Health
 from tandem.protos.types import ModelDescription
 
-HEALTH_SECONDS = 0.25  # between two checks of the model thread
+HEALTH_SECONDS = 0.25  # seconds between two checks of the model thread
 
 log = structlog.get_logger()
 

@@ -24,7 +24,7 @@ from tandem.protos.service.process import configure_logging
 
 def ranks_of(config: ModelServiceConfig) -> Ranks | None:
     """Start the other processes of a model that is split among several, None if it is not. Raises
-    Unusable for one that cannot be split.
+    Unusable for a model that cannot be split.
     """
     count = config.tensor_parallel
     if count == 1:

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 ROOT = Path("/")
 LOGITS = 4096  # rows of float32 logits: those of all captured passes, and copies for sampling
 LIBRARIES = 512 << 20  # bytes that passes take beside these logits
-UNKNOWN_BYTES = 2 << 30  # for keys and values where a system does not report its free memory
+UNKNOWN_BYTES = 2 << 30  # bytes for keys and values where a system does not report its free memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ VERSION_1 = Controller(
 
 def available(root: Path = ROOT) -> int | None:
     """Return the bytes of memory that this process can still get: the least that the machine and
-    the process's control groups have left. None if the system reports neither.
+    the process's control groups have left. Return None if the system reports neither.
     """
     return min([*_machine(root), *_groups(root)], default=None)
 
@@ -51,8 +51,8 @@ def passes_bytes(vocabulary: int) -> int:
 
 
 def cache_bytes(left: int | None, share: float) -> int:
-    """Return the bytes for keys and values where `left` bytes are free after the weights are
-    loaded (None: unknown). They get only a share, since other processes need memory too.
+    """Return the bytes for keys and values where `left` bytes are free after the weights are loaded
+    (None: unknown). Keys and values get only a share, because other processes need memory too.
     """
     return UNKNOWN_BYTES if left is None else max(0, int(share * left))
 

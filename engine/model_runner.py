@@ -1,5 +1,5 @@
 """The interface to an object that runs a model, as scheduler, self-test and services need it:
-passes over segments, and a KV cache with page tables. `engine.runner` implements it.
+passes over segments, and a KV cache with page tables. `engine.runner` has the implementation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class ModelRunner(Protocol):
 
     @property
     def lost(self) -> str | None:
-        """Why there can be no more passes, however often they are tried; None while there can."""
+        """Why there can be no more passes, however often they are tried; None while passes are
+        possible.
+        """
 
     @property
     def kernels(self) -> str:
@@ -45,7 +47,7 @@ class ModelRunner(Protocol):
 
     @property
     def unfused(self) -> str | None:
-        """Why the network's own code is called in every pass; None if it is not."""
+        """Why the network's own code is called in every pass; None if a program is used."""
 
     @property
     def batch_variant(self) -> str | None:

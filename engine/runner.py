@@ -1,7 +1,7 @@
 """Run one forward pass for many sessions: this joins the layout, the pool and the model.
 
-The runner takes segments and returns logits. It knows no sessions and no jobs, nor what the logits
-are for.
+The runner takes segments and returns logits. The runner knows no sessions and no jobs, nor what the
+logits are used for.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class HFRunner:
                 padding=PAGE * rows,
                 footprint=footprint or Footprint(),
             )
-        except RuntimeError as error:  # how torch reports that there is no memory
+        except RuntimeError as error:  # torch reports a lack of memory so
             raise MemoryError(str(error)) from error
         width = -(-min(self.pool.positions, model.context_length) // PAGE)
         rows_at_once = block_rows(max(layer.repeat for layer in model.layers), model.dtype)
@@ -91,7 +91,7 @@ class HFRunner:
         self._program: Program | None = None
         self.unfused: str | None = "switched off"
         self._runner: Run = partial(_launch, self._run, model.device)
-        self.sizes: Sequence[int] = SIZES  # rows that a pass may have
+        self.sizes: Sequence[int] = SIZES  # numbers of rows that a pass may have
         if rows:
             self._choose(backend, program)
         elif backend is not AttentionBackend.TILES:
@@ -106,7 +106,7 @@ class HFRunner:
 
     @property
     def problem(self) -> str | None:
-        """Why the runner is slower than it could be on its device; None if it is not."""
+        """Why the runner is slower than it could be on its device; None if it is not slower."""
         return self._runner.problem if isinstance(self._runner, CudaGraphs) else self._problem
 
     @property
@@ -143,7 +143,7 @@ class HFRunner:
             self._run = self._program = found
         except Unrecordable as error:
             self.unfused = str(error)
-        except Exception as error:  # a network raises whatever it likes
+        except Exception as error:  # a network may raise any error
             self.unfused = f"{type(error).__name__}: {error}"
         self._runner = partial(_launch, self._run, model.device)
 
@@ -206,7 +206,7 @@ class HFRunner:
             self.sizes = invariant_sizes(self._runner, self.pool, self._layout, longest, vocabulary)
 
     def _row_problem(self, backend: AttentionBackend | None) -> str | None:
-        """Try a pass by rows. Returns why such passes cannot be used; None if they can."""
+        """Try a pass by rows. Returns why such passes cannot be used; None if they can be used."""
         model = self.model
         if backend is not AttentionBackend.ROWS and model.device.type != "cuda":
             return f"there are no graphs on {model.device}"

@@ -28,7 +28,7 @@ from tandem.protos.streams import Decoding, Drafting, PassTimes
 from tandem.protos.transport import heartbeat, status
 from tandem.v1 import common_pb2
 
-SILENCE_SECONDS = 5.0  # a caller that sends nothing for so long is lost
+SILENCE_SECONDS = 5.0  # seconds without a message after which a caller counts as lost
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -187,7 +187,9 @@ class StreamServer(Generic[In, Out]):
                 self.end(stream)
 
     def end(self, stream: CallStream[In, Out], reason: TandemError | None = None) -> None:
-        """End a stream and its job. If there is a `reason`, the caller gets it as an error."""
+        """End a stream and its job. If there is a `reason`, the caller gets the reason as an
+        error.
+        """
         if stream.call.streams.get(stream.stream_id) is not stream:
             return  # the stream was ended, or its number is another stream's by now
         del stream.call.streams[stream.stream_id]

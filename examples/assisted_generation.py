@@ -62,7 +62,7 @@ async def assisted_decoding(
         # 1. Fetch candidate sequences
         candidate_input_ids, candidate_logits = await generator.propose(input_ids)
         candidate_length = candidate_input_ids.shape[1] - input_ids.shape[1]
-        # 2. and 3. One call computes the model's logits on all candidates, and accepts some
+        # 2. and 3. One call computes the model's logits on all candidates, and accepts some of them
         verdict = await talk.verify(generator.draft, generator.sampling)
         accepted = [generator.draft.tokens[node] for node in verdict.accepted]
         valid = [*accepted, verdict.next_token][: max_length - input_ids.shape[1]]
@@ -131,12 +131,12 @@ def main(
     ] = "constant",
     num_assistant_tokens: Annotated[int, typer.Option(min=1)] = NUM_ASSISTANT_TOKENS,
     assistant_confidence_threshold: Annotated[
-        float, typer.Option(help="end drafts after a less likely token; 0 = off", min=0)
+        float, typer.Option(help="end drafts after a token less likely than this; 0 = off", min=0)
     ] = CONFIDENCE_THRESHOLD,
     drafter: DrafterOption = "",
     verifier: VerifierOption = "",
     orchestrator: Annotated[
-        str, typer.Option(help="address of the client API, to ask it too")
+        str, typer.Option(help="address of the client API, to ask for the text there too")
     ] = "",
     tokenizer: TokenizerOption = models.TARGET,
 ) -> None:

@@ -1,8 +1,8 @@
 """A candidate generator for transformers' assisted generation, whose assistant is a drafter of a
 running Tandem.
 
-The generator asks for candidates and makes logits for them. Which candidates are accepted is
-decided elsewhere, by transformers' own loop or by a verifier.
+The generator asks for candidates and makes logits for them. Transformers' own loop or a verifier
+decides which candidates are accepted.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class TandemCandidateGenerator(CandidateGenerator):
     """Does what transformers' AssistedCandidateGenerator does, with a drafter instead of a local
     model.
 
-    It belongs to the event loop that runs when it is made. Code on that loop calls `propose`, and
-    transformers calls `get_candidates` in another thread.
+    The object belongs to the event loop that runs when the object is made. Code on that loop calls
+    `propose`, and transformers calls `get_candidates` in another thread.
     """
 
     def __init__(
@@ -65,7 +65,8 @@ class TandemCandidateGenerator(CandidateGenerator):
         self, input_ids: torch.Tensor, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return `input_ids`, [1, T], with k candidates behind them, [1, T + k], and the logits
-        that the candidates come from, [1, k, vocab]. Transformers calls this in another thread.
+        that the candidates come from, [1, k, vocab]. Transformers calls this method in another
+        thread.
         """
         proposal = self.propose(input_ids)
         return asyncio.run_coroutine_threadsafe(proposal, self._loop).result()
@@ -88,7 +89,7 @@ class TandemCandidateGenerator(CandidateGenerator):
     def update_candidate_strategy(
         self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int
     ) -> None:
-        """Adapt the length of drafts. Transformers calls this after every round. `scores`,
+        """Adapt the length of drafts. Transformers calls this method after every round. `scores`,
         [1, k + 1, vocab], are the model's.
         """
         self.adapt(len(scores[0]) - 1, int(num_matches))
@@ -105,8 +106,8 @@ class TandemCandidateGenerator(CandidateGenerator):
             self.num_assistant_tokens = max(1, self.num_assistant_tokens - 1)
 
     def _ended(self, draft: Draft) -> Draft:
-        """Cut a draft after its first end token. An assistant model stops there, a drafter does
-        not.
+        """Cut a draft after its first end token. An assistant model stops at an end token, but a
+        drafter does not.
         """
         ends = self._assistant.end_token_ids
         count = next((n + 1 for n, t in enumerate(draft.tokens) if t in ends), len(draft))
@@ -117,8 +118,9 @@ class TandemCandidateGenerator(CandidateGenerator):
         drawn from: the logarithms of the normalised weights, and minus infinity for all tokens that
         could not be drawn.
 
-        Transformers' rejection sampling needs exactly these logits. They are not the scores of the
-        draft model, which never leave the drafter. At temperature 0 their softmax is one-hot.
+        Transformers' rejection sampling needs exactly these logits. These logits are not the scores
+        of the draft model, which never leave the drafter. At temperature 0 the softmax of these
+        logits is one-hot.
         """
         logits = torch.full((1, len(self.draft), self._assistant.vocab_size), -torch.inf)
         for place, token in enumerate(self.draft.tokens):

@@ -55,8 +55,8 @@ class Story:
 def grown() -> Path:
     """Return the embedded target with 110 million parameters, which is made once in build/.
 
-    It writes the same texts as the embedded target, and its steps cost what those of a real model
-    do.
+    The grown model writes the same texts as the embedded target, and its steps cost what those of a
+    real model do.
     """
     source = max(path.stat().st_mtime for path in models.TARGET.iterdir())
     if GROWN.is_dir() and GROWN.stat().st_mtime > source:

@@ -84,12 +84,12 @@ def branches_of(draft: Draft) -> list[list[int]]:
 
 
 def evaluate_branch(branch: Sequence[int], predictions: Sequence[int]) -> Branch:
-    """Return what accepting a branch token by token comes to, given the verifier's predictions.
+    """Return what remains of a branch, accepted token by token, given the verifier's predictions.
 
     The target is greedy and no two branches begin alike, so one verdict on the whole tree is enough
     for every branch. A branch follows the accepted path and the next token until the first
     mismatch, and the prediction there is the token that the verifier would have said. No branch
-    goes on behind the predictions: it would have been accepted further.
+    goes on behind the predictions, because the accepted path would then be longer.
     """
     pairs = enumerate(zip(branch, predictions, strict=False))
     for place, (token, prediction) in pairs:
@@ -159,8 +159,10 @@ def main(
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 40,
     k_branches: Annotated[int, typer.Option(help="branches per step", min=1)] = 3,
     span: Annotated[int, typer.Option(help="tokens per branch", min=1, max=MAX_LEVELS)] = 3,
-    temperature: Annotated[float, typer.Option(help="of the first tokens", min=0.01)] = 0.8,
-    seed: Annotated[int, typer.Option(help="of the first tokens", min=0)] = 0,
+    temperature: Annotated[
+        float, typer.Option(help="temperature of the first tokens", min=0.01)
+    ] = 0.8,
+    seed: Annotated[int, typer.Option(help="seed of the first tokens", min=0)] = 0,
     drafter: DrafterOption = "",
     verifier: VerifierOption = "",
     tokenizer: TokenizerOption = models.TARGET,

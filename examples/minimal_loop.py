@@ -1,6 +1,6 @@
 """The minimal speculative loop of a notebook, on Tandem: it drafts k tokens greedily and accepts
-them as long as each is the target's top-1. At the first that is not, the target samples a token
-instead.
+them as long as each is the target's top-1. At the first token that is not the target's top-1, the
+target samples a token instead.
 
 The program prints what the notebook prints. `speculative_generate_minimal` is the notebook's loop,
 call by call.
@@ -45,10 +45,10 @@ async def draft_propose_k(talk: Talk, k: int) -> Draft:
 
 async def verify_one_cycle(talk: Talk, draft: Draft, sampling: SamplingParams) -> int:
     """Append the tokens that the target accepts and, on a mismatch, its own sample. Returns how
-    many were accepted.
+    many tokens were accepted.
 
-    One call with the rule TOP1 does it. A verdict always has a next token. After a draft that was
-    accepted as a whole it is a bonus, which the notebook does not take.
+    One call with the rule TOP1 verifies the whole draft. A verdict always has a next token. After a
+    draft that was accepted as a whole, this token is a bonus, which the notebook does not take.
     """
     verdict = await talk.verify(draft, sampling)
     accepted = [draft.tokens[node] for node in verdict.accepted]
@@ -81,13 +81,13 @@ def main(
     prompt: Annotated[str, typer.Argument()] = "In a quiet village by the sea,",
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 60,
     k: Annotated[int, typer.Option(help="tokens proposed per cycle", min=1, max=MAX_LEVELS)] = 3,
-    target_temp: Annotated[float, typer.Option(help="of the sample on a mismatch", min=0)] = 0.7,
-    seed: Annotated[int, typer.Option(help="of the samples", min=0)] = 42,
+    target_temp: Annotated[float, typer.Option(help="temperature of target samples", min=0)] = 0.7,
+    seed: Annotated[int, typer.Option(help="seed of the samples", min=0)] = 42,
     drafter: DrafterOption = "",
     verifier: VerifierOption = "",
     tokenizer: TokenizerOption = models.TARGET,
 ) -> None:
-    """Draft k tokens, verify them in order, go on until the budget is spent."""
+    """Draft k tokens, verify them in order, and repeat until the budget is spent."""
     tok = load_tokenizer(tokenizer)
 
     async def script() -> None:

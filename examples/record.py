@@ -36,13 +36,15 @@ UP = "Tandem was up"  # all that the demo prints before this line is about start
 
 
 def printed(command: list[str]) -> str:
-    """Run a command in a terminal and return its output. Raises CalledProcessError if it fails."""
+    """Run a command in a terminal and return its output. Raises CalledProcessError if the command
+    fails.
+    """
     ours, its = pty.openpty()
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": "50"}
     with subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=environment) as process:
         os.close(its)
         shown = b""
-        with suppress(OSError):  # on Linux, the end of a terminal is an error
+        with suppress(OSError):  # on Linux, reading past a terminal's end raises an error
             while part := os.read(ours, 1 << 16):
                 shown += part
     os.close(ours)

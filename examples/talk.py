@@ -48,8 +48,8 @@ class Addresses:
 
 @dataclass(slots=True)
 class Talk:
-    """One session on both services. `tokens` are the committed tokens. They belong to the caller,
-    who may append any tokens between two calls: a verdict commits nothing.
+    """One session on both services. `tokens` are the committed tokens. The committed tokens belong
+    to the caller, who may append any tokens between two calls: a verdict commits nothing.
     """
 
     drafter: DrafterClient
@@ -64,7 +64,7 @@ class Talk:
         return proposal.draft
 
     async def verify(self, draft: Draft = NO_DRAFT, sampling: SamplingParams = GREEDY) -> Verdict:
-        """Return which nodes the verifier accepts, and the token behind them. Raises a
+        """Return which nodes the verifier accepts, and the token after them. Raises a
         TandemError.
         """
         return await self.verifier.verify(self._context(), draft, sampling)
@@ -78,8 +78,8 @@ class Talk:
                 await service.close(self.session_id)
 
     def _context(self) -> Context:
-        """Return a context with all committed tokens. A service computes those that it does not
-        hold.
+        """Return a context with all committed tokens. A service computes the tokens that it does
+        not hold.
         """
         self.turn += 1
         return Context(self.session_id, self.turn, 0, tuple(self.tokens))
@@ -99,8 +99,8 @@ async def talking(
 
 @asynccontextmanager
 async def running(drafter: str, verifier: str, orchestrator: str = "") -> AsyncIterator[Addresses]:
-    """Yield the given addresses, or those of a Tandem that runs while the scope lasts. Raises
-    Unusable.
+    """Yield the given addresses, or those of a Tandem that is started and runs while the scope
+    lasts. Raises Unusable.
     """
     if drafter and verifier:
         yield Addresses(drafter, verifier, orchestrator)

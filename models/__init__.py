@@ -1,8 +1,9 @@
 """Paths of the models in this folder: the embedded pair, which is a small target and its drafter
 trained here on simple English (see README.md), and models to test with.
 
-The modules here make and convert models. They must not import the engine, because a model is served
-as any other once it is made. Start reading in `training.train`, which trains the embedded pair.
+The modules here make and convert models. The modules must not import the engine, because a model is
+served like any other once it is made. Start reading in `training.train`, which trains the embedded
+pair.
 """
 
 from pathlib import Path
@@ -10,5 +11,5 @@ from pathlib import Path
 EMBEDDED = Path(__file__).parent / "embedded"
 TARGET = EMBEDDED / "target"
 DRAFT = EMBEDDED / "draft"
-FOREIGN = Path(__file__).parent / "foreign"  # a drafter with another tokenizer
+FOREIGN = Path(__file__).parent / "foreign"  # a drafter whose tokenizer is not the target's
 SMOLLM2 = Path(__file__).parent / "smollm2"  # a real model; `make real-model` makes it

@@ -1,7 +1,7 @@
 """Write a Llama model directory, such as those of the embedded pair, as one GGUF file, or write a
 GGUF file again with its weights quantised otherwise.
 
-This knows the names and layouts of the Llama architecture only; llama.cpp's own
+This module knows the names and layouts of the Llama architecture only; llama.cpp's own
 `convert_hf_to_gguf.py` knows the others.
 """
 
@@ -26,7 +26,7 @@ from gguf import (
 )
 from safetensors.torch import load_file
 
-FILES = {  # the type of most weights in a file
+FILES = {  # the file's number for the type of most weights
     "f32": LlamaFileType.ALL_F32,
     "f16": LlamaFileType.MOSTLY_F16,
     "bf16": LlamaFileType.MOSTLY_BF16,
@@ -107,7 +107,7 @@ def _add_tokens(writer: GGUFWriter, tokenizer: dict[str, Any], config: dict[str,
     for added in tokenizer["added_tokens"]:
         tokens[added["id"]] = added["content"]
         kinds[added["id"]] = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
-    for index in range(config["vocab_size"]):  # the rest is padding
+    for index in range(config["vocab_size"]):  # the rest of the vocabulary is padding
         tokens.setdefault(index, f"[PAD{index}]")
         kinds.setdefault(index, TokenType.UNUSED)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]

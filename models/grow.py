@@ -1,7 +1,7 @@
 """Grow a small Llama to a realistic size without changing what it computes, up to rounding.
 
 The grown model writes the small one's texts, so drafts are accepted as before, at the cost of a
-large model. This reads and writes model directories; no service imports it.
+large model. This module reads and writes model directories; no service imports it.
 
     python -m tandem.models.grow SOURCE OUT --hidden 768 --heads 24 --kv-heads 12 --mlp 2560
 """
@@ -77,7 +77,7 @@ def load(folder: Path) -> LlamaForCausalLM:
     model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(
         folder, dtype=torch.float32, local_files_only=True
     )
-    return model  # from_pretrained leaves dropout off
+    return model  # from_pretrained turns dropout off
 
 
 def problem(config: Mapping[str, Any], shape: Shape) -> str | None:
@@ -136,7 +136,7 @@ SHAPE = Shape()
 
 def main(
     source: Annotated[Path, typer.Argument(help="model directory of a small Llama")],
-    out: Annotated[Path, typer.Argument(help="where the grown model goes")],
+    out: Annotated[Path, typer.Argument(help="folder of the grown model")],
     hidden: Annotated[int, typer.Option(help="residual width")] = SHAPE.hidden_size,
     heads: Annotated[int, typer.Option(help="query heads")] = SHAPE.num_attention_heads,
     kv_heads: Annotated[int, typer.Option(help="key-value heads")] = SHAPE.num_key_value_heads,

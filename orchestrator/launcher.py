@@ -1,8 +1,8 @@
 """Deploys cells on Ray Serve, on a private Ray that it starts on loopback or an existing cluster.
 
-This process is Ray's driver. It carries no request: whatever becomes of it or of Ray's control
-plane, cells go on as long as their node does. The process ends when the cells are lost for good, so
-that whoever started it starts it again.
+The launcher's process is Ray's driver. The launcher carries no request: whatever happens to it or
+to Ray's control plane, cells go on as long as their node does. The process ends when the cells are
+lost for good, so that a supervisor starts it again.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ ROLE, APPLICATION = "orchestrator", "tandem"
 TOKEN = secrets.token_hex(32)  # token of a private Ray, which only this process starts
 LOCAL = "local"
 STORE_BYTES = 80 << 20  # smallest object store that Ray accepts; nothing is stored
-MAX_PROBLEM_LENGTH = 500  # characters of an error of Ray
-MAX_START_ATTEMPTS = 1  # attempts to start a cell on a private Ray: another would fail the same way
+MAX_PROBLEM_LENGTH = 500  # most characters of an error of Ray
+# attempts to start a cell on a private Ray; another attempt would fail in the same way
+MAX_START_ATTEMPTS = 1
 POLL_SECONDS = 1.0
-MAX_MISSED = 3  # looks at a cell in a row without an answer, after which the cell is lost
+MAX_MISSED = 3  # checks of a cell in a row without an answer, after which the cell is lost
 
 log = structlog.get_logger()
 
@@ -52,7 +53,7 @@ def serve(config: OrchestratorConfig) -> None:
     with TemporaryDirectory(prefix="tandem-", ignore_cleanup_errors=True) as folder:
         try:
             with running(config, folder):
-                process.raise_on_signals()  # Ray has set handlers of its own
+                process.raise_on_signals()  # Ray has set its own handlers
                 if lost := asyncio.run(_serve(_with_ports(config))):
                     log.error("the cells are lost", problem=lost)
                     shutil.rmtree(folder, ignore_errors=True)
@@ -63,8 +64,8 @@ def serve(config: OrchestratorConfig) -> None:
 
 
 def _end_ray() -> None:
-    """End the processes that a private Ray has left, which have its token. Otherwise an agent that
-    had just started would try for minutes to reach its node.
+    """End the processes that a private Ray has left, which have its token. An agent of Ray that had
+    just started would otherwise try for minutes to reach its node.
     """
     mark = f"RAY_AUTH_TOKEN={TOKEN}".encode()
     for each in Path("/proc").glob("[0-9]*"):
@@ -116,10 +117,12 @@ def running(config: OrchestratorConfig, folder: str) -> Iterator[None]:
         os.environ |= private_environment()
     else:
         _check_address(address)
-    # Ray reads these when it is imported. A lost control plane must not end cells: they stream
-    # without it.
+    # Ray reads these variables when it is imported. A lost control plane must not end cells,
+    # because they
+    # stream without it.
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "86400")
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # each line is an event
+    # keeps repeated lines, because each line is an event
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     os.environ.setdefault("RAY_COLOR_PREFIX", "0")
     import ray
 
@@ -131,7 +134,7 @@ def running(config: OrchestratorConfig, folder: str) -> Iterator[None]:
     }
     try:
         ray.init(address, logging_level=logging.WARNING, **(limits if private else {}))
-    except Exception as error:  # whatever Ray raises
+    except Exception as error:  # Ray may raise anything
         what = "a private Ray does not start" if private else f"cannot join Ray at {address}"
         raise Unusable(f"{what}: {_line(error)}") from None
     try:
@@ -143,12 +146,12 @@ def running(config: OrchestratorConfig, folder: str) -> Iterator[None]:
 def private_environment() -> dict[str, str]:
     """Return the environment of a Ray on loopback, which Ray reads when it is imported."""
     return {
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every socket on loopback
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # puts every socket on loopback
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": TOKEN,  # without it, Ray writes a token into the home directory
+        "RAY_AUTH_TOKEN": TOKEN,  # the token keeps Ray from writing one into the home directory
         "RAY_USAGE_STATS_ENABLED": os.environ.get("RAY_USAGE_STATS_ENABLED", "0"),
         "RAY_memory_monitor_refresh_ms": "0",
-        "RAY_worker_niceness": "0",  # otherwise cells give way to models
+        "RAY_worker_niceness": "0",  # the default niceness would make cells give way to models
     }
 
 
@@ -167,7 +170,8 @@ async def _deployed(config: OrchestratorConfig) -> list[dict[str, str]]:
 
     def deploy() -> Any:
         serve.start(proxy_location="Disabled", logging_config=quiet)
-        settings = config.model_dump(exclude_unset=True, exclude={"config"})  # file was read here
+        # the file was read here already
+        settings = config.model_dump(exclude_unset=True, exclude={"config"})
         application = cells.deployment(settings, **options)
         return serve.run(application, name=APPLICATION, route_prefix=None)
 
@@ -175,7 +179,7 @@ async def _deployed(config: OrchestratorConfig) -> list[dict[str, str]]:
         handle = await in_daemon(deploy)
         found = await handle.broadcast("addresses").results_async()
         return sorted(found, key=lambda each: (split(each["address"]), each["metrics"]))
-    except Exception as error:  # whatever Serve raises
+    except Exception as error:  # Serve may raise anything
         raise Unusable(_line(error, await asyncio.to_thread(_reported))) from None
 
 
@@ -185,7 +189,7 @@ def _reported() -> str:
     """
     from ray import serve
 
-    with suppress(Exception):  # whatever Serve raises
+    with suppress(Exception):  # Serve may raise anything
         application = serve.status().applications[APPLICATION]
         return "\n".join(each.message for each in application.deployments.values())
     return ""
@@ -197,7 +201,7 @@ async def _removed(config: OrchestratorConfig) -> None:
 
     from tandem.orchestrator import cells
 
-    with suppress(Exception):  # whatever Serve raises, or a timeout
+    with suppress(Exception):  # Serve may raise anything, also a timeout
         async with asyncio.timeout(
             sum(getattr(config, name) for name in cells.STOPPING) + 2 * cells.STOP_SECONDS
         ):
@@ -241,5 +245,6 @@ def _check_address(address: str) -> None:
     """
     found = re.fullmatch(r"(?:ray://)?(.+):(\d+)", address)
     check_token_mode(found[1] if found else address)
-    if found and not listens(f"{found[1]}:{found[2]}"):  # Ray itself tries for minutes
+    # Ray itself would try to connect for minutes
+    if found and not listens(f"{found[1]}:{found[2]}"):
         raise Unusable(f"cannot join Ray at {address}: it does not answer")

@@ -103,7 +103,9 @@ def makers(registry: CollectorRegistry) -> tuple[Counters, Gauges, Histograms]:
 
 
 class FrontMetrics:
-    """The front end's Prometheus metrics. Suffixes are vLLM's, so that existing queries port."""
+    """The front end's Prometheus metrics. Suffixes of names are vLLM's, so that existing queries
+    work.
+    """
 
     def __init__(self, registry: CollectorRegistry, drafters: Acceptance | None = None) -> None:
         counter, gauge, _ = makers(registry)
@@ -188,7 +190,7 @@ class FrontMetrics:
         self._ended.get(code, self._ended["OTHER"]).inc()
 
     def add(self, step: Step, requested: bool, first: bool, drafter: str = "") -> None:
-        """Count one step, and its draft for this drafter if the drafter is known. The first step
+        """Count one step and, if the drafter is known, its draft for the drafter. The first step
         does not count for speed, because it waits for the prompt.
         """
         self.steps.inc()

@@ -51,8 +51,9 @@ from tandem.protos.transport.health import Health
 from tandem.protos.types import DraftShape, Method, ModelDescription, Schedule
 
 SERVICE = "/tandem.v1.OrchestratorService/"
-ANSWERING = (f"{SERVICE}Generate", f"{SERVICE}StreamGenerate")  # the calls that are requests
-MAX_POLLS = 20  # polls, within two seconds, of whether services are connected
+# the methods whose calls are requests
+ANSWERING = (f"{SERVICE}Generate", f"{SERVICE}StreamGenerate")
+MAX_POLLS = 20  # number of polls, within two seconds, of whether services are connected
 Announce: TypeAlias = Callable[..., None]
 log = structlog.get_logger()
 
@@ -63,8 +64,8 @@ def registration(
     registered: Registry,
     authenticator: Authenticator,
 ) -> tuple[RegistrationService, ...]:
-    """Return the service at which drafters register, if they may. They may not register at a cell
-    that shares its port with others.
+    """Return the service at which drafters register, if they may. A cell that shares its port with
+    others accepts no drafters.
     """
     if config.share_ports or (config.registration_token is None and config.clients is None):
         return ()
@@ -137,8 +138,8 @@ async def following_fleet(
     registered: Registry,
     registry: CollectorRegistry,
 ) -> AsyncIterator[tuple[Replicas, ModelDescription]]:
-    """Follow the replicas while the scope lasts. Yields them and the model that the verifiers
-    serve; raises Unusable or IncompatibleModels.
+    """Follow the replicas while the scope lasts. Yields the replicas and the model that the
+    verifiers serve; raises Unusable or IncompatibleModels.
     """
     async with discovery.running() as membership:
         replicas = Replicas(config, membership, registered)
@@ -167,8 +168,9 @@ async def serving(
     pages: Pages | None = None,
     announce: Announce = process.announce,
 ) -> AsyncIterator[str]:
-    """Serve the client API while the scope lasts; yields its address. `pages` are the process's
-    own. The HTTP port is announced. Raises Unusable or IncompatibleModels.
+    """Serve the client API while the scope lasts; yields its address. `pages` are those that
+    the process serves to operators. The HTTP port is announced. Raises Unusable or
+    IncompatibleModels.
     """
     tokenizer, chat = load_tokenizer(config.tokenizer), chat_of(config)
     discovery, authenticator = Discovery(config.verifiers, config.drafters), authentication(config)

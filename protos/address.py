@@ -24,7 +24,9 @@ def unbracketed(host: str) -> str:
 
 
 def split(address: str) -> tuple[str, int]:
-    """Return an address's host, without brackets, and port; raises ValueError if it is none."""
+    """Return an address's host, without brackets, and port; raises ValueError if the text is no
+    address.
+    """
     host, _, port = address.rpartition(":")
     if not host or "@" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ValueError(f"{address!r} is not HOST:PORT")

@@ -25,7 +25,7 @@ from typing import ClassVar
 
 
 class TandemError(Exception):
-    """The root of all errors. Its message is one line that never holds prompt text."""
+    """The root of all errors. The error's message is one line that never contains prompt text."""
 
     status: ClassVar[str] = "INTERNAL"  # the name of a gRPC status code
     reason: ClassVar[str] = "INTERNAL"
@@ -37,7 +37,7 @@ class Violation:
 
     field: str
     problem: str
-    code: str = dataclasses.field(default="", compare=False)  # OpenAI's name for it
+    code: str = dataclasses.field(default="", compare=False)  # OpenAI's name for the problem
 
     def __str__(self) -> str:
         return f"{self.field} {self.problem}"

@@ -1,8 +1,8 @@
 """The tokens of a tokenizer, their fingerprint, and the likeness of two tokenizers. All or nearly
 all ids have to mean the same to a drafter and its target.
 
-This module reads `tokenizer.json` or the head of a GGUF file. It loads no tokenizer library, so
-that every service can afford it.
+This module reads `tokenizer.json` or the head of a GGUF file. The module loads no tokenizer
+library, so that every service can afford it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Likeness(StrEnum):
     """How alike the tokenizers of a drafter and of its target are."""
 
     EQUAL = "equal"  # every id means the same
-    NEARLY = "nearly equal"  # ids that differ are masked: drafts are trees of the target's ids
+    NEARLY = "nearly equal"  # differing ids are masked: drafts are trees of the target's ids
     FOREIGN = "foreign"  # drafts are text, translated into the target's tokens
 
 

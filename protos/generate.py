@@ -21,7 +21,7 @@ def generate(out: Path) -> None:
     """Write stubs for every schema under `out`, importable as `tandem.v1`."""
     schemas = sorted(str(path.relative_to(ROOT)) for path in (ROOT / STUBS).glob("*.proto"))
     kinds = ("python", "grpc_python", "mypy", "mypy_grpc")
-    beside = Path(sys.executable).parent  # where pip put the plugins, on the path or not
+    beside = Path(sys.executable).parent  # pip may have put the plugins on the path or not
     plugins = [f"--plugin=protoc-gen-{kind}={beside}/protoc-gen-{kind}" for kind in kinds[2:]]
     outputs = [f"--{kind}_out={out}" for kind in kinds]
     known = Path(grpc_tools.__file__).parent / "_proto"  # google/protobuf/*.proto

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """The options that a model's makers set for requests that do not set them. None means that the
-    makers set nothing. The names are those of `generation_config.json`.
+    """The options that a model's makers set for requests that do not set them. A value of None
+    means that the makers set nothing. The names of the fields are those of
+    `generation_config.json`.
     """
 
     temperature: float | None = None

@@ -22,14 +22,14 @@ NUMBERS = dict(enumerate("BbHhIif?", 0)) | {
 STRING, LIST = 8, 9
 COMPARABLE = ("gpt2", "llama")  # vocabularies whose tokens are written as in a tokenizer.json
 DAMAGED = (OSError, struct.error, ValueError, LookupError, ArithmeticError, EOFError)
-TOO_MUCH = (MemoryError, RecursionError)  # raised for damaged files alone
-UNUSED = 5  # the type of a token that only fills the vocabulary up
+TOO_MUCH = (MemoryError, RecursionError)  # errors that only damaged files raise
+UNUSED = 5  # type of a token that only fills the vocabulary up
 ALIGNMENT = 32  # alignment of the first tensor in bytes, unless a file sets another
 VOCABULARY = tuple(
     f"tokenizer.ggml.{each}" for each in ("tokens", "scores", "token_type", "merges")
 )
 ENDS = ("eos", "eot", "eom")
-CONTROL = 3  # the type of a token that is never text
+CONTROL = 3  # type of a token that is never text
 TURN_ENDS = {  # tokens that llama.cpp looks for too, because converters often do not name them
     "<|eot_id|>",
     "<|eom_id|>",
@@ -54,7 +54,9 @@ def is_gguf(model: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor of a file. `kind` is ggml's number of its type; its bytes begin at `offset`."""
+    """A tensor of a file. `kind` is ggml's number of the tensor's type; its bytes begin at
+    `offset`.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -69,8 +71,8 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The part of a file before its weights. `light` is its bytes without the vocabulary, which
-    takes long to read.
+    """The part of a file before its weights. `light` has the bytes of this part without the
+    vocabulary, which takes long to read.
     """
 
     metadata: dict[str, Any]
@@ -90,7 +92,7 @@ class Head:
             if kind == CONTROL
         }
         if "<|return|>" in controls:
-            controls.pop("<|end|>", None)  # ends only a part of a turn in such a model
+            controls.pop("<|end|>", None)  # the token ends only a part of a turn in such a model
         ends |= {controls[token] for token in TURN_ENDS & controls.keys()}
         return tuple(sorted(ends))
 

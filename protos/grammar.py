@@ -15,7 +15,7 @@ MAX_BYTES = 64 << 10
 STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-class GrammarKind(Enum):  # the numbers are the wire's
+class GrammarKind(Enum):  # the numbers of this enum are the wire's
     """The ways in which a grammar is written."""
 
     JSON_SCHEMA = 1

@@ -23,8 +23,8 @@ CACHED = "snapshots"
 
 
 def local(model: Path, files: tuple[str, ...]) -> Path:
-    """Return the local path of a model. A model that is not here, but could be on the hub, is
-    downloaded into the hub's cache if need be. Raises Unusable.
+    """Return the local path of a model. A model that is not on this machine, but could be on the
+    hub, is downloaded into the hub's cache if need be. Raises Unusable.
     """
     if model.exists() or not NAME.fullmatch(str(model)) or model.parent.exists():
         return model
@@ -38,7 +38,7 @@ def local(model: Path, files: tuple[str, ...]) -> Path:
     except ModuleNotFoundError as error:
         problem = f"{model} is not here; to download it: pip install huggingface_hub; {advice}"
         raise Unusable(problem) from error
-    except Exception as error:  # errors of the library, the network, the disk
+    except Exception as error:  # errors of the library, the network or the disk
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         problem = f"{model} is not here and was not downloaded ({reason}); by hand: {advice}"
         raise Unusable(problem) from error

@@ -13,7 +13,7 @@ from tandem.protos.types import (
     TokenLogprobs,
 )
 
-LONGEST_MATCH = 32  # tokens of a suffix that are compared, at most
+LONGEST_MATCH = 32  # most tokens of a suffix that are compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Decoding:
     it; `once` ends after one step. With `suffix_shape` the verifier proposes what followed the
     newest tokens where they occurred before, in the text, in `known` tokens or in recent answers of
     the scope, and remembers the answer. `forced` is how many tokens to propose at once about which
-    the grammar leaves no choice. `group` is the group of verifiers that the text is from; it is not
-    sent. `prompt_logprobs` come before all else; an `until` of the context's length asks for
+    the grammar leaves no choice. `group` is the verifier group that the text is from; this field is
+    not sent. `prompt_logprobs` are reported first; an `until` of the context's length asks for
     nothing else.
     """
 
@@ -56,8 +56,8 @@ class Decoding:
     prompt_logprobs: PromptLogprobs | None = None
 
     def cut(self, start: int, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
-        """Cut tokens, which begin at `start`, at the end of the text. Returns them and whether the
-        end is reached.
+        """Cut tokens, which begin at `start`, at the end of the text. Returns the tokens, and
+        whether the end is reached.
         """
         tokens = tokens[: self.until - start]
         stops = (index for index, token in enumerate(tokens) if token in self.stop_token_ids)
@@ -84,8 +84,8 @@ class Drafting:
 @dataclass(frozen=True, slots=True)
 class PassTimes:
     """The seconds that forward passes of a model take. `newest` is the time of the running pass or,
-    if that took longer, of the pass before; 0 = there is no work. `light` is the time of a pass
-    over a single token at that pace; 0 = not known.
+    if that took longer, of the pass before; 0 means that there is no work. `light` is the time of a
+    pass over a single token at that pace; 0 means not known.
     """
 
     newest: float = 0.0
@@ -152,7 +152,7 @@ class Proposal:
     distributions: tuple[Distribution, ...] = ()
     epoch: int = 0
     cached_len: int = 0
-    arrived: float = field(default=0.0, compare=False)  # by the receiver's clock
+    arrived: float = field(default=0.0, compare=False)  # time of arrival by the receiver's clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class EncodedProposal:
     behind: int
     size: int  # bytes
     message: object
-    awaited: bool = False  # the verifier waits for it, and cannot do without
+    awaited: bool = False  # whether the verifier waits for this proposal and needs it
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """TLS from PEM files, which may be replaced at any time.
 
-This module reads and checks the files. `transport` applies them to ports and channels.
+This module reads and checks the files. `transport` applies the files to ports and channels.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class CertificateFiles:
         self.pem, self.context = tls.read()
 
     def refresh(self) -> bool:
-        """Look at the files again. Returns whether their contents have changed."""
+        """Look at the files again. Returns whether the contents of the files have changed."""
         try:
             stamps = self._stamps()
             if stamps == self._seen:
@@ -88,7 +88,8 @@ class CertificateFiles:
         except (OSError, Unusable) as error:
             log.warning("certificates cannot be read again", problem=str(error))
             return False
-        if changed_again:  # the files changed during the reading: the next look reads them
+        # the files changed during the reading, so the next check reads them again
+        if changed_again:
             return False
         self._seen = stamps
         changed = pem != self.pem
@@ -119,11 +120,11 @@ def server_context(
     first = used
 
     def look(connection: ssl.SSLSocket | ssl.SSLObject, *_: object) -> None:
-        """Use the newest files. TLS calls this in every handshake, before certificates
-        are shown.
+        """Check whether the files have changed, and use the newest contents. TLS calls this method
+        in every handshake, before certificates are shown.
         """
         nonlocal used
-        with looking:  # handshakes are in threads
+        with looking:  # handshakes run in several threads
             if files.refresh():
                 used = _asking(files.context, certificates)
             connection.context = used

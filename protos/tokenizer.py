@@ -1,7 +1,7 @@
 """The tokenizer of a model: a directory's own, or that of a GGUF file.
 
 A GGUF file has a vocabulary, and the name of the rules by which a text is split. If this module
-does not know the rules, the model's `tokenizer.json` has to be in the same folder.
+does not know the rules of a GGUF file, the model's `tokenizer.json` has to be in the same folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tandem.protos.fingerprint import tokens_by_id
 
 NAME = "tokenizer.json"
 SPACE = "\u2581"  # SentencePiece's character for a space
-SPECIAL = (3, 4)  # GGUF's types of control tokens and of user-defined tokens
+SPECIAL = (3, 4)  # GGUF's types for control tokens and user-defined tokens
 CONTROL = 3
 
 # How byte-level tokenizers split a text before they merge, by the names that GGUF files give them.

@@ -20,7 +20,7 @@ def is_chain(parents: Sequence[int]) -> bool:
 
 
 def problem(parents: Sequence[int]) -> str | None:
-    """Return why these are not the parents of a tree in topological order, or None if they are."""
+    """Return why a list is not the parents of a tree in topological order, or None if it is."""
     for node, parent in enumerate(parents):
         if not -1 <= parent < node:
             return f"of node {node} is {parent}, not in -1..{node - 1}"
@@ -49,7 +49,7 @@ def hang(length: int, parents: Sequence[int]) -> tuple[int, ...]:
 
 
 def trunk(parents: Sequence[int]) -> int:
-    """Return how many leading nodes form a chain from the root. This chain is the principal path if
+    """Return how many leading nodes form a chain from the root. The chain is the principal path if
     the likeliest child comes first.
     """
     return next((node for node, parent in enumerate(parents) if parent != node - 1), len(parents))

@@ -1,6 +1,6 @@
 """The plain values that the services exchange.
 
-They are frozen and compared by value. Only `wire` knows their messages.
+The values are frozen and compared by value. Only `wire` knows the messages of these values.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from enum import Enum
 from tandem.protos.generation import NO_DEFAULTS, GenerationDefaults
 from tandem.protos.grammar import Grammar
 
-MAX_NODES = 64  # nodes per draft
+MAX_NODES = 64  # most nodes of a draft
 MAX_LEVELS = 32
-MAX_CHOICES = 256  # tokens that a sent distribution may give a chance
-LAST_TURN = (1 << 32) - 1  # closes a session whatever its turn is
+MAX_CHOICES = 256  # most tokens to which a sent distribution may give a chance
+LAST_TURN = (1 << 32) - 1  # turn that closes a session whatever its own turn is
 EXACT = "exact"  # the exactness that a batch-invariant model service reports
-MAX_LOGPROBS = 20  # most likely tokens reported beside an emitted one
+MAX_LOGPROBS = 20  # most of the likeliest tokens that are reported beside an emitted one
 MAX_BIASES = 1024
-SEEDS = 1 << 53  # random seeds are below this number: up to it, JSON's numbers are exact
+SEEDS = 1 << 53  # random seeds are below this number, so that JSON's numbers represent them exactly
 
 
 class Rule(Enum):  # the numbers of this enum and the next two are the wire's
@@ -69,18 +69,18 @@ class Context:
 
     @property
     def length(self) -> int:
-        """The number of committed tokens in all."""
+        """The number of all committed tokens."""
         return self.base + len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The options by which the next token is drawn. By default all are off; temperature 0 is
-    greedy.
+    """The options by which the next token is drawn. By default all options are off; temperature 0
+    is greedy.
 
     Tokens from `prompt_length` on are the completion. Presence and frequency count only in the
-    completion. It has no `end_tokens` before there are `min_new_tokens`, has no `suppress_tokens`,
-    and does not begin with `begin_suppress_tokens`.
+    completion. The completion has no `end_tokens` before there are `min_new_tokens`, has no
+    `suppress_tokens`, and does not begin with `begin_suppress_tokens`.
     """
 
     temperature: float = 0.0
@@ -139,7 +139,7 @@ class DraftShape:
 
     @classmethod
     def chain(cls, levels: int) -> DraftShape:
-        """Return the shape of a chain with so many levels."""
+        """Return the shape of a chain with this number of levels."""
         return cls(levels, 1, levels)
 
 
@@ -149,7 +149,7 @@ NO_DRAFT_SHAPE = DraftShape(0)
 @dataclass(frozen=True, slots=True)
 class Distribution:
     """The distribution that a node's children were drawn from, in order and without replacement.
-    The weights are whole numbers.
+    The distribution's weights are whole numbers.
     """
 
     tokens: tuple[int, ...] = ()
@@ -161,7 +161,8 @@ class Draft:
     """A token tree in topological order; parent -1 is the root, the last committed token.
 
     A sampled draft has the distributions that it was drawn from: `distributions[0]` after the root,
-    [n + 1] after node n. Without them every token counts as certain to have been proposed.
+    [n + 1] after node n. Without distributions, every token counts as certain to have been
+    proposed.
     """
 
     tokens: tuple[int, ...] = ()
@@ -197,7 +198,7 @@ class TokenLogprobs:
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    rank: int = 0  # rank of a token of the prompt: 1 = no token is likelier
+    rank: int = 0  # rank of a token of the prompt; 1 means that no token is likelier
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +234,8 @@ class ModelDescription:
     weights_bytes: int = 0  # size of the weights in memory
     cache_positions: int = 0  # cached tokens that there is memory for
     full_sessions: int = 0  # sessions that can have their whole context cached at once
-    tokenizer: str = ""  # likeness of a drafter's and the target's: equal, nearly equal, foreign
+    # likeness of a drafter's tokenizer to the target's: equal, nearly equal, foreign
+    tokenizer: str = ""
     masked_tokens: int = 0  # tokens that a drafter never proposes, because the target's differ
 
     @property

@@ -1,5 +1,5 @@
-"""The tests. Before any of them imports PyTorch: threads that wait for work leave the processor to
-others, as several services run on one machine here.
+"""The tests. The setting comes before any test imports PyTorch: idle threads leave the processor to
+others, because several services share one machine here.
 """
 
 import os

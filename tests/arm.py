@@ -1,7 +1,7 @@
-"""An ARM machine that QEMU emulates: Debian's Python for it, PyTorch, the packages that the engine
-needs, and our kernels from a cross-compiler.
+"""An emulated ARM machine (QEMU): Debian's Python, PyTorch, the packages that the engine needs, and
+this project's kernels from a cross-compiler.
 
-    .venv/bin/python -m tests.arm    makes it, in .venv/arm; `make arm` installs what that needs
+    .venv/bin/python -m tests.arm makes the machine, in .venv/arm; `make arm` installs its packages
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ ROOTS = (
 ROOTS += ("grpcio-health-checking", "grpcio-reflection", "opentelemetry-exporter-otlp-proto-grpc")
 ROOTS += ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "sympy", "networkx", "jinja2")
 PLATFORMS = ("manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64")
-PROCESSORS = {"neon": "cortex-a72", "sve256": "max,sve-max-vq=2"}  # by the build that they run
+# processors by the build that runs on each
+PROCESSORS = {"neon": "cortex-a72", "sve256": "max,sve-max-vq=2"}
 TRIPLE = "aarch64-linux-gnu"
-RELEASE, PYTHON = "bookworm", "3.11"  # Debian's, and the Python that it has
+RELEASE, PYTHON = "bookworm", "3.11"  # Debian's release, and its version of Python
 
 
 def packages(roots: tuple[str, ...]) -> list[str]:
-    """These and what they need but PyTorch, in the versions that are installed here."""
+    """Return these packages and their dependencies except PyTorch, in the versions that are
+    installed here.
+    """
     found: dict[str, str] = {}
 
     def add(name: str, extras: set[str]) -> None:
@@ -57,7 +60,7 @@ def packages(roots: tuple[str, ...]) -> list[str]:
 
 
 def make() -> None:
-    """Debian's archive, then wheels, then the kernels."""
+    """Fetch Debian's archive, then the wheels, and build the kernels."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir()
     names = "--include=python3,libgomp1,libstdc++6"
@@ -74,7 +77,7 @@ def make() -> None:
 
 
 def build() -> None:
-    """The kernels, beside those for this machine."""
+    """Build the kernels for the ARM machine, in the folder of those for this machine."""
     compiler = f"{TRIPLE}-g++"
     environment = {
         "_PYTHON_HOST_PLATFORM": "linux-aarch64",
@@ -90,7 +93,7 @@ def build() -> None:
 
 
 def run(processor: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Python on a processor that has what a build needs."""
+    """Return the command that runs Python on a processor with what a build needs."""
     emulator = ["qemu-aarch64", "-L", str(SYSTEM), "-cpu", PROCESSORS[processor]]
     variables |= {"PYTHONPATH": f"{SITE}:{ROOT / 'src'}:{ROOT}"}
     environment = [word for each in variables.items() for word in ("-E", "=".join(each))]

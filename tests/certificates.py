@@ -1,4 +1,4 @@
-"""Certificates of a CA made for the tests, and what of them each role is given."""
+"""Certificates of a CA made for the tests, and the files of it that each role is given."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def made(folder: Path, *clients: str, names: tuple[str, ...] = ()) -> Path:
 
 
 def settings(folder: Path, name: str) -> dict[str, Any]:
-    """The same as settings of a service or a client."""
+    """Return the same files as settings of a service or a client."""
     tls = tls_of(folder, name)
     return {"tls_ca": tls.ca, "tls_cert": tls.cert, "tls_key": tls.key}

@@ -1,4 +1,4 @@
-"""Model directories that tests change, and what is said of those that cannot be served."""
+"""Model directories that tests change, and the messages about those that cannot be served."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def configure(folder: Path, **settings: Any) -> None:
 
 
 def refusal(folder: Path) -> str:
-    """The line with which a directory is refused, without its name."""
+    """Return the line that refuses a directory, without the directory's name."""
     with pytest.raises(Unusable) as refused:
         load(folder)
     line = str(refused.value)

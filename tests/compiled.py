@@ -1,5 +1,5 @@
-"""Every kernel for CUDA devices, compiled for a card that is not there: each is called as always,
-and Triton's own JIT compiles what would be launched.
+"""Every kernel for CUDA devices, compiled for a card that is absent: each kernel is called as
+usual, and Triton's own JIT compiles what would be launched.
 
     TRITON_INTERPRET=0 python -m tests.compiled    prints a JSON object for each kernel
 """
@@ -32,12 +32,15 @@ from tandem.engine.forward.segment import Segment
 CARD, PTXAS_NAME = GPUTarget("cuda", 90, 32), "sm_90a"  # an H100
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
-HEADS = ((8, 2, 64), (32, 8, 128), (4, 1, 256))  # heads, those of keys, and their size
+# numbers of query heads and key heads, and the size of a head
+HEADS = ((8, 2, 64), (32, 8, 128), (4, 1, 256))
 SPILLED = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
 def compiled() -> list[Any]:
-    """A list to which every kernel is added that is called from now on, instead of launched."""
+    """Yield a list; within the scope, each kernel that is called is added to it instead of
+    launched.
+    """
     found: list[Any] = []
     names = ("get_current_device", "get_current_stream", "get_current_target")
     values = (0, 0, CARD)
@@ -54,7 +57,7 @@ def compiled() -> list[Any]:
 
 
 def call_all(dtype: torch.dtype) -> None:
-    """Every kernel with rows of a type, in the shapes that models of today have."""
+    """Call every kernel with rows of a type, in the shapes of current models."""
     for size in (64, 2048, 4096):
         rows, scale = torch.zeros(5, size, dtype=dtype), torch.ones(size)
         norm.norm(rows, scale, 1e-5)
@@ -81,7 +84,7 @@ def call_all(dtype: torch.dtype) -> None:
 
 
 def reports(kernels: list[Any]) -> Iterator[dict[str, Any]]:
-    """What the assembler says of each."""
+    """Return the assembler's report on each kernel."""
     with TemporaryDirectory() as folder:
         source, result = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         for kernel in kernels:
@@ -99,7 +102,7 @@ def reports(kernels: list[Any]) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Compile all, and print what came of it."""
+    """Compile all kernels, and print the reports."""
     kernels = compiled()
     for dtype in TYPES:
         before = len(kernels)

@@ -1,4 +1,4 @@
-"""Which tests begin first, what a failure shows, and where the fixtures are."""
+"""The order in which tests begin, what a failure shows, and where the fixtures are."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FOLDERS = ("real", "system", "services", "gpu", "contracts", "laws")  # longest 
 
 pytest.register_assert_rewrite("tests.served")
 if not Path("/dev/nvidiactl").exists():  # kernels are interpreted (tests/interpreted.py)
-    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads the variable when it is imported
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the fixtures, and with them the models' libraries, which takes ten seconds: not in a
-    process that only hands tests to others.
+    """Load the fixtures, and with them the models' libraries, which takes ten seconds. A process
+    that only hands tests to others skips this.
     """
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         config.pluginmanager.register(import_module("tests.served"))
@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
-    """A failure shows the command that repeats it, beside the logs of its services."""
+    """Add to a failure the command that repeats it, beside the logs of its services."""
     report = yield
     if report.failed:
         report.sections.append(("Repeat it", f".venv/bin/python -m pytest {item.nodeid!r}"))
@@ -50,7 +50,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _modules_are_left_as_they_were() -> Iterator[None]:
-    """A file of tests that imports a module anew breaks the files after it; it fails itself."""
+    """Fail a file of tests that imports a module anew, because it would break the files after
+    it.
+    """
     yield
     for name, module in list(sys.modules.items()):
         package, _, child = name.rpartition(".")

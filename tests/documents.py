@@ -1,4 +1,4 @@
-"""The project's documents as the tests read them: pages, fenced blocks, code in a line, tables."""
+"""The project's documents as the tests read them: pages, fenced blocks, inline code and tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGES = [
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CONTAINERS = "tests/system/test_containers.py::test"
 FIRST_STEPS = "tests/system/test_first_steps.py::test_a_new_operator_sees_the_acceptance_rate"
-ELSEWHERE = {  # a block's first command: the test that runs it, `file::name`
+ELSEWHERE = {  # the test, `file::name`, that runs a block, by the block's first command
     "ray start --head --node-ip-address=10.0.0.1 --port=6379": "tests/system/test_ray_nodes.py::"
     "test_streams_go_on_when_the_link_to_a_node_is_cut_and_when_the_node_is_lost",
     "docker compose -f deploy/compose.yaml up --build --detach --wait": f"{CONTAINERS}_containers"
@@ -40,7 +40,7 @@ ELSEWHERE = {  # a block's first command: the test that runs it, `file::name`
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page; `kind` is the word behind its fence."""
+    """A fenced block of a page; `kind` is the word after its fence."""
 
     page: str
     line: int
@@ -52,7 +52,9 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """Commands as a shell sees them: of a console's lines, those behind a prompt."""
+        """Return the block's commands as a shell sees them; in a console block, only lines after a
+        prompt are commands.
+        """
         lines = self.text.replace("\\\n", " ").splitlines()
         if self.kind == "console":
             lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
@@ -60,12 +62,12 @@ class Block:
 
     @property
     def output(self) -> str:
-        """What a console shows below its last command."""
+        """Return what a console block shows below its last command."""
         return self.text.rpartition("$ ")[2].partition("\n")[2]
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """The fenced blocks of a page."""
+    """Return the fenced blocks of a page."""
     text = page.read_text(encoding="utf-8")
     for found in FENCE.finditer(text):
         line = text.count("\n", 0, found.start()) + 1
@@ -73,28 +75,28 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def prose(page: Path) -> str:
-    """A page without its fenced blocks."""
+    """Return a page without its fenced blocks."""
     return FENCE.sub("", page.read_text(encoding="utf-8"))
 
 
 def spans(text: str) -> list[str]:
-    """Code within lines."""
+    """Return the inline code of a text."""
     return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)]
 
 
 def code(page: Path) -> Iterator[str]:
-    """All code of a page: commands of its blocks, and code within lines."""
+    """Return all code of a page: the commands of its blocks, and inline code."""
     for block in blocks(page):
         yield from block.commands
     yield from spans(prose(page))
 
 
 def section(page: Path, heading: str) -> str:
-    """What a page has below a heading of the second level, up to the next."""
+    """Return the text of a page below a heading of the second level, up to the next heading."""
     return prose(page).partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
 
 
 def rows(text: str) -> list[list[str]]:
-    """Cells of all table rows, heads included."""
+    """Return the cells of all table rows, including table heads."""
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]

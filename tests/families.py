@@ -1,4 +1,6 @@
-"""Tiny random models of many architectures, with logits spread enough to tell them apart."""
+"""Tiny random models of many architectures, with logits far enough apart to distinguish the
+models.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ PLAIN = {
     "max_position_embeddings": CONTEXT,
     **ENDS,
 }
-GROUPED = {**PLAIN, "num_key_value_heads": 2}  # query heads share keys
+GROUPED = {**PLAIN, "num_key_value_heads": 2}  # several query heads share a key head
 SIZED = {**GROUPED, "head_dim": 16}
 GPT2 = {"n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": CONTEXT, **ENDS}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -33,7 +35,8 @@ LATENT = {
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
 }
-VECTOR = 32  # numbers; PyTorch rounds those beyond whole vectors differently, real sizes have none
+# SIMD width in numbers; PyTorch rounds a remainder differently, but real sizes have no remainder
+VECTOR = 32
 ROUTED = {
     "n_routed_experts": VECTOR,
     "num_experts_per_tok": 2,
@@ -43,7 +46,7 @@ ROUTED = {
     "first_k_dense_replace": 1,
 }
 SHORT = CONTEXT // 2
-PAIRS = 8  # of rotary numbers in a head of 16
+PAIRS = 8  # rotary dimensions of a head of 16
 
 
 def rope(kind: str, **options: Any) -> dict[str, Any]:
@@ -52,7 +55,7 @@ def rope(kind: str, **options: Any) -> dict[str, Any]:
 
 
 def stretched(kind: str, **options: Any) -> dict[str, Any]:
-    """Rotary positions made for half the context and stretched to the whole."""
+    """Rotary positions for half the context, scaled to the whole context."""
     return rope(kind, original_max_position_embeddings=SHORT, **options)
 
 
@@ -68,7 +71,7 @@ GEMMA3 = {
     "sliding_window": WINDOW,
     "layer_types": ALTERNATING * 2,
 }
-SHARING = {  # the last layers use the keys of earlier ones
+SHARING = {  # the last layers use the keys of earlier layers
     **GEMMA3,
     "num_kv_shared_layers": 2,
     "vocab_size_per_layer_input": VOCABULARY,
@@ -154,10 +157,10 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "starcoder2": lambda: tf.Starcoder2Config(**GROUPED),
 }
 ARCHITECTURES = tuple(CONFIGS)
-SERVED = ("gpt2", "gpt_neox", "llama", "qwen2")  # those on which costly tests run
+SERVED = ("gpt2", "gpt_neox", "llama", "qwen2")  # families on which costly tests run
 CAPPED = {"phi3_longrope": SHORT, "llama4_text": SHORT, "phimoe": SHORT}  # contexts
 
-# Refused, and what the line says of each.
+# Each of these families is refused with a message that contains the value.
 CONFIGS |= {
     "bart": lambda: tf.BartConfig(
         d_model=64, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=64, decoder_ffn_dim=64
@@ -185,7 +188,9 @@ REFUSED = {
 
 
 def build(family: str, seed: int) -> PreTrainedModel:
-    """A random model; its matrices are scaled up so that differences would show."""
+    """Return a random model whose matrices are scaled up, so that differences show in the
+    logits.
+    """
     torch.manual_seed(seed)
     config = CONFIGS[family]()
     kind = tf.AutoModelForSeq2SeqLM if config.is_encoder_decoder else tf.AutoModelForCausalLM

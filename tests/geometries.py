@@ -1,5 +1,5 @@
-"""Models that people use, without their weights: what their configurations say of attention, in the
-true sizes or with everything else tiny.
+"""Well-known models without their weights: the attention settings of their configurations, in the
+true sizes or with all other sizes tiny.
 """
 
 from __future__ import annotations
@@ -91,14 +91,16 @@ MODELS = tuple(SIZES)
 
 
 def layers_of(name: str) -> list[LayerGeometry]:
-    """What all layers of a model store per token."""
+    """Return what all layers of a model store per token."""
     sizes = SIZES[name]
     head = sizes["head_dim"]
     return [LayerGeometry(sizes["num_key_value_heads"], head, head)] * sizes["num_hidden_layers"]
 
 
 def save_random(name: str, folder: Path, dtype: torch.dtype, **other: Any) -> Path:
-    """A model directory with random weights and the embedded tokenizer; `other` replaces sizes."""
+    """Write a model directory with random weights and the embedded tokenizer; `other` replaces
+    sizes.
+    """
     torch.manual_seed(0)
     config = KINDS[name](**{**SIZES[name], "tie_word_embeddings": True, **ENDS, **other})
     AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)

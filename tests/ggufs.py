@@ -1,4 +1,4 @@
-"""The embedded pair as GGUF files, and blocks of random weights in each quantised type."""
+"""The embedded pair as GGUF files, and random blocks of weights in each quantised type."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tandem.engine.forward.grouped_weight import GroupedWeight, StoredGroups
 from tandem.models.gguf import convert, copy_metadata, write
 
 MakeGGUF = Callable[[Path, str], Path]
-Stored = tuple[str, torch.Tensor]  # a type, and blocks of it
-HALVES = {  # where a block has float16 numbers
+Stored = tuple[str, torch.Tensor]  # a type, and blocks of this type
+HALVES = {  # where float16 numbers lie in a block
     "Q8_0": (0,),
     "Q4_0": (0,),
     "Q4_1": (0, 2),
@@ -36,7 +36,7 @@ HALVES = {  # where a block has float16 numbers
 
 
 def maker(folder: Path) -> MakeGGUF:
-    """Makes a model directory a file, once."""
+    """Return a function that makes a GGUF file of a model directory, once."""
 
     def make(model: Path, kind: str) -> Path:
         file = folder / f"{model.name}-{kind}.gguf"
@@ -48,7 +48,9 @@ def maker(folder: Path) -> MakeGGUF:
 
 
 def some_blocks(kind: str, outputs: int, inputs: int, size: float = 0.01) -> torch.Tensor:
-    """A weight of a type, any bits in its codes, scales of about a `size`, [out, blocks, bytes]."""
+    """Return a weight of a type with random codes and scales of about `size`, [out, blocks,
+    bytes].
+    """
     source = np.random.default_rng(0)
     count, length = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     blocks = source.integers(0, 256, (outputs, inputs // count, length), dtype=np.uint8)
@@ -59,19 +61,19 @@ def some_blocks(kind: str, outputs: int, inputs: int, size: float = 0.01) -> tor
 
 
 def as_weight(kind: str, blocks: torch.Tensor, dtype: torch.dtype) -> GroupedWeight:
-    """The same as a weight of a network."""
+    """Return blocks as a weight of a network."""
     size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0]
     return GroupedWeight([StoredGroups((blocks,), blocks.shape[1] * size, READERS[kind])], dtype)
 
 
 def dequantised(kind: str, blocks: torch.Tensor) -> torch.Tensor:
-    """The same as the `gguf` package has it, [out, in] float32."""
+    """Return blocks dequantised by the `gguf` package, [out, in] float32."""
     rows = blocks.numpy().reshape(len(blocks), -1)
     return torch.from_numpy(quants.dequantize(rows, GGMLQuantizationType[kind]).copy())
 
 
 def rewritten(file: Path, made: Path, tensors: Mapping[str, torch.Tensor | Stored]) -> Path:
-    """A file with some tensors instead of its own, or beside them."""
+    """Return a file in which some tensors replace its own or are added."""
     reader, writer = GGUFReader(file), GGUFWriter(made, "llama")
     copy_metadata(reader, writer)
     own = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in reader.tensors}
@@ -87,7 +89,9 @@ def rewritten(file: Path, made: Path, tensors: Mapping[str, torch.Tensor | Store
 
 
 def with_random_blocks(file: Path, made: Path, others: Mapping[str, str], kind: str) -> Path:
-    """A file of float32 with its matrices in random blocks of a type, some by name of another."""
+    """Return a float32 file with its matrices replaced by random blocks of a type, some by name of
+    another type.
+    """
     found: dict[str, Stored] = {}
     for tensor in GGUFReader(file).tensors:
         if len(tensor.shape) == 2:

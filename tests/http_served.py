@@ -43,7 +43,7 @@ WRITTEN = "system: Tell a story.\nuser: Once upon a time\nassistant:"
 
 @dataclass(frozen=True)
 class Door:
-    """Where both APIs are."""
+    """The addresses of both APIs."""
 
     url: str
     stub: Any
@@ -52,7 +52,7 @@ class Door:
 
 
 def with_template(model: Path, folder: Path, template: str = TEMPLATE) -> Path:
-    """The tokenizer of a model, and a chat template."""
+    """Write the tokenizer of a model with a chat template."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(model / name, folder)
     file = folder / "tokenizer_config.json"
@@ -65,7 +65,7 @@ def with_template(model: Path, folder: Path, template: str = TEMPLATE) -> Path:
 async def serve_http(
     services: Services, tokenizer: Path, drain: Drain | None = None, **options: Any
 ) -> AsyncIterator[Door]:
-    """One orchestrator, without Ray."""
+    """Run one orchestrator, without Ray."""
     port, registry = rpc.free_port("127.0.0.1"), CollectorRegistry()
     config = OrchestratorConfig(
         verifier=services.verifier,
@@ -94,10 +94,10 @@ async def converse(client: AsyncOpenAI, **options: Any) -> Any:
 
 
 async def leave(stream: AsyncStream[Any]) -> None:
-    """Close an answer before its end, and every generator that reads it.
+    """Close an answer before its end, with every generator that reads it.
 
-    Those that are left to the garbage collector may be finalized on a model's thread, one by
-    one, while the event loop closes them: "async generator already executing".
+    A generator that is not closed may be finalized on a model's thread while the event loop closes
+    it: "async generator already executing".
     """
     await stream.close()
     with pytest.raises(openai.APIConnectionError):

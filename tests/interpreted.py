@@ -1,9 +1,9 @@
 """Triton's interpreter, for tests of kernels on a machine without a CUDA device.
 
-Such a test imports its name `interpreted`, so that it is skipped where there is no Triton, and
-where there is a device: there `tests/gpu` runs the kernels. `tests/conftest.py` has Triton
-interpret kernels before anything imports it. What version 3.6 of the interpreter gets wrong is put
-right here:
+Such a test imports the name `interpreted`, so that the test is skipped on machines without Triton
+or with a device; there, `tests/gpu` runs the kernels. `tests/conftest.py` turns on Triton's
+interpreter before anything imports Triton. This module corrects mistakes of version 3.6 of the
+interpreter:
 
 - bfloat16 is stored as 16 bits. They were multiplied as integers, and rounded towards zero.
 - NumPy no longer makes an index of an array with one element.
@@ -40,8 +40,9 @@ EVERYWHERE = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
 
 @contextmanager
 def ordered_sums() -> Generator[None]:
-    """Meanwhile a product is computed as by a tensor core: 16 summands at once, exactly, then the
-    next ones. Outside, NumPy multiplies, whose order of sums depends on the number of rows.
+    """Within the scope, compute products as a tensor core does: 16 summands at once, exactly, then
+    the next 16. Outside the scope NumPy multiplies, and its order of sums depends on the number of
+    rows.
     """
     global _ordered
     _ordered = True
@@ -52,14 +53,14 @@ def ordered_sums() -> Generator[None]:
 
 
 def _numbers(handle: Any) -> Any:
-    """What is in a tensor, float32."""
+    """Return the content of a tensor, float32."""
     if handle.dtype.scalar == tl.bfloat16:
         return (handle.data.astype(np.uint32) << 16).view(np.float32)
     return handle.data.astype(np.float32)
 
 
 def _rounded(data: Any) -> Any:
-    """Bits of the nearest bfloat16 numbers."""
+    """Return the bits of the nearest bfloat16 numbers."""
     whole = torch.from_numpy(np.ascontiguousarray(data, dtype=np.float32)).to(torch.bfloat16)
     return TensorHandle(
         whole.view(torch.int16).numpy().view(np.uint16).reshape(np.shape(data)), tl.bfloat16

@@ -20,7 +20,7 @@ from tests.documents import ROOT
 
 DEPLOY = ROOT / "deploy"
 OVERLAYS = ("cpu", "gpu", "edge-drafter", "public")
-KUBERAY = "kuberay"  # the overlay whose pods KubeRay makes
+KUBERAY = "kuberay"  # the overlay in which KubeRay makes the pods
 KINDS: dict[str, type[ServiceConfig]] = {
     "drafter": ModelServiceConfig,
     "verifier": ModelServiceConfig,
@@ -29,7 +29,9 @@ KINDS: dict[str, type[ServiceConfig]] = {
 
 
 def program(name: str) -> str:
-    """The path of a program, of this environment or of the machine; skips the test without it."""
+    """Return the path of a program in this environment or on the machine; skip the test without
+    it.
+    """
     found = shutil.which(name, path=f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin")
     if not found:
         pytest.skip(f"{name} is not installed")
@@ -38,7 +40,7 @@ def program(name: str) -> str:
 
 @cache
 def overlay(name: str) -> str:
-    """What kustomize makes of an overlay."""
+    """Return an overlay as kustomize renders it."""
     folder = DEPLOY / "kustomize" / "overlays" / name
     command = [program("kubectl"), "kustomize", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -47,12 +49,12 @@ def overlay(name: str) -> str:
 
 
 def objects(name: str, *kinds: str) -> list[dict[str, Any]]:
-    """The objects of an overlay that are of some kinds."""
+    """Return the objects of an overlay that have one of these kinds."""
     return [each for each in yaml.safe_load_all(overlay(name)) if each["kind"] in kinds]
 
 
 def workloads(name: str) -> dict[str, dict[str, Any]]:
-    """The pods of an overlay by their services."""
+    """Return the pods of an overlay by their services."""
     return {
         each["metadata"]["name"]: each["spec"]["template"]["spec"]
         for each in objects(name, "Deployment", "StatefulSet")
@@ -60,7 +62,9 @@ def workloads(name: str) -> dict[str, dict[str, Any]]:
 
 
 def ray_pods() -> dict[str, dict[str, Any]]:
-    """The pods that KubeRay makes by the names of their containers, as if they were manifests."""
+    """Return the pods that KubeRay makes, in the form of manifests, by the names of their
+    containers.
+    """
     (service,) = objects(KUBERAY, "RayService")
     cluster = service["spec"]["rayClusterConfig"]
     pods = {}
@@ -75,8 +79,8 @@ def ray_pods() -> dict[str, dict[str, Any]]:
 
 
 def assert_reaches_its_services(name: str, config: OrchestratorConfig) -> None:
-    """Where an orchestrator of an overlay looks for model services, there are Services, and as many
-    pods as it expects.
+    """Check that the Services which an orchestrator of an overlay names exist, with as many pods as
+    it expects.
     """
     ports = {
         each["metadata"]["name"]: each["spec"]["ports"][0]["port"]
@@ -94,15 +98,15 @@ def assert_reaches_its_services(name: str, config: OrchestratorConfig) -> None:
 
 @cache
 def compose() -> Any:
-    """The services and volumes of the compose file; variables are left as they are."""
+    """Return the services and volumes of the compose file, with variables left as they are."""
     return yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
 
 
 def settings_of(
     role: str, text: str, environment: dict[str, str], patch: pytest.MonkeyPatch, folder: Path
 ) -> ServiceConfig:
-    """What a service makes of a file and its environment, with the embedded pair as the models and
-    a file of no clients. Raises Unusable.
+    """Return a service's settings from a file and its environment, with the embedded pair as the
+    models and an empty file of clients. Raises Unusable.
     """
     file = folder / f"{role}.yaml"
     file.write_text(text.replace("/models/", f"{models.EMBEDDED}/"), encoding="utf-8")

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m tests.mutants [NAME ...]
 
-Prints the first test that fails for each mistake; ends with 1 if one was not found.
+Prints the first test that fails for each mistake; exits with 1 if no test fails for one of them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("tests/laws", "tests/contracts", "tests/services", "tests/system")  # cheapest first
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "smollm2", "__pycache__", ".*_cache")
 PYTEST = ["pytest", "-n", "logical", "--dist", "loadfile", "--no-loadscope-reorder", "-q", "-x"]
-PLACES = "tests/contracts/test_mutants.py"  # fails with each of them: it looks for what is right
+# this test file fails with every mistake, because it looks for the unchanged texts
+PLACES = "tests/contracts/test_mutants.py"
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A file, a text that stands once in it, and the mistake that replaces it."""
+    """A file, a text that occurs once in it, and the mistake that replaces the text."""
 
     file: str
     right: str
@@ -80,7 +81,7 @@ MUTANTS = {
         "engine/cache/ledger.py", " and not self._viewers[page]", ""
     ),
     "a page goes back to others with half of its memory": Mutant(
-        "engine/cache/ledger.py", "if page in self._bare or self.allocated", "if self.allocated"
+        "engine/cache/ledger.py", "if page in self._unbacked or self.allocated", "if self.allocated"
     ),
     "scopes share what is cached": Mutant(
         "engine/cache/prefix_tree.py",
@@ -139,7 +140,7 @@ MUTANTS = {
 
 
 def find(mutant: Mutant) -> str:
-    """The first test that fails with the mistake; nothing if all pass."""
+    """Return the first test that fails with the mistake, or nothing if all pass."""
     with TemporaryDirectory() as folder:
         copy = Path(folder) / "project"
         shutil.copytree(ROOT, copy, symlinks=True, ignore=LEFT_OUT)
@@ -162,7 +163,7 @@ def find(mutant: Mutant) -> str:
 
 
 def main(*names: str) -> int:
-    """Plant those that are named, or all; returns how many were not found, at most 1."""
+    """Plant the named mistakes, or all; return the number that no test found, at most 1."""
     missed = 0
     if unknown := [name for name in names if name not in MUTANTS]:
         sys.exit(f"no such mistake: {unknown[0]}; there are {', '.join(MUTANTS)}")

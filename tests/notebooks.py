@@ -1,8 +1,8 @@
-"""The loops of the notebooks as they were: transformers on models in memory, a forward pass for
-every token. They are what the loops on Tandem are compared with.
+"""The notebooks' original loops: transformers on models in memory, with a forward pass for every
+token. The loops on Tandem are compared with these loops.
 
-No service takes part, and no code of ours but the noise: `torch.multinomial` cannot be asked for
-the draws of somebody else, so what the notebooks draw with it is drawn with the keyed noise here.
+The notebooks' loops use no service and no code of Tandem except the noise: `torch.multinomial`
+cannot reproduce another program's draws, so the notebooks' draws use keyed noise here.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from tandem.engine.sampling.noise import gumbel
 
 @dataclass(slots=True)
 class Model:
-    """A model as transformers runs it; it forgets nothing that it was asked."""
+    """A model that transformers runs, with a record of everything that it was asked."""
 
     network: Any
     known: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
 
     @torch.inference_mode()
     def last_logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """[vocab], behind the last token."""
+        """Return the logits after the last token, [vocab]."""
         if tuple(ids) not in self.known:
             output = self.network(torch.tensor([ids]), use_cache=False)
             self.known[tuple(ids)] = output.logits[0, -1]
         return self.known[tuple(ids)]
 
     def top1(self, ids: Sequence[int]) -> int:
-        """The greedy next token."""
+        """Return the greedy next token."""
         return int(self.last_logits(ids).argmax())
 
 
 @dataclass(frozen=True, slots=True)
 class Notebook:
-    """What each of them sets up first."""
+    """The objects that each notebook sets up first."""
 
     tokenizer: Any
     target: Model
@@ -49,7 +49,7 @@ class Notebook:
 
     @classmethod
     def of(cls, target: Path, draft: Path) -> Notebook:
-        """From two model directories, in float32."""
+        """Load both models in float32 from their directories."""
         models = [
             Model(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
             for folder in (target, draft)
@@ -57,12 +57,12 @@ class Notebook:
         return cls(AutoTokenizer.from_pretrained(target), *models)
 
     def encode(self, prompt: str) -> list[int]:
-        """Text to token ids."""
+        """Return the token ids of a text."""
         ids: list[int] = self.tokenizer(prompt)["input_ids"]
         return ids
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
-        """Token ids to text, as it is."""
+        """Return the text of token ids, without changes."""
         return str(
             self.tokenizer.decode(
                 ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False
@@ -72,15 +72,16 @@ class Notebook:
     def assisted(
         self, ids: list[int], max_new_tokens: int, schedule: str, threshold: float
     ) -> list[int]:
-        """transformers' own assisted generation, greedy, with 20 candidates at first."""
+        """Run transformers' own assisted generation, greedy, with 20 candidates at first."""
         config = self.draft.network.generation_config
-        config.num_assistant_tokens = 20  # each time: the heuristic leaves its last number here
+        # reset each time, because the heuristic stores its last number here
+        config.num_assistant_tokens = 20
         config.num_assistant_tokens_schedule = schedule
         config.assistant_confidence_threshold = threshold
         return self.generate(ids, max_new_tokens, assistant_model=self.draft.network)
 
     def generate(self, ids: list[int], max_new_tokens: int, **options: Any) -> list[int]:
-        """transformers' `generate()`, greedy."""
+        """Run transformers' `generate()`, greedy."""
         inputs = torch.tensor([ids])
         output = self.target.network.generate(
             inputs,
@@ -95,7 +96,7 @@ class Notebook:
 
 
 def rollout(book: Notebook, ids: list[int], first: int, span: int) -> list[int]:
-    """A first token and the draft model's greedy ones behind it, `span` in all."""
+    """Return a first token and the draft model's greedy tokens after it, `span` in all."""
     sequence = [first]
     for _ in range(span - 1):
         sequence.append(book.draft.top1(ids + sequence))
@@ -107,7 +108,7 @@ def rollout(book: Notebook, ids: list[int], first: int, span: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A branch, what was accepted of it, its score, and all tokens if it is kept."""
+    """A branch, how many of its tokens were accepted, its score, and all tokens if it is kept."""
 
     tokens: list[int]
     accepted: list[int]
@@ -117,7 +118,7 @@ class Candidate:
 
 
 def is_visible(book: Notebook, token: int) -> bool:
-    """Whether a token alone is more than white space, and not a part of a character."""
+    """Return whether a token alone is more than white space, and not a part of a character."""
     text = book.decode([token], special=True)
     return "\ufffd" not in text and any(c.isprintable() and not c.isspace() for c in text)
 
@@ -125,8 +126,8 @@ def is_visible(book: Notebook, token: int) -> bool:
 def sample_first_tokens(
     book: Notebook, ids: list[int], k: int, temperature: float, seed: int, top_p: float = 0.95
 ) -> list[int]:
-    """Up to k visible tokens of the nucleus, drawn without replacement: the largest log p + Gumbel
-    noise are such a draw.
+    """Return up to k visible tokens of the nucleus, drawn without replacement: the largest log p +
+    Gumbel noise are such a draw.
     """
     probs = (book.draft.last_logits(ids) / temperature).softmax(-1)
     sorted_p, sorted_ix = probs.sort(descending=True)
@@ -141,7 +142,7 @@ def sample_first_tokens(
 
 
 def evaluate(book: Notebook, ids: list[int], branch: list[int]) -> Candidate:
-    """Accept until the verifier's greedy token is another, which is committed instead."""
+    """Accept tokens until the verifier's greedy token differs, which is committed instead."""
     current, accepted, mismatched = list(ids), list[int](), False
     for token in branch:
         prediction = book.target.top1(current)
@@ -163,7 +164,7 @@ def medusa_generate(
     temperature: float,
     seed: int,
 ) -> tuple[str, list[tuple[list[Candidate], Candidate]]]:
-    """The normalised text, and of each step all branches and the one that was kept."""
+    """Return the normalised text and, for each step, all branches and the one that was kept."""
     ids, steps = book.encode(prompt), []
     start_len = len(ids)
     for _ in range(math.ceil(max_new_tokens / span)):
@@ -184,7 +185,7 @@ def medusa_generate(
 
 
 def target_sample_one(book: Notebook, ids: list[int], temperature: float, seed: int) -> int:
-    """One token from the target at a temperature."""
+    """Draw one token from the target at a temperature."""
     scores = (book.target.last_logits(ids) / max(1e-6, temperature)).log_softmax(-1)
     return int((scores + gumbel(seed, len(ids), torch.arange(len(scores)))).argmax())
 
@@ -192,7 +193,7 @@ def target_sample_one(book: Notebook, ids: list[int], temperature: float, seed: 
 def speculative_generate_minimal(
     book: Notebook, prompt: str, max_new_tokens: int, k: int, target_temp: float, seed: int
 ) -> tuple[str, list[tuple[list[int], int]]]:
-    """The text, and of each cycle what was proposed and how many of it were accepted."""
+    """Return the text and, for each cycle, the proposed tokens and how many were accepted."""
     ids, cycles = book.encode(prompt), []
     base_len = len(ids)
     while len(ids) - base_len < max_new_tokens:

@@ -1,5 +1,5 @@
-"""Linear layers packed as GPTQ, AWQ and compressed-tensors define their formats, field by field:
-random codes, and the numbers that these stand for.
+"""Linear layers packed by the definitions of GPTQ, AWQ and compressed-tensors, field by field:
+random codes, and the numbers that they stand for.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from typing import Any
 import torch
 
 GROUP = 32
-FIELDS = (0, 2, 4, 6, 1, 3, 5, 7)  # of a word of AWQ: the outputs that lie in it, the lowest first
+FIELDS = (0, 2, 4, 6, 1, 3, 5, 7)  # the outputs in a word of AWQ, the lowest bits first
 Shape = tuple[int, int]  # outputs and inputs of a linear layer
-Packed = tuple[dict[str, torch.Tensor], dict[str, Any], torch.Tensor]  # its numbers last
+# the last item is the numbers
+Packed = tuple[dict[str, torch.Tensor], dict[str, Any], torch.Tensor]
 
 
 def words(codes: torch.Tensor, bits: int, fields: tuple[int, ...] | None = None) -> torch.Tensor:
-    """Codes [rows, n] in words of 32 bits, [rows, n / codes of a word], one after the other."""
+    """Pack codes [rows, n] into words of 32 bits, [rows, n / codes per word], one after the
+    other.
+    """
     each = 32 // bits
     order = fields or tuple(range(each))
     made = torch.zeros(codes.shape[0], codes.shape[1] // each, dtype=torch.int64)
@@ -25,7 +28,9 @@ def words(codes: torch.Tensor, bits: int, fields: tuple[int, ...] | None = None)
 
 
 def drawn(shape: Shape, bits: int, same: bool, mixed: bool) -> tuple[torch.Tensor, ...]:
-    """Codes [out, in], zeros and scales [out, groups], the group of each input, and the numbers."""
+    """Return codes [out, in], zeros and scales [out, groups], the group of each input, and the
+    numbers.
+    """
     torch.manual_seed(bits + same)
     outputs, inputs = shape
     most = 2**bits
@@ -83,7 +88,7 @@ def in_words(shape: Shape, bits: int, same: bool, mixed: bool = False) -> Packed
 
 
 def in_int8(shape: Shape, rows: int, groups: int, zeros: bool = False) -> Packed:
-    """Scales of as many rows of outputs, and groups of inputs."""
+    """Return int8 weights with a scale per so many rows of outputs and groups of inputs."""
     torch.manual_seed(0)
     codes = torch.randint(-128, 128, shape, dtype=torch.int8)
     scales = torch.rand(rows, groups) / 1000
@@ -98,7 +103,7 @@ def in_int8(shape: Shape, rows: int, groups: int, zeros: bool = False) -> Packed
 
 
 def in_float8(shape: Shape, rows: int, columns: int) -> Packed:
-    """In blocks of as many outputs and inputs."""
+    """Return float8 weights with a scale per block of this many outputs and inputs."""
     torch.manual_seed(0)
     codes = torch.randn(shape).to(torch.float8_e4m3fn)
     scales = torch.rand(-(-shape[0] // rows), -(-shape[1] // columns)) / 100

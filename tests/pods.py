@@ -1,5 +1,5 @@
-"""Pods of an overlay in network namespaces on one machine, one network, with the rules of their
-network policies in the kernel: real nftables, made of what kustomize renders.
+"""Pods of an overlay in network namespaces of one machine. The kernel enforces their network
+policies with real nftables, made from what kustomize renders.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tests.waiting import LIMIT
 
 NAMESPACES, CLONE_NEWNET = Path("/var/run/netns"), 0x40000000
 ESTABLISHED = "iif lo accept; ct state established,related accept"
-REJECT = "meta l4proto tcp reject with tcp reset; reject"  # at once, so nothing waits
+REJECT = "meta l4proto tcp reject with tcp reset; reject"  # a reset comes at once, so no test waits
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """An end with an address, in a network namespace of its own."""
+    """A pod or outside peer with an address, in a network namespace of its own."""
 
     end: End
     address: str
@@ -37,11 +37,13 @@ class Host:
 
     @property
     def enter(self) -> tuple[str, ...]:
-        """Runs a command there."""
+        """Return the words that run a command in the host's namespace."""
         return "nsenter", f"--net={NAMESPACES / self.namespace}"
 
     def run(self, work: Callable[[], T]) -> T:
-        """What some work returns in a thread that is there; sockets that it opens stay there."""
+        """Return the result of some work in a thread inside the namespace; sockets that it opens
+        stay there.
+        """
 
         def arrive() -> None:
             with (NAMESPACES / self.namespace).open() as file:
@@ -52,7 +54,7 @@ class Host:
             return pool.submit(work).result()
 
     def reaches(self, targets: Iterable[tuple[str, int]]) -> list[bool]:
-        """At which of them, addresses and ports, a connection can be made."""
+        """Return the addresses and ports of these targets to which a connection can be made."""
 
         def connected(target: tuple[str, int]) -> bool:
             try:
@@ -66,11 +68,12 @@ class Host:
 
 @contextmanager
 def network(ends: Sequence[End]) -> Iterator[list[Host]]:
-    """A namespace for each of these ends and a switch between them while the scope lasts; ends of
-    one name are replicas. Raises OSError or CalledProcessError where none can be.
+    """Make a namespace for each of these ends and a switch between them while the scope lasts; ends
+    with the same name are replicas. Raises OSError or CalledProcessError where namespaces cannot be
+    made.
     """
     if os.getuid() or not all(map(shutil.which, ("ip", "nsenter", "nft"))):
-        raise OSError("needs root, ip, nsenter and nft")
+        raise OSError("needs root and the programs ip, nsenter and nft")
     prefix, subnet = f"pods{os.getpid()}", f"10.214.{os.getpid() % 256}"
     with ExitStack() as scope:
 
@@ -97,7 +100,7 @@ def network(ends: Sequence[End]) -> Iterator[list[Host]]:
 
 
 def enforce(overlay: str, hosts: Sequence[Host]) -> None:
-    """Have the kernel keep what the policies of an overlay say of its pods, both ways."""
+    """Have the kernel enforce an overlay's policies on its pods, in both directions."""
     for host in hosts:
         if host.end.ours:
             text = rules(overlay, host, hosts)
@@ -107,7 +110,9 @@ def enforce(overlay: str, hosts: Sequence[Host]) -> None:
 
 
 def rules(overlay: str, host: Host, hosts: Sequence[Host]) -> str:
-    """Those of a pod, for nft. One that no policy of a kind selects is free in that way."""
+    """Return the rules of a pod for nft. A pod that no policy of a kind selects is unrestricted in
+    that direction.
+    """
     chains = []
     for kind, way, key, hook in (
         ("Ingress", "ingress", "from", "input"),
@@ -129,7 +134,7 @@ def rules(overlay: str, host: Host, hosts: Sequence[Host]) -> str:
 def _accepted(
     rule: Mapping[str, Any], key: str, host: Host, hosts: Sequence[Host]
 ) -> Iterator[str]:
-    """What a rule of a policy lets through: each protocol and port, with each of its peers."""
+    """Yield what a policy's rule lets through: each protocol and port, with each of its peers."""
     side = "saddr" if key == "from" else "daddr"
     peers = [_peer(peer, side, hosts) for peer in rule[key]] if key in rule else [""]
     ports = [_port(port, host) for port in rule["ports"]] if "ports" in rule else [""]
@@ -138,8 +143,8 @@ def _accepted(
 
 
 def _peer(peer: Mapping[str, Any], side: str, hosts: Sequence[Host]) -> str | None:
-    """A peer as nft says it, or None if it is nobody here. A range of addresses is what it says:
-    pods of a cluster may be in it.
+    """Return a peer in nft's syntax, or None if no host matches. A range of addresses applies
+    literally: it may contain pods of a cluster.
     """
     if block := peer.get("ipBlock"):
         assert block.keys() == {"cidr"}
@@ -149,14 +154,14 @@ def _peer(peer: Mapping[str, Any], side: str, hosts: Sequence[Host]) -> str | No
 
 
 def _port(port: Mapping[str, Any], host: Host) -> str:
-    """A port as nft says it; one that has a name is the pod's own."""
+    """Return a port in nft's syntax; a named port is the pod's own."""
     return f"{port.get('protocol', 'TCP').lower()} dport {host.end.number(port)}"
 
 
 @contextmanager
 def listening(hosts: Sequence[Host], ports: Iterable[int], but: bool = False) -> Iterator[None]:
-    """At each of these ports somebody listens on every host while the scope lasts, `but` not at the
-    own ports of a pod, at which its services do.
+    """Listen on each of these ports on every host while the scope lasts, except (`but`) on the
+    ports of a pod's own services.
     """
     ports = [*ports]
     with ExitStack() as scope:

@@ -1,4 +1,4 @@
-"""Ray nodes as an operator starts them, some in network namespaces of their own."""
+"""Ray nodes as an operator starts them, some in their own network namespaces."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ HEAD = ("--head", "--include-dashboard=false")
 
 
 def environment() -> dict[str, str]:
-    """Of every process of a cluster: a token of its own, no end by other processes' use of memory,
-    nodes that may listen beyond loopback, and lost nodes are detected within seconds.
+    """Return the environment of a cluster's processes: its own token, no process ended for others'
+    use of memory, nodes that may listen beyond loopback, and detection of lost nodes within
+    seconds.
     """
     return os.environ | {
         "PYTHONPATH": str(HERE / "src"),
@@ -48,7 +49,7 @@ def environment() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A second machine with its only connection to this one: a pair of virtual network devices."""
+    """A second machine whose only connection to this one is a pair of virtual network devices."""
 
     namespace: str
     here: str
@@ -56,26 +57,30 @@ class Link:
 
     @property
     def enter(self) -> tuple[str, ...]:
-        """Runs a command there."""
+        """Return the words that run a command on the second machine."""
         return "nsenter", f"--net=/var/run/netns/{self.namespace}"
 
     def set(self, state: str) -> None:
-        """`up` or `down`, at the far end: here the route stays, and leads nowhere."""
+        """Set the far end of the link `up` or `down`; the route on this machine stays and leads
+        nowhere.
+        """
         ip("-netns", self.namespace, "link", "set", "eth0", state)
 
 
 def ip(*words: str) -> None:
-    """Have the kernel change its network."""
+    """Run `ip` with these words."""
     subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
 @contextmanager
 def second_machine() -> Iterator[Link]:
-    """A link while the scope lasts; raises OSError or CalledProcessError where none can be."""
+    """Make a link while the scope lasts; raises OSError or CalledProcessError where it cannot be
+    made.
+    """
     name, subnet = f"tandem{os.getpid() % 10_000_000}", f"10.213.{os.getpid() % 256}"
     link = Link(name, f"{subnet}.1", f"{subnet}.2")
     if os.getuid() or not all(map(shutil.which, ("ip", "nsenter"))):
-        raise OSError("needs root, ip and nsenter")
+        raise OSError("needs root and the programs ip and nsenter")
     ip("netns", "add", name)
     try:
         ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
@@ -96,7 +101,7 @@ def second_machine() -> Iterator[Link]:
 async def node(
     environment: dict[str, str], *flags: str, cpus: int = 8, enter: tuple[str, ...] = ()
 ) -> AsyncIterator[Process]:
-    """A Ray node while the scope lasts; it may die before."""
+    """Run a Ray node while the scope lasts; it may die earlier."""
     with TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         command = *enter, *RAY, *NODE, f"--num-cpus={cpus}", f"--temp-dir={folder}", *flags
         process = await asyncio.create_subprocess_exec(
@@ -124,12 +129,12 @@ async def node(
 
 
 def processes(session: int) -> list[int]:
-    """Those of a session."""
+    """Return the processes of a session."""
     return [process for process, its, _ in running() if its == session]
 
 
 def kill(session: int) -> int:
-    """End all processes of a session at once; how many there were."""
+    """Kill all processes of a session at once; return how many there were."""
     found = processes(session)
     for process in found:
         with suppress(ProcessLookupError):

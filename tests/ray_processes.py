@@ -1,4 +1,4 @@
-"""The processes of the private Ray that an orchestrator has started."""
+"""The processes of the private Ray cluster that an orchestrator has started."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ CELL, CONTROL_PLANE, NODE = b"ray::ServeReplica", b"gcs_server", b"raylet/raylet
 
 
 def ray_processes(orchestrator: int, name: bytes) -> list[int]:
-    """Those of its session whose command line begins with a name, or whose program ends with it."""
+    """Return the processes of the orchestrator's session whose command line begins with a name, or
+    whose program's path ends with it.
+    """
     return [
         process
         for process, session, program in running()
@@ -19,7 +21,9 @@ def ray_processes(orchestrator: int, name: bytes) -> list[int]:
 
 
 def running() -> Iterator[tuple[int, int, bytes]]:
-    """Every process of the machine that has not ended: its number, its session's, its program."""
+    """Yield every process of the machine that has not ended: its number, its session's number, its
+    program.
+    """
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             program = (folder / "cmdline").read_bytes().partition(b"\0")[0]

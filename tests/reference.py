@@ -1,4 +1,4 @@
-"""The target alone, as transformers runs it: what every text is compared with."""
+"""The target alone, run by transformers: the reference for every text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def generate(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]
 def sample(
     model: PreTrainedModel, prompt: list[int], count: int, params: SamplingParams, end: int
 ) -> list[int]:
-    """One token at a time through transformers' own cache, drawn with the keyed noise."""
+    """Generate one token at a time through transformers' own cache, drawn with the keyed noise."""
     tokens, fed, cache = list(prompt), 0, None
     while len(tokens) < len(prompt) + count:
         output = model(torch.tensor([tokens[fed:]]), past_key_values=cache, use_cache=True)
@@ -39,7 +39,7 @@ def sample(
 
 @torch.inference_mode()
 def margins(model: PreTrainedModel, prompt: list[int], completion: list[int]) -> list[float]:
-    """Per completion token, how far the likeliest logit is above the second."""
+    """Return, per completion token, how far the likeliest logit is above the second."""
     logits = model(torch.tensor([prompt + completion]), use_cache=False).logits[
         0, len(prompt) - 1 : -1
     ]

@@ -1,5 +1,5 @@
-"""`tandem up` and single services on free ports, as a person runs them; stopping `tandem up` must
-leave nothing.
+"""`tandem up` and single services on free ports, run as a person runs them; a stopped `tandem up`
+must leave no process behind.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SERVES = re.compile(r'client API on (\S+)\.|"serving".*"address": "([^"]+)"')
 
 @dataclass(frozen=True)
 class Served:
-    """A command that serves: its process, the address of its API, and what it printed until it
+    """A command that serves: its process, the address of its API, and its output until it
     served.
     """
 
@@ -53,7 +53,9 @@ class Served:
 def serving(
     words: list[str], folder: Path | None = None, environment: dict[str, str] | None = None
 ) -> Iterator[Served]:
-    """Run a command that serves while the scope lasts; it must end well when it is asked to."""
+    """Run a command that serves while the scope lasts; it must exit with success when it is
+    stopped.
+    """
     with subprocess.Popen(
         words, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -17,13 +17,13 @@ GRAMMARS = (
 
 
 def drawn_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
-    """A schema whose answers are short."""
+    """Return a schema whose answers are short."""
     kinds = [_text, _number, _enum, _pattern, _several]
     return rng.choice([*kinds, _object, _object, _array] if depth else kinds)(rng, depth)
 
 
 def drawn_object(rng: random.Random) -> dict[str, Any]:
-    """The same of an object."""
+    """Return a schema of an object."""
     return _object(rng, 2)
 
 

@@ -1,6 +1,6 @@
-"""Models that say a given text: at each position a token, whatever the tokens before it.
+"""Models that say a given text: at each position a fixed token, whatever the tokens before it.
 
-A target that says a text and a drafter that is wrong at known positions make acceptance, stops,
+With a target that says a text and a drafter that is wrong at known positions, acceptance, stops,
 limits and finish reasons fall exactly where a test wants them.
 """
 
@@ -18,11 +18,11 @@ from tandem import models
 
 POSITIONS = 256
 END = 0  # the embedded tokenizer's end of text
-STRENGTH = 2.0  # of a token's logit at its position
+STRENGTH = 2.0  # the logit of a token at its position
 
 
 def tokens_of(text: str) -> list[int]:
-    """A text as the embedded tokenizer cuts it."""
+    """Return the tokens of a text in the embedded tokenizer."""
     tokenizer = Tokenizer.from_file(str(models.TARGET / "tokenizer.json"))
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     return ids
@@ -34,11 +34,11 @@ TOKENS = tokens_of(TEXT)
 
 def saying(folder: Path, tokens: Sequence[int], wrong_every: int = 0) -> Path:
     """Make the directory of a model whose greedy token at position `n` is `tokens[n]`, and the end
-    of text after them; every `wrong_every`-th token is another one. After a prompt of one token it
-    says all of them.
+    of text after them; every `wrong_every`-th token is a different one. After a prompt of one token
+    the model says all of them.
 
-    A GPT-2 whose position embeddings are orthogonal: the output row of a token is the sum of the
-    positions at which it is said.
+    The model is a GPT-2 with orthogonal position embeddings: a token's output row is the sum of the
+    embeddings of the positions where the model says it.
     """
     script = [*tokens, *[END] * (POSITIONS - len(tokens))]
     torch.manual_seed(0)

@@ -40,12 +40,16 @@ from tests.scripted import saying, tokens_of
 from tests.waiting import LIMIT, until
 
 PROMPTS = Path(__file__).parents[1] / "benchmarks" / "peers" / "story_prompts.jsonl"
-# Tasks of servers and of what watches them, and parts of tasks that are counted themselves.
+# Names of tasks that are not counted: tasks of servers, tasks that watch servers, and tasks that
+# belong to a counted task.
 SERVERS_TASKS = ("grpcio", "StreamServer.", "is_serving", "until_silent", "_wait.<")
-SERVERS_TASKS += ("PerAddress._keep", "Link._run")  # of replicas, once they are known
+# tasks of replicas, counted once replicas are known
+SERVERS_TASKS += ("PerAddress._keep", "Link._run")
 
-heartbeat.MAX_MISSED = 1000  # tests of a loss set their own; a slow machine has lost nobody
-hypothesis.settings.register_profile("tandem", deadline=None)  # a slow machine is no failure
+# tests of lost peers set their own limit; on a slow machine no peer counts as lost
+heartbeat.MAX_MISSED = 1000
+# no deadline, because a slow machine is no failure
+hypothesis.settings.register_profile("tandem", deadline=None)
 hypothesis.settings.load_profile("tandem")
 transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)
@@ -53,7 +57,7 @@ torch.set_num_threads(1)
 
 @dataclass(frozen=True)
 class Pair:
-    """Two model directories."""
+    """The directories of a target and a draft model."""
 
     target: Path
     draft: Path
@@ -70,7 +74,7 @@ class Services:
     verifier_client: VerifierClient
 
     async def assert_no_session_is_left(self) -> None:
-        """Closing is asynchronous."""
+        """The check waits, because closing is asynchronous."""
         for client in (self.drafter_client, self.verifier_client):
 
             async def closed(client: DrafterClient | VerifierClient = client) -> bool:
@@ -81,7 +85,7 @@ class Services:
 
 @dataclass(frozen=True)
 class Tandem:
-    """A whole system."""
+    """A whole system: services, an orchestrator and its clients."""
 
     services: Services
     stub: Any
@@ -91,25 +95,27 @@ class Tandem:
 
 @pytest.fixture(scope="session")
 def prompts() -> list[str]:
-    """80 beginnings of stories."""
+    """Return 80 beginnings of stories."""
     return [json.loads(line)["prompt"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.fixture(scope="session")
 def embedded() -> Pair:
-    """The trained pair."""
+    """Return the trained pair that ships with the project."""
     return Pair(models.TARGET, models.DRAFT)
 
 
 @pytest.fixture(scope="session")
 def target(embedded: Pair) -> PreTrainedModel:
-    """The trained target as transformers runs it, untouched by us."""
+    """Return the trained target as transformers runs it, without code of this project."""
     return AutoModelForCausalLM.from_pretrained(embedded.target, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="session")
 def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]:
-    """Makes a tiny random model directory of a family, with the embedded tokenizer."""
+    """Return a function that makes a tiny random model directory of a family, with the embedded
+    tokenizer.
+    """
 
     @cache
     def make(family: str, seed: int) -> Path:
@@ -124,8 +130,8 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int],
 
 @pytest.fixture(scope="session")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Pair]:
-    """Makes a target that says a text after a prompt of one token, and a drafter of which every
-    n-th token is wrong, or none for 0.
+    """Return a function that makes a target which says a text after a prompt of one token, and a
+    drafter of which every n-th token is wrong, or none for 0.
     """
 
     @cache
@@ -137,13 +143,13 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], P
 
 @pytest.fixture
 def waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request in lockstep waits for every proposal, however long a drafter takes."""
+    """Make requests in lockstep wait for every proposal, however long a drafter takes."""
     monkeypatch.setattr(WaitPolicy, "wait_seconds", LIMIT)
 
 
 @pytest.fixture(scope="session")
 def make_gguf(tmp_path_factory: pytest.TempPathFactory) -> MakeGGUF:
-    """Makes a model directory a GGUF file of a type."""
+    """Return a function that makes a GGUF file of a type from a model directory."""
     return maker(tmp_path_factory.mktemp("gguf"))
 
 
@@ -151,7 +157,7 @@ def make_gguf(tmp_path_factory: pytest.TempPathFactory) -> MakeGGUF:
 async def serve_models(
     pair: Pair, drafting: dict[str, Any] | None = None, **options: Any
 ) -> AsyncIterator[Services]:
-    """A real drafter and a real verifier on loopback; `drafting` are options of the drafter."""
+    """Run a real drafter and a real verifier on loopback; `drafting` are options of the drafter."""
     async with AsyncExitStack() as scope:
         addresses, channels = [], []
         for module, folder, own in (
@@ -170,7 +176,7 @@ async def serve_models(
 
 @asynccontextmanager
 async def serve_all(services: Services, **options: Any) -> AsyncIterator[Tandem]:
-    """An orchestrator in front of them."""
+    """Run an orchestrator in front of the services."""
     config = OrchestratorConfig(
         verifier=services.verifier,
         drafter=services.drafter,
@@ -187,21 +193,23 @@ async def serve_all(services: Services, **options: Any) -> AsyncIterator[Tandem]
 
 @pytest.fixture(scope="session")
 async def services(embedded: Pair) -> AsyncIterator[Services]:
-    """The embedded pair, served."""
+    """Serve the embedded pair."""
     async with serve_models(embedded) as services:
         yield services
 
 
 @pytest.fixture(scope="session")
 async def tandem(services: Services) -> AsyncIterator[Tandem]:
-    """The whole system on the embedded pair, in this process."""
+    """Run the whole system on the embedded pair, in this process."""
     async with serve_all(services) as tandem:
         yield tandem
 
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt, also where a shell has the background ignore it."""
+    """Have Ctrl-C raise KeyboardInterrupt, also in a background job, for which a shell disables
+    it.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -209,7 +217,7 @@ def interruptible() -> Iterator[None]:
 
 @pytest.fixture
 async def nothing_left(services: Services) -> AsyncIterator[None]:
-    """Fails the test if it leaves a session or a task behind."""
+    """Fail the test if it leaves a session or a task behind."""
     before = asyncio.all_tasks()
     yield
     await services.assert_no_session_is_left()

@@ -1,9 +1,9 @@
-"""A model split among ranks, tried in processes of its own.
+"""A model split among ranks, run in processes of its own.
 
     python -m tests.splitting MODEL COUNT [all_reduce]
 
-loads it, tests it, and prints how exact it is. With `all_reduce` the partial sums are added in the
-order that torch.distributed finds fastest.
+loads the model, tests it, and prints how exact it is. With `all_reduce` the partial sums are added
+in the order that torch.distributed finds fastest.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from tandem.engine.parallel.shards import Shard
 
 
 def reduced(_: shards.RankSum, partial_sums: torch.Tensor) -> torch.Tensor:
-    """What takes the place of a sum in the order of ranks."""
+    """Replaces the sum in the order of ranks."""
     total = partial_sums.clone()
     distributed.all_reduce(total)
     return total
 
 
 def follow_reducing(config: ModelServiceConfig, shard: Shard) -> Callable[[str, Any], None]:
-    """Another rank that reduces."""
+    """Run another rank that reduces in the same way."""
     shards.RankSum.forward = reduced  # type: ignore[method-assign]
     return loading.follower(config, shard)
 
 
 def main() -> None:
-    """Load, test, and tell."""
-    from tests.splitting import follow_reducing  # as other processes import it
+    """Load the model, test it, and print the result."""
+    # imported by name, so that other processes can import the function
+    from tests.splitting import follow_reducing
 
     model, count, *fault = sys.argv[1:]
     config = ModelServiceConfig(

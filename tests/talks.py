@@ -1,5 +1,5 @@
-"""Sessions whose texts grow in a forward pass, by chunks and by trees, and what their logits should
-be: those of a plain pass over the same text.
+"""Sessions whose texts grow in a forward pass, by chunks and by trees, and their expected logits:
+those of a plain pass over the same text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tandem.protos import tree
 from tests.families import VOCABULARY
 
 SIZE = 384
-PLACES = (31, 63, 64, 94, 95, 96, 126, 128, 159, 200, 216)  # most around cuts and block borders
+PLACES = (31, 63, 64, 94, 95, 96, 126, 128, 159, 200, 216)  # mostly around cuts and block borders
 LENGTH = 220
 
 
@@ -28,7 +28,9 @@ def some_tokens(rng: random.Random, count: int) -> tuple[int, ...]:
 
 
 def some_tree(rng: random.Random, nodes: int) -> tuple[int, ...]:
-    """Parents anywhere, or mostly the last node: flat trees and deep ones."""
+    """Return a tree whose parents are anywhere, or mostly the last node: flat trees and deep
+    ones.
+    """
     deep = rng.random() < 0.5
     return tuple(
         node - 1 if deep and rng.random() < 0.9 else rng.randrange(-1, node)
@@ -38,7 +40,7 @@ def some_tree(rng: random.Random, nodes: int) -> tuple[int, ...]:
 
 @torch.inference_mode()
 def plain_pass(model: HFModel, text: list[int]) -> torch.Tensor:
-    """The logits of a text as transformers computes them, float32 [tokens, vocab]."""
+    """Return the logits of a text as transformers computes them, float32 [tokens, vocab]."""
     model.network.set_attn_implementation("eager")
     ids = torch.tensor([text], device=model.device)
     logits: torch.Tensor = model.network(input_ids=ids, use_cache=False).logits[0].float()
@@ -48,7 +50,7 @@ def plain_pass(model: HFModel, text: list[int]) -> torch.Tensor:
 
 @dataclass
 class Talk:
-    """A text and the KV range that holds it."""
+    """A text and the page table that holds it."""
 
     table: PageTable
     text: list[int] = field(default_factory=list)
@@ -56,14 +58,14 @@ class Talk:
     def segment(
         self, head: Sequence[int], draft: Sequence[int] = (), parents: Sequence[int] = ()
     ) -> Segment:
-        """More text, with a draft behind it."""
+        """Return a segment of more text, with a draft after it."""
         hung = tree.hang(len(head), parents)
         return Segment(self.table, len(self.text), (*head, *draft), hung, len(hung))
 
     def among_proposals(
         self, chunk: Sequence[int], rng: random.Random
     ) -> tuple[Segment, list[int]]:
-        """More text in a tree with wrong proposals anywhere, and the path of the text."""
+        """Return more text in a tree with wrong proposals anywhere, and the path of the text."""
         tokens: list[int] = []
         parents: list[int] = []
         path: list[int] = []
@@ -80,7 +82,9 @@ class Talk:
         return self.segment((), tokens, parents), path
 
     def difference(self, model: HFModel, fed: Segment, logits: torch.Tensor) -> float:
-        """The largest between the logits of a segment and plain passes over all its paths."""
+        """Return the largest difference between the logits of a segment and plain passes over all
+        its paths.
+        """
         worst = 0.0
         for leaf in set(range(len(fed.parents))) - set(fed.parents):
             path = tree.path(fed.parents, leaf)
@@ -90,13 +94,13 @@ class Talk:
 
     @torch.inference_mode()
     def commit(self, forward: HFRunner, fed: Segment, node: int) -> None:
-        """The path to a node becomes text."""
+        """Commit the path to a node as text."""
         path = tree.path(fed.parents, node)
         forward.pool.compact(self.table, len(self.text), path)
         self.text += [fed.tokens[node] for node in path]
 
     def say(self, forward: HFRunner, tokens: Sequence[int]) -> torch.Tensor:
-        """Feed text; its logits, [tokens, vocab]."""
+        """Feed text; return its logits, [tokens, vocab]."""
         fed = self.segment(tokens)
         (logits,) = forward([fed])
         self.commit(forward, fed, len(tokens) - 1)
@@ -104,15 +108,15 @@ class Talk:
 
 
 def talks(forward: HFRunner, count: int, size: int = SIZE) -> list[Talk]:
-    """Sessions without a text yet; all must fit the pool."""
+    """Return sessions without a text yet; all must fit the pool."""
     tables = [forward.pool.allocate(size) for _ in range(count)]
     assert None not in tables
     return [Talk(table) for table in tables if table]
 
 
 def largest_difference(forward: HFRunner, rng: random.Random) -> float:
-    """From plain passes: chains and trees of four sessions together, up to and across the cuts,
-    with any path committed.
+    """Return the largest difference from plain passes: chains and trees of four sessions together,
+    up to and across the cuts, with any path committed.
     """
     worst, together = 0.0, talks(forward, 4)
     for place in PLACES:
@@ -131,8 +135,8 @@ def largest_difference(forward: HFRunner, rng: random.Random) -> float:
 def differing_rows(
     forward: HFRunner, rng: random.Random, length: int = LENGTH, others: int = 2
 ) -> list[int]:
-    """Places of a text whose logits are not, bit for bit, the same a token at a time and alone, and
-    in chunks and trees of any size beside others.
+    """Return the positions of a text whose logits differ, in any bit, between one token at a time
+    alone, and chunks and trees of any size beside others.
     """
     text = some_tokens(rng, length)
     alone, beside, *company = talks(forward, 2 + others, length + SIZE - LENGTH)

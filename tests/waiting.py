@@ -1,4 +1,6 @@
-"""Wait for an event. The one limit says that the event never came, and nothing about speed."""
+"""Wait for an event. The only limit detects that an event never came; it says nothing about
+speed.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,15 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-LIMIT = 120.0  # seconds after which a test has hung
-PAUSE = 0.01  # seconds between two looks at a state that sends no event
+LIMIT = 120.0  # seconds after which a test counts as hanging
+PAUSE = 0.01  # seconds between two reads of a state that sends no event
 
 T = TypeVar("T")
 
 
 async def until(state: Callable[[], T | Awaitable[T]], what: str = "") -> T:
     """Return the first true value of `state`, a function or a coroutine function; raise
-    AssertionError with the last value when it stays false.
+    AssertionError with the last value if it stays false.
     """
     seen: T | None = None
     try:
@@ -32,7 +34,7 @@ async def until(state: Callable[[], T | Awaitable[T]], what: str = "") -> T:
 
 
 def wait_until(state: Callable[[], T], what: str = "") -> T:
-    """The same for a test without an event loop."""
+    """Do the same for a test without an event loop."""
     end = time.monotonic() + LIMIT
     while not (value := state()):
         assert time.monotonic() < end, f"never happened: {what or state}; last seen: {value!r}"

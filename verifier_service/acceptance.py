@@ -1,7 +1,7 @@
 """Decides which draft tokens are accepted: the acceptance walk, and the rules for each node.
 
-Pure: the target's distributions come in as values and randomness as functions, so nothing is drawn
-here. `match` and `reject` preserve the target's distribution, `top1` does not.
+The module is pure: the target's distributions come in as values and randomness as functions, so
+nothing is drawn here. `match` and `reject` preserve the target's distribution, `top1` does not.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def walk(
 
 
 def match(draft: Draft, children: Sequence[int], token: int) -> Decision:
-    """Accept the child that has the target's own draw as its token. The token emitted is always
-    that draw, so no draft can change the text.
+    """Accept the child that has the target's own draw as its token. The emitted token is always the
+    target's own draw, so no draft can change the text.
     """
     return next((child for child in children if draft.tokens[child] == token), None), token
 

@@ -12,13 +12,13 @@ import numpy as np
 
 from tandem.verifier_service.suffix_drafts import BOUNDARY, Tokens
 
-MAX_FULL_SCOPES = 16  # scopes whose answers fit in memory if each has as many tokens as it may
+MAX_FULL_SCOPES = 16  # number of scopes whose answers fit in memory if each has its most tokens
 NO_TOKENS: Tokens = np.empty(0, np.int32)
 
 
 class RecentAnswers:
     """The newest `tokens` tokens of each scope's answers, and MAX_FULL_SCOPES times as many in all.
-    Beyond that, the least recently used scope is forgotten. A token takes 4 bytes.
+    Beyond that number, the least recently used scope is forgotten. A token takes 4 bytes.
     """
 
     def __init__(self, tokens: int) -> None:

@@ -146,7 +146,7 @@ def _samples(
     """Return the sample after each node."""
     overflowed = [token == NAN for token in drawn[each.checked]]
     own, likeliest = drawn[each.drawn], drawn[each.likeliest]
-    if not any(overflowed):  # otherwise the draws are not used
+    if not any(overflowed):  # the draws are used only if no row overflowed
         own = decided(batch[each.drawn], own)
         if each.likeliest == each.drawn:
             likeliest = own

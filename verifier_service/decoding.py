@@ -55,19 +55,20 @@ class DecodeJob:
     stream: JobStream[Proposal, Commit]
     sources: Sources
     clock: Callable[[], float]
-    grammar: Future[GrammarMatcher] | None = None  # until it is compiled and in use
+    grammar: Future[GrammarMatcher] | None = None  # set until the grammar is compiled and in use
     price: Callable[[], float] = lambda: 0.0  # the chance below which a node gets no row
     proposals: Proposals = field(init=False)
     suffixes: SuffixSources = field(init=False)
     session: Session = field(init=False)
     adjustment: LogitsProcessor = field(init=False)
-    sampler: TargetSampler | None = None  # of the step, if it sampled before the job goes on
+    # sampler of the step, if it sampled before the job goes on
+    sampler: TargetSampler | None = None
     pending: tuple[int, ...] = ()  # committed tokens that were not fed
     draft: Draft = NO_DRAFT  # nodes that the step verifies
     expected: float = 0.0  # number of the draft's nodes that should be accepted
     verified: int = 0  # number of nodes in all steps
     timing: ProposalTiming = field(default_factory=ProposalTiming)
-    forced_at: int = 0  # the length of the text after which forced tokens were proposed last
+    forced_at: int = 0  # length of the text after which forced tokens were last proposed
 
     def run(self) -> Job:
         """Decode until the end; raises SessionMiss, StaleTurn, Busy, InvalidRequest, Internal."""

@@ -19,7 +19,7 @@ from tandem.protos import tree
 from tandem.protos.streams import Commit, Decoding, PromptLogprobs, Proposal
 from tandem.protos.types import Context
 
-CHUNK_ROWS = 64  # as many as a whole draft has: logits of 40 MB with 152,000 tokens
+CHUNK_ROWS = 64  # number of rows of a whole draft: logits of 40 MB with 152,000 tokens
 
 
 def read_prompt(
@@ -46,7 +46,7 @@ class PromptReading(FixedInput):
 
     def run(self) -> Generator[StepInput, torch.Tensor, int]:
         """Feed the context up to the last token whose log-probability is wanted. Cached tokens are
-        used only up to the first such token. Returns how many were used.
+        used only up to the first such token. Returns how many cached tokens were used.
         """
         text, first = self.context.tokens, self.wanted.first
         if self.session.length >= first:

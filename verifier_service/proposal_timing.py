@@ -1,8 +1,8 @@
 """Decides whether a step with a single session waits a moment for proposals that are on their way.
 
-Pure. A wait costs the tokens that would be emitted meanwhile; it pays if the proposals add more,
-even if they take as long as they may. After a drafter was late, steps do not wait for it until it
-is in time again.
+Pure. A wait costs the tokens that would be emitted meanwhile; a wait pays if the proposals add more
+tokens, even if they take as long as they may. After a drafter was late, steps do not wait for it
+until it is in time again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 SMOOTHING = 0.2
-TOLERANCE = 2.5  # times the usual time that a proposal may take
+TOLERANCE = 2.5  # longest wait for a proposal, as a multiple of its usual time
 REMEMBERED = 64  # commits whose proposals may still come
 
 
@@ -18,13 +18,15 @@ REMEMBERED = 64  # commits whose proposals may still come
 class ProposalTiming:
     """The times at which the proposals of one session come, in seconds. 0 means never seen."""
 
-    lag: float = 0.0  # from a commit that no proposal foresaw to the proposal after it, smoothed
-    gap: float = 0.0  # from a proposal to the next one after the same commit, smoothed
-    in_time: bool = True  # whether the newest of those proposals came, and about when it should
-    _commits: dict[int, float] = field(default_factory=dict)  # unforeseen ones: length -> left at
+    # smoothed seconds from a commit that no proposal foresaw to the proposal after it
+    lag: float = 0.0
+    gap: float = 0.0  # smoothed seconds from a proposal to the next one after the same commit
+    in_time: bool = True  # whether the newest of those proposals came about when it should
+    # unforeseen commits, from length to time of leaving
+    _commits: dict[int, float] = field(default_factory=dict)
     _newest: int = -1  # the length of the text with the newest commit
     _behind: int = -1  # the newest length after which a proposal added nodes
-    _arrived: float = 0.0  # when the newest proposal that did came
+    _arrived: float = 0.0  # time at which the newest proposal that added nodes came
 
     @property
     def answered(self) -> bool:

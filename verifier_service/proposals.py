@@ -18,7 +18,7 @@ from tandem.protos.types import MAX_NODES, Draft
 from tandem.verifier_service.proposed_node import CERTAIN, Claim, ProposedNode, Source
 
 REMEMBERED = 256  # committed tokens after which a late proposal may still arrive
-MOST = 16 * MAX_NODES  # nodes remembered by number, and nodes after the root, at most
+MOST = 16 * MAX_NODES  # most nodes remembered by number, and most nodes after the root
 
 
 class PickedNode(NamedTuple):
@@ -34,20 +34,21 @@ class PickedNode(NamedTuple):
 
 class Proposals:
     """The possible nodes after a text of `length` tokens that ends with `until` tokens at most. A
-    node at the last place would be of no use, and is dropped.
+    node at the last place would be of no use, so it is dropped.
     """
 
     def __init__(self, length: int, until: int) -> None:
         self.root = ProposedNode(-1, length)
-        self.late = 0  # nodes that arrived after the text
-        self.arrived = 0  # nodes that arrived in time
+        self.late = 0  # number of nodes that arrived after the text
+        self.arrived = 0  # number of nodes that arrived in time
         self._until = until
-        self._live = 0  # nodes after the root, at the most
+        self._live = 0  # upper bound of the number of nodes after the root
         self._text = {length: self.root}  # the newest committed tokens, by position
         self._numbered: dict[int, ProposedNode] = {}
-        self._source = 0  # the proposals' source to which the numbers belong
+        self._source = 0  # source of the proposals to which the numbers belong
         self._picked: list[PickedNode] = []
-        self._claims: Sequence[Mapping[Source, float]] = ()  # for the nodes of the newest draft
+        # claims of all sources for the nodes of the newest draft
+        self._claims: Sequence[Mapping[Source, float]] = ()
 
     @property
     def sources(self) -> set[Source]:
@@ -97,8 +98,8 @@ class Proposals:
             numbered[number] = node
 
     def prune(self, following: Callable[[Sequence[int], Sequence[int]], Collection[int]]) -> None:
-        """Drop the nodes that a grammar makes impossible. `following(path, tokens)` returns those
-        of the tokens that may follow a path from the root.
+        """Drop the nodes that a grammar makes impossible. `following(path, tokens)` returns the
+        tokens among `tokens` that may follow a path from the root.
         """
         stack: list[tuple[ProposedNode, list[int]]] = [(self.root, [])]
         while stack:
@@ -128,8 +129,8 @@ class Proposals:
             node.children, node.claimed, node = {token: known}, {Source.GRAMMAR: 0.0}, known
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Move the root along the tokens that the text goes on with. Nodes beside them are
-        impossible now.
+        """Move the root along the tokens that the text goes on with. All other nodes after the root
+        are impossible now.
         """
         for token in tokens:
             children, self.root.children = self.root.children or {}, None
@@ -160,8 +161,8 @@ class Proposals:
 
     def expected_gain(self, promise: float, price: float) -> tuple[float, float]:
         """Return how many of the nodes that get a row at this price should be accepted, and about
-        how many more with another level. The latter is the chance of the likeliest of these nodes
-        without children, or `promise`, the gain of a first level, if there are no nodes.
+        how many more with another level. The latter number is the chance of the likeliest of these
+        nodes without children, or `promise`, the gain of a first level, if there are no nodes.
         """
         expected, promise = 0.0, 0.0 if self.root.children else promise
         for chance in takewhile(lambda it: it >= price, islice(self.chances(), MAX_NODES)):

@@ -27,14 +27,14 @@ class Claim(NamedTuple):
     gain: float
 
 
-CERTAIN = Claim(0.0, 0.0)  # no source is judged by it, and its corrected chance is 1
+CERTAIN = Claim(0.0, 0.0)  # a claim that says nothing about any source; its corrected chance is 1
 
 
 class ProposedNode:
-    """A proposed token, with which the text has `position` tokens. `claims` are the sources' claims
-    about it. `claimed` is the sum of the chances that each source claims for the children, which
-    are scaled down if the sum is above 1. The node is `checked` once the grammar is known to allow
-    it.
+    """A proposed token, with which the text has `position` tokens. `claims` has the sources' claims
+    about the node. `claimed` is the sum of the chances that each source claims for the children,
+    which are scaled down if the sum is above 1. The node is `checked` once the grammar is known to
+    allow it.
     """
 
     __slots__ = ("checked", "children", "claimed", "claims", "position", "token")

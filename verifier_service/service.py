@@ -30,8 +30,8 @@ from tandem.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from tandem.verifier_service.decoding import DecodeJob, sample_step
 from tandem.verifier_service.sources import Sources
 
-MAX_WAITING_PROPOSALS = 64  # of a session, for its next step
-MAX_COMMITS_PER_MESSAGE = 200  # 2 MB if each has 65 tokens with 20 log-probabilities
+MAX_WAITING_PROPOSALS = 64  # proposals of a session that wait for its next step
+MAX_COMMITS_PER_MESSAGE = 200  # 2 MB if each commit has 65 tokens with 20 log-probabilities
 
 RpcContext: TypeAlias = "aio.ServicerContext[Any, Any]"
 Caller: TypeAlias = Call[Proposal, Commit]
@@ -140,7 +140,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         while caller.outgoing and len(response.commits) < MAX_COMMITS_PER_MESSAGE:
             stream, commit = caller.outgoing.popleft()
             response.commits.append(codec.encode_commit(stream, commit))
-        while caller.failures and not caller.outgoing:  # a stream's commits come first
+        while caller.failures and not caller.outgoing:  # the commits of a stream come first
             response.failures.append(caller.failures.popleft())
         if caller.outgoing:
             caller.changed.set()
@@ -154,7 +154,9 @@ async def serving(
     drain: Drain | None = None,
     pages: Pages | None = None,
 ) -> AsyncIterator[str]:
-    """Run a verifier while the scope lasts; yields its address. `pages` are the process's own."""
+    """Run a verifier while the scope lasts; yields its address. `pages` are those that
+    the process serves to operators.
+    """
     if config.speaks:
         raise Unusable("speaks is for drafters: a verifier's tokens are its model's own")
     if config.weights != "full":

@@ -20,7 +20,7 @@ from tandem.verifier_service.suffix_drafts import (
     suffix_proposal,
 )
 
-SEVERAL = 2  # tokens that have to match, at least, in other texts
+SEVERAL = 2  # least number of tokens that have to match in other texts
 LEARNED = tuple(source for source in Source if source is not Source.GRAMMAR)
 
 
@@ -33,7 +33,7 @@ class Sources:
 
     @classmethod
     def of_all(cls, tokens: int = 0) -> Sources:
-        """Return the sources that sessions begin with. They remember `tokens` tokens of each
+        """Return the sources that sessions begin with. The sources remember `tokens` tokens of each
         scope's answers.
         """
         return cls(RecentAnswers(tokens), {source: Trust.of_all() for source in LEARNED})
@@ -63,14 +63,16 @@ class SuffixSources:
     ) -> None:
         self._shape: DraftShape = opening.suffix_shape
         self._text = GrowingTokens.of(text if self._shape.levels else ())
-        alone = opening.sampling.rule is not Rule.MATCH  # the text then depends on the proposals
+        # the text then depends on the drafter's proposals
+        alone = opening.sampling.rule is not Rule.MATCH
         self._answers = RecentAnswers(0) if alone else answers
         self._scope = scope
         self._answered = opening.sampling.prompt_length or len(text)
         known = (*opening.known, BOUNDARY) if opening.known else ()
         self._prediction: Tokens = np.array(known, np.int32)
-        self._looked = 0  # the length of the text after which proposals were made last
-        self._found: dict[Source, int] = {}  # the length after which each last had a proposal
+        self._looked = 0  # length of the text after which proposals were last made
+        # for each source the length after which it last had a proposal
+        self._found: dict[Source, int] = {}
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Add the tokens with which the text goes on."""
@@ -106,5 +108,6 @@ class SuffixSources:
         """Remember the session's answer at its end: other sessions of its scope may repeat it."""
         text = self._text.array
         if self._shape.levels and len(text) > self._answered:
-            begin = max(0, self._answered - LONGEST_MATCH)  # a prompt's end tells answers apart
+            # the end of the prompt distinguishes answers
+            begin = max(0, self._answered - LONGEST_MATCH)
             self._answers.remember(self._scope, text[begin:].tolist())

@@ -1,10 +1,10 @@
 """Proposals without a model: tokens that followed a text's newest tokens where these occurred
 before.
 
-Pure: knows no session, clock or randomness. Like SuffixDecoding (arXiv 2411.04975), it follows the
-longest suffixes that recur, and takes counts for chances. The places are found by comparing the
-tokens, not in a suffix tree: nothing is built when a prompt arrives, old tokens are dropped by a
-slice, and a token takes 4 bytes.
+The module is pure: it knows no session, clock or randomness. Like SuffixDecoding (arXiv
+2411.04975), the module follows the longest suffixes that recur, and takes counts for chances. The
+places are found by comparing the tokens, not in a suffix tree: nothing is built when a prompt
+arrives, old tokens are dropped by a slice, and a token takes 4 bytes.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from tandem.protos.types import DraftShape
 
 Tokens = npt.NDArray[np.int32]
 Numbers = npt.NDArray[np.intp]
-MAX_MATCHES = 32  # matches that are followed
-SHORT_MATCH = 4  # tokens of a match that is sought everywhere
-MAX_LONG_MATCHES = 4096  # newest places in which longer matches are sought
-MAX_COMPARED_MATCHES = 256  # newest places at which the length of the match is measured
-MIN_MATCH_BEFORE_CHANGE = 8  # tokens that match before a token that may stand for another one
+MAX_MATCHES = 32  # most matches that are followed
+SHORT_MATCH = 4  # number of tokens of a match that is searched for everywhere
+MAX_LONG_MATCHES = 4096  # number of newest places in which longer matches are searched for
+MAX_COMPARED_MATCHES = 256  # number of newest places at which the length of the match is measured
+# least number of matching tokens before a token that may stand for another one
+MIN_MATCH_BEFORE_CHANGE = 8
 HALF_DOUBT_MATCH = 1.5  # length of a match, in tokens, that is wrong as often as right
-MIN_CHANCE = 0.01  # the least chance of a node that is proposed
+MIN_CHANCE = 0.01  # least chance of a proposed node
 NO_MATCHES: Numbers = np.empty(0, np.intp)
-BOUNDARY = -1  # stands, in place of a token, between two texts
+BOUNDARY = -1  # stands between two texts in the place of a token
 
 
 @dataclass(slots=True)
@@ -82,7 +83,7 @@ class Followers:
     def after(self, ranks: Sequence[int], depth: int) -> list[Following]:
         """Return the tokens that may follow `depth` tokens that are equal at the places of these
         ranks, the likeliest first. A token is as likely as it was frequent where most tokens match.
-        As far as such a match leaves doubt, places where fewer tokens match count too.
+        As far as the longest match leaves doubt, places where fewer tokens match count too.
         """
         if len(ranks) == 1:  # a shortcut for the usual case below the first levels
             (rank,) = ranks
@@ -107,8 +108,8 @@ class Followers:
 
 
 def doubt_after(matched: int) -> float:
-    """Return the doubt, from 0 to 1, that what followed where so many tokens match will follow
-    again.
+    """Return the doubt, from 0 to 1: how likely it is that a token which followed a match of this
+    length will not follow again.
     """
     return HALF_DOUBT_MATCH / (matched + HALF_DOUBT_MATCH)
 
@@ -188,7 +189,8 @@ def suffix_proposal(
     matched, ends = find_matches_to_follow(searched, suffix, max(least, needed))
     if not len(ends):
         return Proposal(behind)
-    steps = np.arange(shape.levels) % (len(searched) - ends)[:, None]  # past the end, repeat
+    # the copy starts again at the end of the tokens
+    steps = np.arange(shape.levels) % (len(searched) - ends)[:, None]
     followers = Followers(searched[ends[:, None] + steps].tolist(), matched.tolist())
     max_cost = -math.log(max(MIN_CHANCE, price))
     tokens, parents, scores = list[int](), list[int](), list[float]()

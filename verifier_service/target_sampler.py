@@ -35,7 +35,7 @@ class TargetSampler:
     root, then after each node; `adjustment` is for the committed tokens.
 
     Most samplers get the `samples` after the root and all nodes before the walk begins
-    (`batched_sampling`). The others sample at the nodes that the walk reaches.
+    (`batched_sampling`). The other samplers sample at the nodes that the walk reaches.
     """
 
     draft: Draft
@@ -49,7 +49,7 @@ class TargetSampler:
         """Whether any logits are not numbers."""
         if self.samples:
             return any(sample.overflowed for sample in self.samples)
-        return bool(self.logits.amax().isnan())  # the maximum is NaN if any logit is
+        return bool(self.logits.amax().isnan())  # the maximum is NaN if any logit is NaN
 
     def decide(self, node: int, children: Sequence[int]) -> Decision:
         """Decide which child of a node is accepted, by the rule that was asked for."""

@@ -2,9 +2,9 @@
 
     python -m tandem.benchmarks.alerts
 
-Two of each service run on the embedded pair in processes of their own, under load. First there is
-no fault for a while: no alert may fire, and no process may report that it does not serve. Then one
-fault follows another.
+Two processes of each service run on the embedded pair, under load. First there is no fault for a
+while: no alert may fire, and no process may report that it does not serve. After a time without
+faults, one fault follows another.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from tandem.benchmarks.figures.machine import described
 from tandem.benchmarks.peers.checkout import save_untrained
 from tandem.v1 import orchestrator_pb2 as api
 
-MAX_SECONDS = 60.0  # from a fault to its alert
+MAX_SECONDS = 60.0  # seconds from a fault to its alert
 SLOW_SECONDS = {
-    "TandemLatencySLOBurn": 1200.0,  # the alert looks back an hour, of which most was good
-    "TandemErrorRatioHigh": 180.0,  # two clients wait 30 s for an error, the alert needs four
+    "TandemLatencySLOBurn": 1200.0,  # the alert looks back an hour, most of which was good
+    # two clients wait 30 s for an error, and the alert needs four errors
+    "TandemErrorRatioHigh": 180.0,
 }
 LONG = "Once upon a time there was a little girl. " * 30
 
@@ -143,8 +144,8 @@ async def bad_drafts(folder: Path, outcome: Outcome) -> None:
 
 
 def main(
-    clean: Annotated[float, typer.Option(help="seconds of load without a fault, at first")] = 30.0,
-    fault: Annotated[list[Fault], typer.Option(help="fault; may be repeated")] = list(Fault),  # noqa: B006
+    clean: Annotated[float, typer.Option(help="seconds of load before the first fault")] = 30.0,
+    fault: Annotated[list[Fault], typer.Option(help="a fault; repeatable")] = list(Fault),  # noqa: B006
     json: Annotated[
         Path | None, typer.Option("--json", help="write the figures to this file too")
     ] = None,

@@ -22,7 +22,7 @@ from tandem.protos.transport.health import is_serving
 from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
 
-CHECK_SECONDS = 1.0  # between two health checks of a process
+CHECK_SECONDS = 1.0  # seconds between two health checks of a process
 ANSWER_SECONDS = 2.0  # timeout of a health check
 
 
@@ -32,7 +32,7 @@ class System:
 
     processes: dict[str, list[Process]] = field(default_factory=dict)
     pages: dict[str, list[str]] = field(default_factory=dict)
-    addresses: list[tuple[str, str]] = field(default_factory=list)  # each with its role
+    addresses: list[tuple[str, str]] = field(default_factory=list)  # each address with its role
     links: list[Any] = field(default_factory=list)
     stub: Any = None
 
@@ -134,7 +134,7 @@ async def load(stub: Any, clients: int, **options: Any) -> AsyncIterator[None]:
 
 
 def request(number: int, text: str = "Once upon a time", rule: int = 0) -> api.GenerateRequest:
-    """Make a request. Every third of those with a `rule` is decoded plainly."""
+    """Make a request. Every third request with a `rule` is decoded without drafts."""
     asked = api.GenerateRequest(text=text)
     asked.sampling.temperature, asked.sampling.seed = 0.7, number
     asked.stopping.max_new_tokens, asked.stopping.ignore_eos = 60, True

@@ -1,7 +1,7 @@
 """Run a Prometheus and an Alertmanager with the files of `deploy/prometheus`, and a webhook that
 gets the alerts.
 
-Only addresses are replaced in the files: intervals and thresholds are those that are shipped.
+Only addresses are replaced in the files; intervals and thresholds are those that the project ships.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tandem.protos.errors import Unusable
 from tandem.protos.transport import rpc
 
 FILES, HOST = HERE / "deploy" / "prometheus", "127.0.0.1"
-POLL_SECONDS = 0.2  # between two looks at the firing alerts
+POLL_SECONDS = 0.2  # seconds between two looks at the firing alerts
 
 
 @dataclass(slots=True)

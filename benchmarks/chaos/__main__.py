@@ -50,7 +50,7 @@ from tandem.protos.types import SEEDS
 Record = Callable[[Event], object]
 
 REQUESTS = 12
-STEADY_SECONDS = 2.0  # of streaming before the first fault
+STEADY_SECONDS = 2.0  # seconds of streaming before the first fault
 
 
 def requests(target: Path, seed: int, tokens: int) -> list[dict[str, object]]:
@@ -195,7 +195,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)  # rich's tables 
 def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
-    number: Annotated[int, typer.Option("--faults", help="one after the other", min=0)] = 50,
+    number: Annotated[
+        int,
+        typer.Option("--faults", help="number of faults, which come one after the other", min=0),
+    ] = 50,
     seed: Annotated[int, typer.Option(help="seed of the faults and the requests")] = 0,
     kind: Annotated[
         list[Kind] | None, typer.Option(help="kind of fault; may be repeated; by default all")
@@ -205,9 +208,9 @@ def main(
     cells: Annotated[int, typer.Option(min=1)] = 1,
     streams: Annotated[int, typer.Option(help="streams at once", min=1)] = 8,
     tokens: Annotated[int, typer.Option(help="tokens of an answer", min=1)] = 120,
-    file: Annotated[Path | None, typer.Option("--history", help="write what happened")] = None,
-    check: Annotated[Path | None, typer.Option(help="only judge a history again")] = None,
-    figures: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+    file: Annotated[Path | None, typer.Option("--history", help="write history here")] = None,
+    check: Annotated[Path | None, typer.Option(help="only judge an existing history again")] = None,
+    figures: Annotated[Path | None, typer.Option("--json", help="also write figures here")] = None,
 ) -> None:
     """Make faults one after the other while clients stream; Ctrl-C ends the run early. Exits with 1
     if a client noticed more than a pause.

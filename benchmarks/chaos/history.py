@@ -1,5 +1,5 @@
-"""The history of a run: its faults, and every chunk that a client received. It is written as JSON
-lines while the run goes on, so that it can be judged at any time.
+"""The history of a run: its faults, and every chunk that a client received. The history is written
+as JSON lines while the run goes on, so that it can be judged at any time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Struck:
     """A fault began."""
 
     at: float
-    what: str  # its kind and role
+    what: str  # kind and role of the fault
     which: str
 
 
@@ -80,9 +80,9 @@ KINDS: dict[str, type[Any]] = {
 
 @dataclass
 class Verdict:
-    """The verdict on a history. `gaps`: the longest seconds between two chunks of a stream, for
+    """The verdict on a history. `gaps` has the longest seconds between two chunks of a stream, for
     every kind of fault that began during the gap or last before it; gaps with several faults count
-    apart, by the first of them. `healthy_gaps`: the longest part of such a gap in which no fault
+    apart, by the first of them. `healthy_gaps` has the longest part of such a gap in which no fault
     lasted.
     """
 

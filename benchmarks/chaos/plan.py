@@ -11,12 +11,12 @@ from enum import StrEnum
 class Kind(StrEnum):
     """A kind of fault of a process."""
 
-    KILL = "kill"  # SIGKILL, and started again
-    TERM = "term"  # SIGTERM, and started again
-    STOP = "stop"  # SIGSTOP for a while
-    HANG = "hang"  # its event loop blocks for a while, its connections stay
-    SLOW = "slow"  # every step of its model takes .2 s longer, for a while
-    CRAWL = "crawl"  # every step of its model takes 2 s longer, for a while
+    KILL = "kill"  # kill a process with SIGKILL, and start it again
+    TERM = "term"  # stop a process with SIGTERM, and start it again
+    STOP = "stop"  # pause a process with SIGSTOP for a while
+    HANG = "hang"  # block the event loop for a while, with all connections open
+    SLOW = "slow"  # make every step of the model take 0.2 s longer, for a while
+    CRAWL = "crawl"  # make every step of the model take 2 s longer, for a while
 
 
 MODEL, PROCESS = frozenset(Kind), frozenset(Kind) - {Kind.SLOW, Kind.CRAWL}
@@ -26,7 +26,7 @@ SUFFERS = {
     "cell": PROCESS,
 }
 SECONDS = (1.0, 6.0)  # shortest and longest time that a fault lasts
-PAUSE = (0.2, 2.0)  # until the next fault, once the system is whole
+PAUSE = (0.2, 2.0)  # seconds until the next fault, once the system is whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Fault:
 
 
 def faults(seed: int, members: Mapping[str, int], kinds: Sequence[Kind]) -> Iterator[Fault]:
-    """Yield random faults without end. `members`: how many processes there are of each role."""
+    """Yield random faults without end. `members` has the number of processes of each role."""
     rng = random.Random(seed)
     choices = [
         (kind, role)

@@ -53,8 +53,8 @@ class Member:
         return self._process.pid
 
     async def live(self) -> None:
-        """Run the process, and start it again whenever it ends. Raises Unusable if it does not
-        serve the first time.
+        """Run the process, and start it again whenever it ends. Raises Unusable if the process does
+        not serve the first time.
         """
         module, flags = MODULES[self.role], (*self.flags, "--host", HOST, "--port", str(self.port))
         served = False

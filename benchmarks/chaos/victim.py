@@ -14,7 +14,7 @@ from typing import Any
 from tandem.protos.streams import Proposal
 from tandem.protos.types import MAX_NODES
 
-HANG_SECONDS = 0.05  # between two checks whether a hang is over
+HANG_SECONDS = 0.05  # seconds between two checks whether a hang is over
 HANG, RECOVER, SLOW, CRAWL, GARBAGE, TWICE = (signal.SIGRTMIN + number for number in range(1, 7))
 DELAYS = {SLOW: 0.2, CRAWL: 2.0}  # seconds that every step takes longer
 MODEL_SERVICES = ("tandem.verifier_service", "tandem.drafter_service")
@@ -49,7 +49,9 @@ def main() -> None:
     mode = RECOVER
 
     def become(number: int, _: object) -> None:
-        """Take a mode. HANG blocks the event loop, and so everything but threads, until RECOVER."""
+        """Take a mode. HANG blocks the event loop, and so all code except threads, until
+        RECOVER.
+        """
         nonlocal mode
         mode = number
         while number == mode == HANG:

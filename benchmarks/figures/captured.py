@@ -10,12 +10,12 @@ from tandem.benchmarks.figures.steptimes import Figures
 from tandem.engine.forward.cuda.graphs import CudaGraphs, Replay
 from tandem.engine.runner import HFRunner
 
-REPLAYS = 10  # of each captured pass, in a row
+REPLAYS = 10  # number of replays of each captured pass, in a row
 
 
 def replayed(forward: HFRunner) -> dict[int, float]:
     """Return the seconds that captured passes take on the device alone, by their number of rows,
-    for passes whose rows all give logits. Empty on a CPU.
+    for passes whose rows all give logits. Return an empty mapping on a CPU.
     """
     graphs = forward._runner
     if forward.model.device.type == "cpu" or not isinstance(graphs, CudaGraphs):

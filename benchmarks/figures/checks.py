@@ -1,7 +1,7 @@
 """Check what has to hold before steps are timed: a session's bits do not depend on the others,
 replayed passes give what launched ones give, and chains and trees give transformers' own logits.
 
-A check that fails raises Unusable. Nothing is timed here.
+A check that fails raises Unusable. The module times nothing.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from tandem.engine.runner import HFRunner
 from tandem.protos import tree
 from tandem.protos.errors import Unusable
 
-SESSIONS, LONGEST = 4, 320  # texts, and tokens of each at the most
-HEADS = (1, 5, 90, 130)  # tokens that become text; two long ones reach beyond a tail
-NODES = (0, 0, 3, 16)  # nodes proposed after these tokens
+SESSIONS, LONGEST = 4, 320  # number of texts, and most tokens of each
+HEADS = (1, 5, 90, 130)  # numbers of tokens that become text; the two long ones reach beyond a tail
+NODES = (0, 0, 3, 16)  # number of nodes proposed after each of these
 STEPS = 8
 
 

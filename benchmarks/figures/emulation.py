@@ -1,7 +1,8 @@
 """Emulate on a CPU how a CUDA device runs passes by rows: with attention as one operation, and with
 passes that are replayed on the memory on which they were captured.
 
-This is for checks where there is no device. They cover all but the device's own kernels.
+The emulation is for checks where there is no device. The emulated checks cover everything except
+the device's own kernels.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Describe the machine of a measurement: its processors and the installed packages.
 
-This needs only PyTorch and transformers, like all modules by which a device is measured.
+This module needs only PyTorch and transformers, like all modules by which a device is measured.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def described(threads: str) -> str:
 
 
 def build() -> str:
-    """Name the compiled kernels that this processor runs; without them a CPU is slow."""
+    """Name the compiled kernels that this processor runs; a CPU without compiled kernels is
+    slow.
+    """
     found = kernels()
     return f"{found.name} kernels" if found else "no compiled kernels"
 

@@ -1,6 +1,6 @@
 """Print and write the figures of a benchmark: the machine, tables, and the same figures as JSON.
 
-This knows nothing of what the figures mean. `make results` takes the JSON files in
+The module knows nothing of what the figures mean. `make results` takes the JSON files in
 benchmarks/results into RESULTS.md and README.md.
 """
 

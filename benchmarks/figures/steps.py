@@ -1,7 +1,7 @@
 """Build and time the steps that the engine benchmark compares: the engine's in exact and in fast
 mode, those of transformers with its own cache, and reading as many bytes as the weights have.
 
-Nothing here knows what the times say.
+No code in this module knows what the times say.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Random tokens that all sessions share. Each session has cached them up to its own place, at
-    most `limit`, and is fed the tokens after it.
+    """Random tokens that all sessions share. Each session has cached the text up to its own place,
+    at most `limit`, and is fed the tokens after it.
     """
 
     ids: tuple[int, ...]
@@ -83,7 +83,7 @@ class Engine:
     @torch.inference_mode()
     def __init__(
         self,
-        build: Callable[[int], HFRunner],  # from the number of positions
+        build: Callable[[int], HFRunner],  # makes a runner for a number of positions
         text: Text,
         sessions: int,
     ) -> None:
@@ -174,6 +174,6 @@ def timed(actions: Mapping[Name, Action], turns: Iterable[int]) -> dict[Name, fl
         for name in order:
             began = time.perf_counter()
             actions[name]()
-            if turn:  # the first warms up
+            if turn:  # the first turn warms up
                 seconds[name].append(time.perf_counter() - began)
     return {name: median(each) for name, each in seconds.items()}

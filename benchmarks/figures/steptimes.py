@@ -1,6 +1,6 @@
 """The figures of one model's steps after they were timed, for people and for programs.
 
-Nothing here knows how steps are timed or how tables are shown.
+The module does not know how steps are timed or how tables are shown.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Figures:
     weights: int
     read: int  # bytes of the weights that a step reads
     token: int  # bytes of cache per token
-    passes: Mapping[int, float] = field(default_factory=dict)  # of captured passes: rows to seconds
+    # seconds of captured passes by their number of rows
+    passes: Mapping[int, float] = field(default_factory=dict)
 
     def row(self, system: str, feed: Feed) -> dict[str, Any]:
         """Return the figures of one step of one system, for programs."""

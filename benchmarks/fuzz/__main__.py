@@ -53,7 +53,8 @@ class Outcome:
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
-    memory: dict[str, list[float]] = field(default_factory=dict)  # MB, at first and at the end
+    # megabytes of each process, at first and at the end
+    memory: dict[str, list[float]] = field(default_factory=dict)
 
     @property
     def rows(self) -> list[dict[str, Any]]:

@@ -24,7 +24,8 @@ ITEMS = (
     {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "text", "text": "Hm"}]},
 )
 NAMED = {"type": "function", "function": {"name": "f"}}
-VALID: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {  # fields, and a body that is served
+# fields of a body, and a body that is served
+VALID: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "/v1/completions": ((*CompletionBody.model_fields,), {"prompt": "Once", "max_tokens": 2}),
     "/v1/chat/completions": ((*ChatBody.model_fields,), {"messages": [MESSAGE], "max_tokens": 2}),
     "/v1/responses": (

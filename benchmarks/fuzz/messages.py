@@ -1,4 +1,6 @@
-"""Change fields of messages to odd values, by their schemas. Pure: chance is an argument."""
+"""Change fields of messages to odd values, by their schemas. The module is pure: chance is an
+argument.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Draw values at the limits of their kinds, and beyond. Pure: chance is an argument."""
+"""Draw values at the limits of their kinds, and beyond. The module is pure: chance is an
+argument.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ SCHEMAS: tuple[dict[str, Any], ...] = (
     {"not": {}},
     {"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{n}}}"} for n in range(1, 20)]},
 )
-GRAMMARS: dict[str, tuple[Any, ...]] = {  # by vLLM's names
+GRAMMARS: dict[str, tuple[Any, ...]] = {  # grammars, by vLLM's names
     "regex": ("[a-z]+", "(a{1000}){1000}", "(", "(?=a)b", "\\p{L}*", ""),
     "choice": (["yes", "no"], [""], [], ["a"] * 500, ["\x00", "é世界😀"]),
     "grammar": (

@@ -41,7 +41,9 @@ class Target(Protocol):
         """The name of the target as people know it."""
 
     async def ask(self, rng: Random) -> tuple[str, str]:
-        """Send one generated request. Returns the status, and the message or text with it."""
+        """Send one generated request. Returns the status, and the message or text that came with
+        it.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 and of plain decoding.
 
 Time is simulated and all chance is seeded: a run gives the same figures on every machine. The code
-that serves decides how much is drafted and verified; models, kernels and networks only take time.
+of the services decides how much is drafted and verified; models, kernels and networks only take
+time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from tandem.benchmarks.goodput.simulation import Simulation
 from tandem.benchmarks.goodput.world import World, worlds
 from tandem.protos.service.process import configure_logging
 
-BEHIND = 0.93  # below this share of the best smaller shape's goodput, larger ones are not tried
+# share of the best smaller shape's goodput; if a shape yields less, larger ones are not tried
+BEHIND = 0.93
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class Row:
 
     name: str
     plain: float
-    best: str  # the best fixed shape
+    best: str  # name of the best fixed shape
     fixed: float
     policy: float
 
@@ -99,7 +101,8 @@ def entry(row: Row) -> dict[str, Any]:
 
 def main(
     worlds_: Annotated[
-        int | None, typer.Option("--worlds", help="only so many worlds", min=1)
+        int | None,
+        typer.Option("--worlds", help="number of worlds to simulate, by default all", min=1),
     ] = None,
     seeds: Annotated[int, typer.Option(help="runs of each world", min=1)] = 1,
     json: Annotated[

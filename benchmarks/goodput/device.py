@@ -21,7 +21,7 @@ from tandem.engine.schedule.cost import StepLoad
 from tandem.engine.schedule.scheduler import SINGLE_TOKEN
 from tandem.engine.schedule.task import Job, Task
 
-INSTANT = 1e-9  # seconds, below which nobody waits
+INSTANT = 1e-9  # waits shorter than this do not count
 CONTEXT = 1 << 20
 
 
@@ -62,7 +62,7 @@ class Nothing:
         return page_aligned(length) - table.capacity
 
     def trim(self, table: PageTable, length: int) -> None:
-        """Do nothing: no page is bare."""
+        """Do nothing: no page is unbacked."""
 
     def allocate(self, length: int) -> PageTable | None:
         """Make a table; there is always enough memory."""

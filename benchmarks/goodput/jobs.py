@@ -44,7 +44,7 @@ class SimulatedSampler:
         return match(self.draft, children, self.text.token(self.position - 1))
 
     def logprobs(self, accepted: Sequence[int], token: int) -> tuple[TokenLogprobs, ...]:
-        """Return none: no simulated request asks for log-probabilities."""
+        """Return an empty tuple, because no simulated request asks for log-probabilities."""
         return ()
 
 
@@ -94,5 +94,5 @@ def draft_job(
 
 
 def never(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
-    """Raise AssertionError: no logits may be read."""
+    """Raise AssertionError, because no logits may be read."""
     raise AssertionError("there is no model")

@@ -8,13 +8,14 @@ from itertools import product
 
 from tandem.protos.types import NO_DRAFT_SHAPE, DraftShape
 
-LEVELS = {8: 6, 16: 8, 32: 10, 64: 12}  # nodes of a tree to its levels
+LEVELS = {8: 6, 16: 8, 32: 10, 64: 12}  # for each number of nodes of a tree, its number of levels
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The `shape` that is drafted ahead at most, or always, if it is `fixed`. Then all proposals
-    are verified that have arrived or, in `lockstep`, those that were made after exactly the text.
+    """The `shape` is the most that is drafted ahead, or what is always drafted, if it is `fixed`.
+    If the shape is fixed, all proposals are verified that have arrived or, in `lockstep`, those
+    that were made after exactly the text.
     """
 
     name: str

@@ -31,7 +31,8 @@ from tandem.verifier_service.sources import Sources
 
 PROMPT = 48  # tokens
 ANSWER = (64, 256)  # tokens
-NOISE, HICCUPS, HICCUP = 0.05, 0.01, 3.0  # a step's spread; share of slow steps; times as slow
+# a step's spread, the share of slow steps, and how much slower they are
+NOISE, HICCUPS, HICCUP = 0.05, 0.01, 3.0
 
 
 class Way:
@@ -72,8 +73,8 @@ class Simulation:
         self._events = Events()
         self._debt = 0.0
         self._target_noise, self._draft_noise = (random.Random(f"{seed} {w}") for w in "vd")
-        self._tokens = 0  # emitted after the start
-        self.accepted = Counter[int]()  # tokens of proposals, by the number of the request
+        self._tokens = 0  # number of tokens emitted after the start
+        self.accepted = Counter[int]()  # accepted tokens of proposals, by the number of the request
         self._number = 0
         self._requests: dict[int, Request] = {}
         self._texts: dict[bytes, SimulatedText] = {}
@@ -108,7 +109,7 @@ class Simulation:
 
     @property
     def _share(self) -> float:
-        """The share of the time that is over."""
+        """The share of the simulated time that is over."""
         return min(1.0, self._events.now / self._world.seconds)
 
     @property

@@ -14,7 +14,7 @@ from tandem.engine.schedule.cost import StepLoad
 
 STEPS = 600  # steps of plain decoding with one session that a simulation lasts
 CROWD = 8  # with so many sessions a simulation lasts half as many steps
-START = 0.4  # share of the time that does not count
+START = 0.4  # share of the simulated time that does not count
 LOST = 0.1  # a useless drafter's chances are truly this share of what it claims
 
 Phases = tuple[tuple[float, float], ...]
@@ -69,7 +69,7 @@ class StepCurve:
 TARGETS = {
     "memory-bound": StepCurve((1, 200, 400), (25.0, 27.0, 50.0), 2.0),
     "compute-bound": StepCurve((1, 64), (10.0, 199.0), 20.0),
-    # one core, 110 M parameters: 1.5 times the linear layers alone (RESULTS.md)
+    # one core, 110 M parameters: 1.5 times the time of the linear layers alone (RESULTS.md)
     "processor": StepCurve((1, 9, 17, 33, 80), (13.4, 17.3, 19.5, 36.8, 88.0), 60.0),
 }
 DRAFTS = {
@@ -80,7 +80,8 @@ DRAFTS = {
 }
 
 
-CONTENTION = {"one core": 0.5, "two cores": 0.2}  # cores for verifier, drafter and all else
+# loss of the verifier's time by the number of cores for both services
+CONTENTION = {"one core": 0.5, "two cores": 0.2}
 TROUBLES: dict[str, Phases] = {
     "200 ms slower": ((0, 0), (0.45, 0.2)),
     "2 s slower": ((0, 0), (0.45, 2.0)),
@@ -91,9 +92,10 @@ TROUBLES: dict[str, Phases] = {
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A world. `delay`: milliseconds from a commit to the proposal that it causes. `sessions`: how
-    many are open. `slowness`: seconds that a step of the drafter takes longer, infinite while it
-    hangs. A second of the drafter takes `contention` seconds from the verifier.
+    """A world. `delay` is the milliseconds from a commit to the proposal that it causes. `sessions`
+    is how many sessions are open. `slowness` is the seconds that a step of the drafter takes
+    longer, infinite while it hangs. A second of the drafter takes `contention` seconds from the
+    verifier.
     """
 
     target: str
@@ -122,7 +124,7 @@ class World:
 
     @property
     def start(self) -> float:
-        """The seconds at the start that do not count: by then the policy has learned."""
+        """The seconds at the start that do not count, because the policy is still learning."""
         return START * self.seconds
 
 

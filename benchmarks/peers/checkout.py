@@ -29,7 +29,8 @@ from tandem.protos.transport import rpc
 from tandem.v1 import orchestrator_pb2_grpc
 
 HERE = Path(__file__).resolve().parents[2]
-NO_RECENT_ANSWERS = ("--recent-tokens", "0")  # as requests come again, answers must not help
+# requests come again, and earlier answers must not help
+NO_RECENT_ANSWERS = ("--recent-tokens", "0")
 GRACE_SECONDS = 20.0
 QUIET = ("--log-level", "error")
 
@@ -164,8 +165,8 @@ async def child(folder: Path, module: str, *flags: str) -> AsyncIterator[Process
 async def python(
     *arguments: str, folder: Path | None = None, enter: Sequence[str] = (), **variables: str
 ) -> AsyncIterator[Process]:
-    """Run a Python process while the scope lasts. It has to end when its standard input closes; if
-    it does not, it is killed. `enter` is a command that runs it elsewhere.
+    """Run a Python process while the scope lasts. The process has to end when its standard input
+    closes; if it does not, it is killed. `enter` is a command that runs the process elsewhere.
     """
     process = await asyncio.create_subprocess_exec(
         *enter,

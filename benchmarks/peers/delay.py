@@ -1,12 +1,12 @@
 """A TCP proxy that makes a service distant: every byte comes half a round trip later, in order, at
-any bandwidth or at a limited one, which all connections share. It can add to the answers' delay,
-vary it, lose segments, which TCP sends again, hang in one direction or both, or refuse all
+any bandwidth or at a limited one, which all connections share. The proxy can add to the answers'
+delay, vary it, lose segments, which TCP sends again, hang in one direction or both, or refuse all
 connections.
 
     python -m tandem.benchmarks.peers.delay HOST:PORT
 
 The proxy reads states of the link from standard input, a JSON object per line, and answers each
-with the bytes carried so far. It knows nothing of what it carries.
+with the bytes carried so far. The proxy knows nothing of what it carries.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import typer
 from tandem.protos.service.process import announce
 
 HOST = "127.0.0.1"
-SEGMENT = 1448  # bytes, of Ethernet
+SEGMENT = 1448  # bytes of a segment on Ethernet
 RESEND_SECONDS = 0.2  # TCP sends a lost segment again after this and a round trip
 
 
@@ -39,11 +39,11 @@ class State:
     extra: float = 0.0  # further delay of bytes that come back
     jitter: float = 0.0  # seconds by which a delay may be longer, uniformly distributed
     loss: float = 0.0  # share of the segments that TCP has to send again
-    rate: float = 0.0  # bits per second in each direction; 0 = no limit
-    hung: bool = False  # connections stay, their bytes wait
-    hung_up: bool = False  # only bytes to the service wait
-    hung_down: bool = False  # only bytes from the service wait
-    refusing: bool = False  # connections are closed, and new ones refused
+    rate: float = 0.0  # bits per second in each direction; 0 means no limit
+    hung: bool = False  # whether connections stay and all their bytes wait
+    hung_up: bool = False  # whether only bytes to the service wait
+    hung_down: bool = False  # whether only bytes from the service wait
+    refusing: bool = False  # whether connections are closed, and new ones refused
 
     def waits(self, back: bool) -> bool:
         """Return whether bytes of a direction wait."""
@@ -71,11 +71,11 @@ class Way:
 
     link: Link
     back: bool
-    due: float = 0.0  # when the newest bytes arrive, which no others may overtake
+    due: float = 0.0  # time at which the newest bytes arrive, which no others may overtake
     carried: int = 0
     end: asyncio.Transport | None = None
     _sent: deque[bytes | None] = field(default_factory=deque)
-    _arrived: int = 0  # how many of the sent have arrived and are not yet delivered
+    _arrived: int = 0  # how many of the sent bytes have arrived and are not yet delivered
 
     def send(self, data: bytes | None) -> None:
         """Send bytes, or None for the end, on their way."""
@@ -133,7 +133,7 @@ class Link:
         self.state = State()
         self.port = 0
         self._service = (host, port)
-        self.busy = {False: 0.0, True: 0.0}  # by direction (back or not), until when it sends
+        self.busy = {False: 0.0, True: 0.0}  # time until which each direction (back or not) sends
         self._ways: list[tuple[Way, Way]] = []
         self._dialling: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -178,8 +178,8 @@ class Link:
             self._server = None
 
     def _accept(self) -> End:
-        """Accept a client's connection. Its first bytes set out once the client is answered, a
-        round trip later, and the service sees the connection when they arrive.
+        """Accept a client's connection. The connection's first bytes set out once the client is
+        answered, a round trip later, and the service sees the connection when they arrive.
         """
         loop = asyncio.get_running_loop()
         up, down = Way(self, back=False), Way(self, back=True)

@@ -1,9 +1,9 @@
 """llama.cpp as a system to compare with: its steps, and texts that it writes plainly or by chains
 of drafted tokens, all of them in one process and on one thread.
 
-As in its own programs, keys and values are float16, with flash attention on or off. It drafts its
-draft model's likeliest tokens and keeps those that the target draws too, as `speculative-simple`
-does.
+As in llama.cpp's own programs, keys and values are float16, with flash attention on or off. The
+system drafts its draft model's likeliest tokens and keeps those that the target draws too, as
+`speculative-simple` does.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Llama:
         self._batch = self._lib.llama_batch_init(BATCH, 0, 1)
 
     def decode(self, rows: Sequence[tuple[int, int, int]]) -> Logits:
-        """Feed rows of (token, position, sequence). Returns the logits of all, [rows, vocab], which
-        hold until the next call.
+        """Feed rows of (token, position, sequence). Returns the logits of all rows, [rows, vocab],
+        which are valid until the next call.
         """
         batch = self._batch
         batch.n_tokens = len(rows)
@@ -128,7 +128,8 @@ class LlamaCpp:
     def __init__(
         self, target: Path, draft: Path | None, drafted: int, tokens: int, temperature: float = 0.0
     ) -> None:
-        self._target = Llama(target, tokens, flash=draft is None)  # whichever is faster
+        # flash attention is used where it is faster
+        self._target = Llama(target, tokens, flash=draft is None)
         self._draft = Llama(draft, tokens) if draft else None
         self._drafted = drafted
         self._temperature = temperature

@@ -1,7 +1,8 @@
 """The prompts of all benchmarks: the first words of short stories that no model of the embedded
 pair was trained on, and where it matters code and noise.
 
-This reads the file beside it and tokenises as the orchestrator does; it knows nothing of models.
+This module reads the file beside it and tokenises as the orchestrator does; it knows nothing of
+models.
 """
 
 from __future__ import annotations

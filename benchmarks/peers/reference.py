@@ -1,7 +1,7 @@
 """Run transformers' own `generate()` with the arithmetic of exact mode, to compare texts with.
 
-It has one session and its own cache, and feeds one token at a time; only the attention function is
-the engine's, as in a step.
+`generate()` has one session and its own cache, and feeds one token at a time; only the attention
+function is the engine's, as in a step.
 """
 
 from __future__ import annotations

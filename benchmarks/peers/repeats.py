@@ -1,7 +1,7 @@
 """Prompts, for models that chat, whose answers repeat something: questions that are asked again
 with small changes, and programs of which one name is to be changed.
 
-Prompts are rendered and tokenised as the orchestrator does; nothing here knows of models.
+Prompts are rendered and tokenised as the orchestrator does; the module knows no models.
 """
 
 from __future__ import annotations

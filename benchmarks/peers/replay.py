@@ -1,7 +1,7 @@
 """Count how many tokens of drafters without a model would be accepted on texts that are known.
 
 A target's text is the same with and without drafts, so it is made once, and each drafter is judged
-along it by counting. This needs no model and no clock.
+along it by counting. The count needs no model and no clock.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class PromptLookup:
 
 
 class Suffix:
-    """The verifier's own proposals by suffix. The likeliest are verified, as many as the shape has
-    nodes, whatever they cost.
+    """The verifier's own proposals by suffix. The likeliest proposals are verified, as many as the
+    shape has nodes, whatever they cost.
     """
 
     def __init__(self, sources: Sources, shape: DraftShape, prompt: Tokens) -> None:

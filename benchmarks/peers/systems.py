@@ -1,8 +1,8 @@
 """The systems that the throughput benchmark compares: transformers' `generate()` and Tandem's
 client API.
 
-Each system turns a prompt into tokens, greedy ones at temperature 0. They are timed and compared
-elsewhere.
+Each system turns a prompt into tokens, greedy ones at temperature 0. Other modules time and compare
+the systems.
 """
 
 from __future__ import annotations

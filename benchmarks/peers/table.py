@@ -112,7 +112,7 @@ def table_model(tokenizer: Path) -> common_pb2.ModelDescription:
 
 
 def main(
-    tokenizer: Annotated[Path, typer.Option(help="model directory whose tokens it has")],
+    tokenizer: Annotated[Path, typer.Option(help="model directory of the tokenizer")],
     step: Annotated[float, typer.Option(help="seconds between steps")] = 0.01,
     tokens: Annotated[int, typer.Option(help="tokens of a step")] = 1,
 ) -> None:

@@ -19,9 +19,9 @@ from grpc import aio
 
 from tandem.v1 import orchestrator_pb2 as api
 
-MAX_TURN_SECONDS = 20.0  # of a turn in which no answer has ended
-POLL_SECONDS = 0.01  # between two looks whether a turn is over
-MIN_RATE_TOKENS, MIN_RATE_SECONDS = 16, 2.0  # either makes a rate
+MAX_TURN_SECONDS = 20.0  # most seconds of a turn in which no answer has ended
+POLL_SECONDS = 0.01  # seconds between two looks whether a turn is over
+MIN_RATE_TOKENS, MIN_RATE_SECONDS = 16, 2.0  # a rate needs this many tokens, or this many seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Answer:
     began: float
     tokens: list[int] = field(default_factory=list)
     arrivals: list[tuple[float, int]] = field(default_factory=list)
-    rounds: int = 0  # which the server reports at the end
+    rounds: int = 0  # number of rounds, which the server reports at the end
     failed: bool = False
     ended: float | None = None
 
@@ -98,7 +98,7 @@ class Turn:
 
     def rate(self, skip: int = 0) -> float | None:
         """Return the tokens per second of all requests together, after the first `skip` tokens of
-        each answer. None if hardly an answer came so far.
+        each answer. Return None if hardly an answer came so far.
         """
         paced = [answer.paced(skip, self.end) for answer in self.answers]
         tokens, seconds = sum(each for each, _ in paced), sum(each for _, each in paced)
@@ -110,8 +110,9 @@ class Turn:
 async def take(
     stub: Any, levels: int | None, jobs: Sequence[Job], at_once: int, seconds: float
 ) -> Turn:
-    """Take a turn with `at_once` requests at a time. It ends with the first request that no other
-    one follows, or when the time is over and at least one has ended. The rest are given up.
+    """Take a turn with `at_once` requests at a time. The turn ends with the first request that no
+    other one follows, or when the time is over and at least one has ended. The remaining requests
+    are given up.
     """
     answers, waiting, began = list[Answer](), iter(jobs), time.perf_counter()
 
@@ -169,7 +170,7 @@ def middle(values: Sequence[float | None]) -> float | None:
 
 def ratio(turns: Turns, name: str, other: str, skip: int = 0) -> float | None:
     """Return the median, over turns, of the ratio of two servers' rates, after the first `skip`
-    tokens of each answer. None where one of the two is missing or does nothing.
+    tokens of each answer. Return None where one of the two is missing or does nothing.
     """
     if not {name, other} <= turns[0].keys():
         return None

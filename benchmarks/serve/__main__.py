@@ -24,13 +24,15 @@ from tandem.orchestrator.cli.flags import FrontEnd, connecting
 from tandem.protos.errors import TandemError
 
 DRAFTS, PLAIN = "drafts", "plain"
-ALL_AT_ONCE = float("inf")  # a request rate
+ALL_AT_ONCE = float("inf")  # the request rate that sends all at once
 LIMITED = ("ttft", "tpot", "e2el")  # figures that --goodput may limit
 Groups = dict[str, list[Record]]
-Measured = tuple[str, Groups, dict[str, float]]  # the model, records and seconds
+Measured = tuple[str, Groups, dict[str, float]]  # the model, the records and the seconds
 
 # The options have the names of vLLM's command where they do the same.
-Url = Annotated[str, typer.Option(help="an OpenAI server instead, http://127.0.0.1:8000/v1")]
+Url = Annotated[
+    str, typer.Option(help="OpenAI server to measure instead, http://127.0.0.1:8000/v1")
+]
 Model = Annotated[str, typer.Option(help="model to ask, with --url; by default the server's first")]
 Key = Annotated[str, typer.Option(help="API key, with --url", envvar="OPENAI_API_KEY")]
 File = Annotated[
@@ -39,20 +41,27 @@ File = Annotated[
 Count = Annotated[int, typer.Option("--num-prompts", min=1)]
 Rate = Annotated[
     float,
-    typer.Option("--request-rate", help="requests a second, Poisson; inf sends all", min=0.001),
+    typer.Option(
+        "--request-rate",
+        help="requests per second, as a Poisson process; inf sends all at once",
+        min=0.001,
+    ),
 ]
 AtOnce = Annotated[int | None, typer.Option("--max-concurrency", help="requests at once", min=1)]
-Tokens = Annotated[int, typer.Option("--max-tokens", help="tokens of an answer at most", min=1)]
+Tokens = Annotated[int, typer.Option("--max-tokens", help="most tokens of an answer", min=1)]
 Temperature = Annotated[float, typer.Option(min=0.0)]
 Seed = Annotated[int, typer.Option(help="seed of arrivals and of answers", min=0)]
-IgnoreEos = Annotated[bool, typer.Option(help="answers of full length")]
+IgnoreEos = Annotated[bool, typer.Option(help="let all answers have their full length")]
 Baseline = Annotated[bool, typer.Option(help="measure without drafts too; not with --url")]
 Turns = Annotated[int, typer.Option(help="turns of requests with and without drafts", min=1)]
 Goodput = Annotated[
-    list[str] | None, typer.Option(help="ttft:MS, tpot:MS or e2el:MS; may be repeated")
+    list[str] | None, typer.Option(help="limit: ttft:MS, tpot:MS or e2el:MS; may be repeated")
 ]
-Out = Annotated[Path | None, typer.Option("--json", help="write all figures")]
-Picture = Annotated[Path | None, typer.Option("--plot", help="write distributions; matplotlib")]
+Out = Annotated[Path | None, typer.Option("--json", help="write all figures to this JSON file")]
+Picture = Annotated[
+    Path | None,
+    typer.Option("--plot", help="draw the distributions to this file; needs matplotlib"),
+]
 
 
 async def measure(

@@ -1,6 +1,6 @@
 """Send requests at a rate, or several at once, and choose which of them go without drafts.
 
-Nothing here knows a protocol: the function that asks is given.
+The module knows no protocol: the function that asks is an argument.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Load:
 
 def blocks(count: int, turns: int, baseline: bool) -> Iterator[tuple[range, bool]]:
     """Yield parts of the requests, and whether they are sent with drafts. Each part is sent with
-    and without, in the other order in every second turn, so that a drift hits both.
+    and without drafts, in the other order in every second turn, so that a drift hits both.
     """
     size = -(-count // turns)
     for turn, start in enumerate(range(0, count, size)):
@@ -50,7 +50,7 @@ def blocks(count: int, turns: int, baseline: bool) -> Iterator[tuple[range, bool
 async def send(
     load: Load, prompts: Sequence[Prompt], drafts: bool, ask: Ask, done: Callable[[], None]
 ) -> tuple[list[Record], float]:
-    """Send requests. Returns a record of each, and how many seconds all of them took."""
+    """Send requests. Returns a record of each request, and how many seconds all of them took."""
     places = asyncio.Semaphore(load.at_once) if load.at_once else nullcontext()
 
     async def one(prompt: Prompt) -> Record:

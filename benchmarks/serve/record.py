@@ -1,4 +1,6 @@
-"""The record of one request as a user notices it. Pure: times are given as seconds of one clock."""
+"""The record of one request as a user notices it. The module is pure: times are given as seconds of
+one clock.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ class Record:
 
     @property
     def per_token(self) -> float | None:
-        """The mean seconds of each token after the first; None if there is no other."""
+        """The mean seconds of each token after the first; None if there is only one token."""
         return (self.total - self.first) / (self.tokens - 1) if self.tokens > 1 else None
 
     @property

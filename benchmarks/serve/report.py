@@ -30,7 +30,7 @@ SHOWN = {
     "spec_decode_acceptance_length": "tokens per step",
 }
 PER_POSITION = "spec_decode_per_position_acceptance_rates"
-MAX_POSITIONS = 8  # positions shown at most
+MAX_POSITIONS = 8  # most positions that are shown
 
 Results = dict[str, dict[str, Any]]
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Once: a CA in /ca, which only this container sees, and in /certs what each service and a client needs.
-# With --renew: new certificates of the same CA; services take them without a restart.
+# The first run makes a CA in /ca, which only this container sees, and the files of each service and of a client in
+# /certs. With --renew, the script makes new certificates of the same CA; services take them without a restart.
 set -eu
 # client.pem is written last
 if [ ! -e /ca/client.pem ] || [ "${1:-}" = --renew ]; then

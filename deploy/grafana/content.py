@@ -1,5 +1,5 @@
-"""The panels of the Grafana dashboards. Their queries use the metrics of docs/metrics.md and the
-recording rules of deploy/prometheus/rules.yml.
+"""The panels of the Grafana dashboards. The queries of the panels use the metrics of
+docs/metrics.md and the recording rules of deploy/prometheus/rules.yml.
 """
 
 from __future__ import annotations

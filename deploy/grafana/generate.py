@@ -23,9 +23,10 @@ def dashboard(name: str, panels: tuple[Panel, ...]) -> str:
         "type": "query",
         "datasource": SOURCE,
         "query": "label_values(tandem_build_info, namespace)",
-        "refresh": 2,  # with each change of the time range
+        "refresh": 2,  # updates with each change of the time range
         "includeAll": True,
-        "allValue": ".*",  # matches targets without the label too
+        # the list's entry for all namespaces also matches targets without the label
+        "allValue": ".*",
         "current": {"text": "All", "value": "$__all"},
     }
     made = {

@@ -44,7 +44,7 @@ def main() -> int:
     """Write the object if it is not up to date; with --check, fail if it is not."""
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
-    parser.add_argument("--runbook", metavar="URL", help="where people read docs/runbook.md")
+    parser.add_argument("--runbook", metavar="URL", help="URL at which people read docs/runbook.md")
     given = parser.parse_args()
     if given.runbook:
         set_runbook(given.runbook)

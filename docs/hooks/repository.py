@@ -1,7 +1,8 @@
 """Adds the repository's other documents, and every file that a document links to, to the site.
 
-Documents link to each other as files of the repository. These links are rewritten to the pages of
-the site. A link to a file that does not exist stays as it is, so that MkDocs reports it.
+Documents link to each other as files of the repository. Links between documents are rewritten to
+the pages of the site. A link to a file that does not exist stays as it is, so that MkDocs reports
+it.
 """
 
 from __future__ import annotations

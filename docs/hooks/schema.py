@@ -17,7 +17,7 @@ SCHEMA = "tandem/v1/orchestrator.proto"
 PAGE = "reference/grpc.md"
 Field = descriptor_pb2.FieldDescriptorProto
 Message = descriptor_pb2.DescriptorProto
-Comments = Mapping[tuple[int, ...], str]  # by the path of a declaration in its file
+Comments = Mapping[tuple[int, ...], str]  # comments by the path of a declaration in its file
 
 HEAD = f"""# gRPC schema
 

@@ -29,12 +29,15 @@ from tandem.protos import tree
 from tandem.protos.streams import Drafting, Proposal
 from tandem.protos.types import DraftShape, Rule
 
-MAX_OPENING_CONTEXTS = 8  # contexts of the draft model: a longer opening is not translated
-EXTRA_TOKENS = 4  # beyond the levels asked for: a word may have more tokens than at the target
-MIN_TOKENS_LEFT = 2  # while so many tokens of a chain are left, no other chain is drafted
-MIN_CHANCE = 0.2  # no token is drafted after one with a lower chance to be accepted. This was
-# measured at temperature 0: of a chain of 4, 1.47 tokens are accepted instead of 1.53, for 3.4
-# steps instead of 4.1; of a chain of 8, 1.64 instead of 1.81, for 4.1 steps instead of 8.4
+# contexts of the draft model; an opening longer than these is not translated
+MAX_OPENING_CONTEXTS = 8
+# tokens beyond the levels asked for, because a word may have more tokens than at the target
+EXTRA_TOKENS = 4
+MIN_TOKENS_LEFT = 2  # no other chain is drafted while a chain has this many tokens left
+# no token is drafted after one with a lower chance to be accepted. At temperature 0, this limit was
+# measured: of a chain of 4, 1.47 tokens are accepted instead of 1.53, for 3.4 steps instead of 4.1;
+# of a chain of 8, 1.64 instead of 1.81, for 4.1 steps instead of 8.4
+MIN_CHANCE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,8 @@ class ChainSetup:
 
 @dataclass(slots=True)
 class Chain:
-    """A growing chain of the draft model's tokens. `chances` are, for each token, those that it and
-    all before it are accepted.
+    """A growing chain of the draft model's tokens. `chances` has for each token the chance that it
+    and all tokens before it are accepted.
     """
 
     shape: DraftShape
@@ -95,8 +98,9 @@ class ChainJob:
         self._opening = opening
         self._stream = stream
         self._shape = opening.shape
-        self._sent = 0  # number of nodes
-        self._drafted: tuple[int, ...] = ()  # target's tokens of the chain ahead of the text
+        self._sent = 0  # number of nodes sent
+        # the part of the chain ahead of the text, in the target's tokens
+        self._drafted: tuple[int, ...] = ()
         self._session: Session
         self._pending: PendingTokens  # the draft model's tokens to be fed
         self._text = setup.texts.find(opening.context)
@@ -105,7 +109,8 @@ class ChainJob:
             opening.context.length <= MAX_OPENING_CONTEXTS * setup.sessions.context_length
         )
         self._extend(opening.context.tokens)
-        self._translatable = bool(self._draft_tokens) and self._fits  # half a character is no text
+        # half a character cannot be translated
+        self._translatable = bool(self._draft_tokens) and self._fits
 
     def run(self) -> Job:
         """Draft after the opening and then after commits; raises StaleTurn, Busy, Internal."""
@@ -157,8 +162,8 @@ class ChainJob:
 
     @property
     def _fits(self) -> bool:
-        """Whether the draft model's context has space for a chain after the translated text, as it
-        had after the opening's.
+        """Whether the draft model's context has space for a chain after the translated text, which
+        it had after the opening's text.
         """
         end = len(self._draft_tokens) + self._levels + EXTRA_TOKENS
         return (

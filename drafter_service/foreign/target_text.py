@@ -10,7 +10,7 @@ from tandem.drafter_service.foreign.translation import Translation
 from tandem.protos.errors import SessionMiss
 from tandem.protos.types import Context
 
-MIN_TAIL = 32  # newest tokens that are translated again after every commit
+MIN_TAIL = 32  # number of newest tokens that are translated again after every commit
 
 
 def _no_tokens() -> array[int]:
@@ -19,8 +19,8 @@ def _no_tokens() -> array[int]:
 
 @dataclass(frozen=True, slots=True)
 class TargetText:
-    """The target's committed `tokens`, as of a session's `epoch` and for a client. `head` is the
-    translation of the first `settled` tokens, which does not change any more.
+    """The target's committed `tokens` in a session's `epoch`, for a client. `head` is the
+    translation of the first `settled` tokens, which will not change any more.
     """
 
     tokens: array[int] = field(default_factory=_no_tokens)
@@ -37,13 +37,13 @@ class TargetText:
     def extended(
         self, tokens: Sequence[int], translation: Translation
     ) -> tuple[TargetText, array[int]]:
-        """Return the text with more tokens, and the translation of all its tokens. Only the tail is
-        translated again.
+        """Return the text with more tokens, and the translation of all its tokens. Only the tail of
+        the tokens is translated again.
         """
         tokens = self.tokens + array("I", tokens)
         settled, head, tail = self.settled, self.head, tokens[self.settled :]
         boundary = translation.word_boundary(tail, near=MIN_TAIL) if len(tail) > 2 * MIN_TAIL else 0
-        if len(tail) > 4 * MIN_TAIL and not boundary:  # a text in a language that writes no spaces
+        if len(tail) > 4 * MIN_TAIL and not boundary:  # the text's language writes no spaces
             boundary = translation.character_boundary(tail, near=MIN_TAIL)
         if boundary:
             head = head + array("I", translation.to_draft(tail[:boundary], at_start=not settled))
@@ -59,7 +59,7 @@ class TargetTexts:
 
     def __init__(self, max_sessions: int) -> None:
         self._max_sessions = max_sessions
-        self._texts: dict[bytes, TargetText] = {}  # in the order of their last use
+        self._texts: dict[bytes, TargetText] = {}  # the texts in the order of their last use
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -81,5 +81,5 @@ class TargetTexts:
             del self._texts[next(iter(self._texts))]
 
     def close(self, session_id: bytes) -> None:
-        """Forget a session's text. An unknown session is no error."""
+        """Forget a session's text. Closing an unknown session is no error."""
         self._texts.pop(session_id, None)

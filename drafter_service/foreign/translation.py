@@ -11,7 +11,7 @@ from itertools import groupby
 
 from tokenizers import Tokenizer
 
-REPLACEMENT = "\ufffd"  # decoded in place of bytes that are no character, or not yet one
+REPLACEMENT = "\ufffd"  # decoding writes this for bytes that are no character, or not yet one
 LEADING_TEXTS = ("a", ".", "\n")  # texts put before a piece, so that it is not the start of a text
 SPACES = ("Ġ", "▁", " ")  # how vocabularies write the space before a word
 WHITESPACE = (*SPACES, "Ċ", "ċ", "č", "ĉ", "\n")
@@ -30,8 +30,8 @@ MIN_TAIL, MAX_TAIL = 3, 24  # tokens between a boundary and the end of a text
 
 
 class Fragments:
-    """A tokenizer for pieces of a text. It adds no tokens, and takes no words of the text for
-    special tokens.
+    """A tokenizer for pieces of a text. The tokenizer adds no tokens, and takes no words of the
+    text for special tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -61,8 +61,8 @@ class Fragments:
         return self._ids(text)
 
     def decode(self, ids: Sequence[int], at_start: bool = False) -> str:
-        """Return the text of tokens, as it is in the middle of a longer text or, if `at_start`, at
-        its start.
+        """Return the text of tokens in the middle of a longer text or, if `at_start`, at the start
+        of a text.
         """
         plain: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         if at_start or not self._contexts:
@@ -93,7 +93,8 @@ class Fragments:
     def _ids(self, text: str) -> list[int]:
         try:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        except Exception:  # the vocabulary has no unknown token; the library has no error class
+        # the vocabulary has no unknown token; the library has no error class for this
+        except Exception:
             return []
         return ids
 
@@ -108,7 +109,7 @@ class Translation:
         self._target_specials = _special_tokens(self._draft, self._target)
 
     def to_draft(self, tokens: Sequence[int], at_start: bool = True) -> list[int]:
-        """Return committed tokens in the draft model's tokens. They begin the text if
+        """Return committed tokens in the draft model's tokens. The tokens begin the text if
         `at_start`, or else at a `word_boundary`. Half a character at the end is left out, and so
         are special tokens that the draft model lacks.
         """
@@ -129,8 +130,8 @@ class Translation:
 
     def to_target(self, committed: Sequence[int], drafted: Sequence[int]) -> list[int]:
         """Return the draft in the target's tokens, as it follows the committed tokens, up to the
-        draft's end of text if it has one. The last token may be half a word; it is a proposal like
-        any other.
+        draft's end of text if it has one. The last token may be half a word; such a token is a
+        proposal like any other.
         """
         count = next((at for at, token in enumerate(drafted) if self.is_special(token)), None)
         text = self._draft.decode(drafted[:count]).partition(REPLACEMENT)[0]
@@ -186,7 +187,7 @@ class Translation:
             tail, at_start = list(committed[first:]), first == 0
             tail_text = self._target.decode(tail, at_start)
             if not tail_text.startswith(REPLACEMENT):
-                break  # the cut is not within a character, which has 4 bytes at most
+                break  # the cut is not within a character, because a character has 4 bytes at most
         return tail, tail_text, at_start
 
 

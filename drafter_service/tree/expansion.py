@@ -20,15 +20,18 @@ from tandem.engine.sampling.noise import NoiseStream, gumbel
 from tandem.engine.sampling.sampler import warp
 from tandem.protos.types import Distribution, DraftShape, Method, Rule, SamplingParams
 
-LARGE_VOCABULARY = 16384  # tokens, from which on noise for all of them is not worth its time
-SHORTLIST = 256  # likeliest tokens of a large vocabulary that get noise
-MIN_CANDIDATES = 16  # highest sums of logit and noise, among which the target's draw should be
-SENT_TOKENS = 32  # likeliest tokens of a distribution, from which is drawn and which are sent
+# size of a vocabulary from which on noise for all tokens costs too much time
+LARGE_VOCABULARY = 16384
+SHORTLIST = 256  # number of the likeliest tokens of a large vocabulary that get noise
+# number of the highest sums of logit and noise, which should include the target's draw
+MIN_CANDIDATES = 16
+SENT_TOKENS = 32  # number of the likeliest tokens that are drawn from and sent
 UNIT_WEIGHT = 1 << 16  # the integer weight of probability 1, to which probabilities are rounded
-LOGIT_ERROR = 0.6  # of a draft logit, typically; `make acceptance` found the same from 0.5 to 0.7
-MAX_TEMPERATURE = 1e6  # above it only the noise counts anyway
-FIRST_TEMPERATURE = 0.9  # for Medusa-lite's first tokens where the target is greedy
-FIRST_TOP_P = 0.95  # for Medusa-lite's first tokens
+# typical error of a draft logit; `make acceptance` gave the same result from 0.5 to 0.7
+LOGIT_ERROR = 0.6
+MAX_TEMPERATURE = 1e6  # highest temperature that counts; above it, only the noise matters
+FIRST_TEMPERATURE = 0.9  # temperature of Medusa-lite's first tokens if the target is greedy
+FIRST_TOP_P = 0.95  # nucleus of Medusa-lite's first tokens
 TEMPERATURE_ONE = SamplingParams(temperature=1.0)
 
 Expander = Callable[[torch.Tensor, Sequence[int]], list[Expansion]]
@@ -66,8 +69,8 @@ def _likeliest_draws(
     logits: torch.Tensor, params: SamplingParams, positions: Sequence[int], candidates: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the tokens of each row [rows, vocab] that the target draws most likely, and their
-    unnormalised logits with the target's noise, highest first. Both are [rows, candidates], or
-    narrower for a smaller vocabulary.
+    unnormalised logits with the target's noise, highest first. The tokens and the logits are [rows,
+    candidates], or narrower for a smaller vocabulary.
     """
     temperature, ids = min(params.temperature, MAX_TEMPERATURE), None
     if logits.shape[-1] >= LARGE_VOCABULARY or logits.device.type != "cpu":
@@ -112,7 +115,7 @@ def _sampled(row: torch.Tensor, params: SamplingParams, position: int, count: in
         return Expansion([Child(token, 0.0, math.exp(score))], Distribution((token,), (1,)))
     (likeliest,), (scores,) = leading(row[None], params, SENT_TOKENS)
     weights = (scores.exp().double() * UNIT_WEIGHT).round()
-    kept = weights > 0  # true for the likeliest token, unless the vocabulary is huge
+    kept = weights > 0  # the likeliest token is always kept, unless the vocabulary is huge
     kept[0] = True
     ids, weights = likeliest[kept], weights[kept].clamp(min=1)
     keys = weights.log() + gumbel(params.seed, position, ids, NoiseStream.DRAFT)
@@ -207,6 +210,6 @@ def expander(
         return medusa_lite_children(params, shape.branches, root, visible)
     if params.rule is Rule.REJECT:
         return sampled_children(params, shape.branches, root)
-    if params.rule is Rule.TOP1:  # accepts the target's likeliest token, not its draw
+    if params.rule is Rule.TOP1:  # TOP1 accepts the target's likeliest token, not its draw
         params = replace(params, temperature=0.0)
     return likeliest_children(params, shape.branches, with_probabilities=shape.confidence > 0)

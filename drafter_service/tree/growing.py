@@ -49,7 +49,7 @@ class GrowingTree:
 
     def ready(self) -> Segment | None:
         """Return the newest committed tokens, if a tree after them pays or if they are many, or
-        else the likeliest node that was not fed. None if there is nothing to feed.
+        else the likeliest node that was not fed. Returns None if there is nothing to feed.
         """
         self._update()
         if self._stream.paused or self._text.tree.full:
@@ -62,8 +62,8 @@ class GrowingTree:
         return self.segment(0) if self._frontier else None
 
     def chances(self) -> Iterator[float]:
-        """Return the chances of the nodes of the frontier after the first. All their parents are
-        fed.
+        """Return the chances of the nodes of the frontier after the first. All parents of these
+        nodes are fed.
         """
         root = self._text.tree.root.score
         return (math.exp(node.score - root) for node in self._frontier[1:])

@@ -30,7 +30,9 @@ class WaitingInput(FixedInput):
 
 
 class PendingTokens:
-    """A session's `pending` tokens. While there are any, nothing can be proposed after the text."""
+    """A session's `pending` tokens. While there are pending tokens, nothing can be proposed after
+    the text.
+    """
 
     def __init__(
         self, sessions: Sessions, session: Session, context: Context, read: ReadTokens = tuple
@@ -48,7 +50,9 @@ class PendingTokens:
         return chain_segment(self.session, self._read(tokens))
 
     def mark_fed(self) -> bool:
-        """Note that the tokens of `next` were fed. Returns whether none are pending any more."""
+        """Note that the tokens of `next` were fed. Returns whether no tokens are pending any
+        more.
+        """
         tokens = self.pending[:SHORT_PREFIX]
         self._sessions.advance(self.session, tokens, range(len(tokens)))
         del self.pending[:SHORT_PREFIX]

@@ -47,7 +47,7 @@ def new_tokens(inbox: deque[CommitTokens], length: int) -> list[int]:
 
 class SessionText(PendingTokens):
     """A session at work that holds its text, or will hold it once the pending tokens are fed. The
-    tree grows once none are pending.
+    tree grows once no tokens are pending.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class SessionText(PendingTokens):
         return self.session.length
 
     def fit(self, nodes: list[DraftNode]) -> list[DraftNode]:
-        """Return the leading ones of the nodes to feed, as many as there is memory for."""
+        """Return the first nodes to feed, as many as there is memory for."""
         base = self.session.length + self.tree.fed
         self._sessions.try_reserve(self.session, base + len(nodes))
         return nodes[: max(0, self.session.table.capacity - base)]

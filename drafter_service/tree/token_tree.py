@@ -1,10 +1,11 @@
 """A token tree that grows ahead of a text and is re-rooted as the text goes on.
 
-Pure: children and committed tokens come in; nodes to feed, proposals, and new slots for the keys
-of nodes come out. A node's score is the predicted log-probability that it is accepted, the sum over
-its path; children never score above their parent. So a node that is not among the best `nodes`
-known has no descendant among them, and feeding only the best nodes gives the exact best-first tree
-(2402.12374, 2406.16858). Scores are absolute: a new root changes only what is subtracted from them.
+The module is pure: children and committed tokens come in; nodes to feed, proposals, and new slots
+for the keys of nodes come out. A node's score is the predicted log-probability that it is accepted,
+the sum over its path; children never score above their parent. So a node that is not among the best
+`nodes` known has no descendant among them, and feeding only the best nodes gives the exact
+best-first tree (2402.12374, 2406.16858). Scores are absolute: a new root changes only what is
+subtracted from them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tandem.protos.streams import Proposal
 from tandem.protos.types import MAX_LEVELS, MAX_NODES, Distribution, DraftShape, Schedule
 
 ALL_PAY = FeedThreshold()
-FED_PER_NODE = 4  # nodes fed ahead of the text, at most, for each node of the window
+FED_PER_NODE = 4  # most nodes fed ahead of the text, for each node of the window
 
 
 class TokenTree:
@@ -49,8 +50,8 @@ class TokenTree:
         self.floor = self._min_logprob
         self._source = source
         self._worth = worth
-        self._live: list[DraftNode] = []  # best first; among equals the older one
-        self._fed: list[DraftNode] = []  # in the order of their slots
+        self._live: list[DraftNode] = []  # nodes, best first; of equal nodes the older one first
+        self._fed: list[DraftNode] = []  # fed nodes in the order of their slots
         self._sent = 0
 
     @property
@@ -77,7 +78,8 @@ class TokenTree:
                     child = DraftNode(token, node, position, score, logprob, confident)
                     node.children[token] = child
                     self._live.append(child)
-        self._live.sort(key=attrgetter("score"), reverse=True)  # stable: no child before its parent
+        # the sort is stable, so no child comes before its parent
+        self._live.sort(key=attrgetter("score"), reverse=True)
 
     def window(self) -> list[DraftNode]:
         """Return the nodes that may be fed and sent, best first."""
@@ -185,8 +187,8 @@ class TokenTree:
         return min(self.root.position + self.shape.levels, self.limit)
 
     def _proposal(self, nodes: Sequence[DraftNode]) -> Proposal:
-        """Number the nodes and return them as a proposal. Their parents must be among them or have
-        been sent.
+        """Number the nodes and return them as a proposal. The nodes' parents must be among them or
+        have been sent.
         """
         first = self._sent + 1
         self._sent += len(nodes)
@@ -209,14 +211,15 @@ class TokenTree:
                 possible.add(node)
                 live.append(node)
             else:
-                node.parent = None  # otherwise forgotten nodes would be garbage in cycles
+                # breaks cycles of forgotten nodes, which would otherwise be garbage
+                node.parent = None
         self._live = live
         self._fed = [node for node in self._fed if node in possible and node is not root]
         self.root, root.parent, root.number, root.slot = root, None, 0, -1
 
     def _observe(self, tokens: Iterable[int]) -> bool:
         """Learn from the tokens that the text went on with. Returns whether the tree was right
-        about them as far as it reached.
+        about these tokens as far as it reached.
         """
         node = self.root
         for token in tokens:

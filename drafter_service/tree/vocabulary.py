@@ -17,15 +17,16 @@ import torch
 from tandem.drafter_service.tree.expansion import Expander, expander, where_possible
 from tandem.protos.types import DraftShape, SamplingParams
 
-NEUTRAL_TOKENS = ("Ċ", "\n", "<0x0A>", "Ġ", "▁", " ")  # one is read for a token that is lacking
-REPLACEMENT = "\ufffd"  # stands in the text of a token that is only a part of a character
+# a token that the draft model lacks is read as one of these
+NEUTRAL_TOKENS = ("Ċ", "\n", "<0x0A>", "Ġ", "▁", " ")
+REPLACEMENT = "\ufffd"  # appears in the text of a token that is only a part of a character
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The first `count` ids of a draft model. The `masked` ids among them mean something else to
-    the target. `substitutes` maps ids of the target that mean something else to the draft model to
-    the ids that the draft model reads instead.
+    """The first `count` ids of a draft model. The `masked` ids mean something else to the target.
+    `substitutes` maps ids of the target that mean something else to the draft model to the ids that
+    the draft model reads instead.
     """
 
     count: int

@@ -55,7 +55,7 @@ def whole_drafts(
 
 def _newest(text: SessionText, stream: JobStream[CommitTokens, Proposal]) -> Segment | None:
     """Return the newest committed tokens, to be fed, or None if there are none. If no draft fits
-    after them, an empty draft is sent instead.
+    after these tokens, an empty draft is sent instead.
     """
     tree, changed = text.tree, text.take_commits(stream.inbox, restart=True)
     if tree.full and changed:

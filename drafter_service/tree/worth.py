@@ -10,10 +10,10 @@ while
 where the chance is corrected by how far the drafter is trusted, the frequency is how often its
 likeliest proposal is right, the margin is by how much its chances exceed the verifier's price for a
 row, and the cost is the value of a second of the drafter, the cheaper device, relative to one of
-the verifier. All three are learned from every text that is read (`engine.schedule.trust`). Where
+the verifier. All of these are learned from every text that is read (`engine.schedule.trust`). Where
 proposals are not worth it - the drafter is too far away, too slow, or too bad for the text - none
 are sent and a text is read on in large pieces. A new text is then begun only if no text was read
-for a while: the cause, such as a cold start, may be over.
+for a while, because the cause, such as a cold start, may be over.
 """
 
 from __future__ import annotations
@@ -24,29 +24,32 @@ from dataclasses import dataclass, field
 from tandem.engine.schedule.cost import AverageStepTimes
 from tandem.engine.schedule.trust import Trust
 
-LEAST = 0.01  # the chance below which a node is neither fed nor sent: only one in a hundred rows
-# for such nodes would save the verifier a step
+# a node with a lower chance is neither fed nor sent: only one row in a hundred for such nodes would
+# save the verifier a step
+LEAST = 0.01
 SLACK = 0.125  # share of the verifier's price that a node's chance must exceed: when a proposal
 # arrives, tokens before it may have been accepted, which makes it likelier
-PACE = 0.1  # weight of one token of a text in what is learned of the text
-TRIAL_SECONDS = 1.0  # after so long without any text read, a new one is begun: drafts may pay now
-HALF = 0.5  # steps that a commit waits for at a drafter, and a proposal at a verifier, on average
-LONGEST = 4.0  # times the usual pace that one token counts at most: a longer time is a pause
+PACE = 0.1  # weight of one token of a text in the averages that are learned from the text
+# seconds without any text read, after which a new text is begun, because drafts may pay now
+TRIAL_SECONDS = 1.0
+HALF = 0.5  # average part of a step that a commit waits at a drafter, and a proposal at a verifier
+# times the usual pace that one token counts at most, because a longer time is a pause
+LONGEST = 4.0
 
 
 @dataclass(slots=True)
 class Conditions:
-    """The conditions at a caller: its reports about its verifier and the round trip, and the pace
-    of its texts. 0 means unknown.
+    """The conditions at a caller: reports about the caller's verifier and the round trip, and the
+    pace of its texts. 0 means unknown.
     """
 
     price: float = 0.0  # the chance below which a proposed node gets no row
     token_seconds: float = 0.0  # the verifier's time for each token of all texts
-    delay: float = 0.0  # seconds from a commit's leaving to the arrival of what it causes
-    pace: float = 0.0  # seconds from a token of a text to the next one, smoothed
+    delay: float = 0.0  # seconds from sending a commit to the arrival of what it causes
+    pace: float = 0.0  # smoothed seconds from a token of a text to the next one
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Learn from a text that has gained so many tokens in so many seconds."""
+        """Learn from a text that has gained `tokens` tokens in `seconds` seconds."""
         each = seconds / tokens
         if not self.pace:
             self.pace = each
@@ -59,8 +62,8 @@ class FeedThreshold:
     """The chance that a node must have to be worth being fed now, in logarithms."""
 
     least: float = -math.inf
-    fade: float = 0.0  # added to a chance for each level that is not in time
-    trust: float = 0.0  # added to a chance for each level
+    fade: float = 0.0  # logarithm added to a chance for each level that comes too late
+    trust: float = 0.0  # logarithm added to a chance for each level
     lead: float = 0.0  # the first level that is in time
 
     def pays(self, chance: float, depth: int) -> bool:
@@ -74,7 +77,7 @@ class DrafterHistory:
     """The experience of a drafter with all its texts."""
 
     trust: Trust = field(default_factory=Trust.of_all)
-    read_at: float = 0.0  # when a text was read last
+    read_at: float = 0.0  # time at which a text was last read
 
 
 class Worth:
@@ -93,7 +96,7 @@ class Worth:
         self._averages = averages
         self._history = history
         self._cost = cost
-        self._trust = history.trust  # until the text has taught something of its own
+        self._trust = history.trust  # used until the text itself has taught something
         self._last_growth = 0.0
         self._begun = False
 
@@ -104,20 +107,20 @@ class Worth:
 
     @property
     def should_read(self) -> bool:
-        """Whether the text should be read. Once true, this stays true."""
+        """Whether the text should be read. Once the property is true, it stays true."""
         self._begun = self._begun or self.threshold().pays(0.0, 0)
         return self._begun
 
     def observe_proposal(self, chance: float, right: bool) -> None:
-        """Learn from the likeliest proposal after a token, which had this chance and was right or
-        not.
+        """Learn from the likeliest proposal after a token, which claimed this chance and was right
+        or not.
         """
         if self._trust is self._history.trust:
             self._trust = self._history.trust.begun(PACE)
         self._trust.observe(chance, right, self._conditions.price)
 
     def text_grew(self, tokens: int, now: float) -> None:
-        """Note that the text has grown by so many tokens."""
+        """Note that the text has grown by `tokens` tokens."""
         if self._last_growth:
             self._conditions.observe(tokens, now - self._last_growth)
         self._last_growth = now
@@ -130,7 +133,8 @@ class Worth:
         trust, conditions, averages = self._trust, self._conditions, self._averages
         if not (self._cost and conditions.token_seconds and conditions.pace and averages.row):
             return FeedThreshold()
-        gained = averages.step / conditions.pace  # tokens of the text, while a level is drafted
+        # tokens that the text gains while a level is drafted
+        gained = averages.step / conditions.pace
         ahead = HALF + conditions.delay / conditions.pace + HALF * gained
         return FeedThreshold(
             math.log(self._cost * averages.row / (trust.margin * conditions.token_seconds)),

@@ -39,11 +39,11 @@ class PageAllocator(PageLedger):
             page = self._free.pop()
             self._warm = max(0, self._warm - 1)
             if number >= whole:
-                self._bare.add(page)
+                self._unbacked.add(page)
                 self._give_back(page, everywhere=False)
             self._hold(table, page, number < whole)
         if whole < stop:
-            table.bare, table.spare = whole, begin
+            table.unbacked, table.spare = whole, begin
         return True
 
     def prepare(self, table: PageTable, context: int, stop: int) -> None:
@@ -51,22 +51,22 @@ class PageAllocator(PageLedger):
         memory in layers with a window gets that of a page of the same table which the windows have
         left.
         """
-        while table.bare is not None and table.bare * self.page < stop:
+        while table.unbacked is not None and table.unbacked * self.page < stop:
             assert table.spare < self.footprint.first(context), "a pass feeds too much of a session"
-            left, page = table.pages[table.spare], table.pages[table.bare]
-            self._overlook(table, left)
-            self.strip(left)
-            self._clothe(page)
+            left, page = table.pages[table.spare], table.pages[table.unbacked]
+            self._drop_view(table, left)
+            self.release_memory(left)
+            self._back(page)
             self._view(table, page)
-            table.spare, number = table.spare + 1, table.bare + 1
-            table.bare = number if number < len(table.pages) else None
+            table.spare, number = table.spare + 1, table.unbacked + 1
+            table.unbacked = number if number < len(table.pages) else None
 
     def trim(self, table: PageTable, length: int) -> None:
-        """Take from a table with `length` positions the pages after them, from the first bare one
-        on.
+        """Take from a table with `length` positions the pages after them, from the first one
+        without memory on.
         """
-        for number in range(-(-length // self.page), len(table.pages) * bool(self._bare)):
-            if table.pages[number] in self._bare:
+        for number in range(-(-length // self.page), len(table.pages) * bool(self._unbacked)):
+            if table.pages[number] in self._unbacked:
                 return self.release(table, number)
 
     @abstractmethod
@@ -88,9 +88,9 @@ class PageAllocator(PageLedger):
         content.
         """
         own = table.pages[number]
-        if page in self._bare and own not in self._bare:
+        if page in self._unbacked and own not in self._unbacked:
             self._copy_windowed(own, page)
-            self._clothe(page)
+            self._back(page)
         self._hold(table, page, own in table.viewed)
         table.pages[number] = table.pages.pop()
         self._let_go(table, own)
@@ -99,17 +99,17 @@ class PageAllocator(PageLedger):
         """Return the most positions, `length` or fewer, after which a text in `pages` can go on:
         so many that no layer lacks a page that it would see.
         """
-        for number in range(-(-length // self.page) - 1, -1, -1) if self._bare else ():
+        for number in range(-(-length // self.page) - 1, -1, -1) if self._unbacked else ():
             if number < self.footprint.first(length):
                 break
-            if pages[number] in self._bare:
+            if pages[number] in self._unbacked:
                 length = number * self.page
         return length
 
     def look(self, table: PageTable, first: int) -> None:
         """Have a table view its pages from the `first`-th on, and no others."""
         for page in table.pages[table.first : first]:
-            self._overlook(table, page)
+            self._drop_view(table, page)
         for page in table.pages[first : table.first]:
             self._view(table, page)
         table.first = first
@@ -119,7 +119,9 @@ class PageAllocator(PageLedger):
         while len(table.pages) > start:
             self._let_go(table, table.pages.pop())
         table.first = min(table.first, start)
-        table.bare = None if table.bare is None or table.bare >= start else table.bare
+        table.unbacked = (
+            None if table.unbacked is None or table.unbacked >= start else table.unbacked
+        )
 
     def parts(self, table: PageTable) -> Iterator[tuple[int, int, int]]:
         """Yield each part of a table's memory: its name, how many tables have it, and its size."""
@@ -136,18 +138,18 @@ class PageAllocator(PageLedger):
             self._view(table, page)
 
     def _let_go(self, table: PageTable, page: int) -> None:
-        self._overlook(table, page)
+        self._drop_view(table, page)
         with self._counted(page):
             self._holders[page] -= 1
 
     def _view(self, table: PageTable, page: int) -> None:
         if self.footprint.windowed and page not in table.viewed:
-            assert page not in self._bare, "there is nothing to see"
+            assert page not in self._unbacked, "there is nothing to see"
             with self._counted(page):
                 self._viewers[page] += 1
             table.viewed.add(page)
 
-    def _overlook(self, table: PageTable, page: int) -> None:
+    def _drop_view(self, table: PageTable, page: int) -> None:
         if page in table.viewed:
             with self._counted(page):
                 self._viewers[page] -= 1

@@ -28,8 +28,9 @@ def to_evict(
     parts: Callable[[PageTable], Iterable[tuple[int, int, int]]],
 ) -> Sequence[Session] | None:
     """Return the first sessions of `order`: at least `least`, and as many as it takes to free the
-    `lacking` memory. None if all of them are not enough. `parts` gives the name, holders and size
-    of each part of a table; a part becomes free with the last session that holds it.
+    `lacking` memory. Return None if all of these sessions are not enough. `parts` gives the name,
+    holders and size of each part of a table; a part becomes free with the last session that holds
+    it.
     """
     held: Counter[int] = Counter()
     for count in range(len(order) + 1):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tandem.engine.cache.pages import PAGE
 
-STRETCH = 32  # numbered pages at most for each page that memory holds in all layers
+STRETCH = 32  # most numbered pages for each page that memory holds in all layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class Footprint:
         return self.reach + left // self.full if self.windowed and left > 0 else pages
 
     def numbers(self, pages: int) -> int:
-        """Return how many pages are numbered where memory holds `pages` whole pages: so many that
-        all memory is taken when all numbers are.
+        """Return how many page numbers there are where memory holds `pages` whole pages: enough to
+        use all memory.
         """
         return pages * self.whole // self.full
 

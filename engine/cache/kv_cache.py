@@ -57,8 +57,8 @@ class KVCache(Protocol):
         """
 
     def trim(self, table: PageTable, length: int) -> None:
-        """Take from a table with `length` positions the pages after them, from the first bare one
-        on.
+        """Take from a table with `length` positions the pages after them, from the first one
+        without memory on.
         """
 
     def release(self, table: PageTable, start: int = 0) -> None:

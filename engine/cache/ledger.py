@@ -12,17 +12,17 @@ from contextlib import contextmanager
 
 from tandem.engine.cache.footprint import Footprint
 
-EVERYWHERE = Footprint()  # no layer has a window
+EVERYWHERE = Footprint()  # the footprint of models in which no layer has a window
 
 
 class PageLedger(ABC):
     """The account of memory for `positions` positions in whole pages.
 
-    Any number of sessions hold a page, and it may be cached besides, for sessions to come; a page
-    that nobody holds and that is not cached is free. In layers with a sliding window only some of
-    the sessions that hold a page view it, and it may be bare there: without memory.
+    Any number of sessions hold a page, and a page may be cached for sessions to come; a page that
+    nobody holds and that is not cached is free. In layers with a sliding window only some of the
+    sessions that hold a page view it, and it may be *unbacked* there, that is, without memory.
 
-    Memory is counted in the units of `footprint`; where no layer has a window, in positions.
+    Memory is counted in the units of `footprint`, or in positions where no layer has a window.
     """
 
     def __init__(self, positions: int, footprint: Footprint = EVERYWHERE) -> None:
@@ -32,17 +32,17 @@ class PageLedger(ABC):
         self.allocated = 0
         self.idle = 0
         self.numbered = footprint.numbers(self.positions // self.page)
-        self._free = deque(reversed(range(self.numbered)))  # the last `_warm` have memory
+        self._free = deque(reversed(range(self.numbered)))  # the last `_warm` of these have memory
         self._warm = 0  # the number of free pages that have memory
         self._holders = [0] * self.numbered
         self._viewers = [0] * self.numbered
         self._cached: set[int] = set()
-        self._bare: set[int] = set()
+        self._unbacked: set[int] = set()
 
     @property
     def size(self) -> int:
-        """The size of all memory. Pages that are not free take `allocated` of it; of that, `idle`
-        is cached and no session needs it.
+        """The size of all memory. Pages that are not free take `allocated` of this memory; of that,
+        `idle` is cached and no session needs it.
         """
         return self.positions * self.footprint.whole
 
@@ -69,22 +69,22 @@ class PageLedger(ABC):
         """Return whether a cached page has memory in layers with a window, and no session needs it
         there.
         """
-        windowed = self.footprint.windowed > 0 and page not in self._bare
+        windowed = self.footprint.windowed > 0 and page not in self._unbacked
         return windowed and page in self._cached and not self._viewers[page]
 
-    def bare(self, page: int) -> bool:
+    def unbacked(self, page: int) -> bool:
         """Return whether a page has no memory in layers with a window."""
-        return page in self._bare
+        return page in self._unbacked
 
-    def strip(self, page: int) -> None:
+    def release_memory(self, page: int) -> None:
         """Give up the memory that a page has in layers with a window."""
         with self._counted(page):
-            self._bare.add(page)
+            self._unbacked.add(page)
         self._give_back(page, everywhere=False)
 
-    def _clothe(self, page: int) -> None:
+    def _back(self, page: int) -> None:
         with self._counted(page):
-            self._bare.remove(page)
+            self._unbacked.remove(page)
 
     @contextmanager
     def _counted(self, page: int) -> Iterator[None]:
@@ -100,18 +100,18 @@ class PageLedger(ABC):
     def _state(self, page: int) -> tuple[int, int]:
         """Return the memory that a page takes, and how much of it is idle."""
         cached, held, size = page in self._cached, self._holders[page], self.footprint
-        windowed = 0 if page in self._bare else size.windowed * self.page
+        windowed = 0 if page in self._unbacked else size.windowed * self.page
         full = size.full * self.page
         idle = (not held) * full + (not self._viewers[page]) * windowed
         return (cached or held > 0) * (full + windowed), cached * idle
 
     def _set_free(self, page: int) -> None:
-        """Make a page free. It keeps its memory for the next session if it is not bare and enough
-        memory is left; otherwise its memory goes back to the system.
+        """Make a page free. The page keeps its memory for the next session if it is backed and
+        enough memory is left; otherwise its memory goes back to the system.
         """
         kept = (self._warm + 1) * self.page * self.footprint.whole
-        if page in self._bare or self.allocated + kept > self.size:
-            self._bare.discard(page)
+        if page in self._unbacked or self.allocated + kept > self.size:
+            self._unbacked.discard(page)
             self._give_back(page, everywhere=True)
             self._free.appendleft(page)
         else:

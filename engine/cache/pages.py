@@ -16,15 +16,15 @@ def page_aligned(length: int, page: int = PAGE) -> int:
 class PageTable:
     """The `pages` of a session, of `page` positions each: the n-th page has the session's positions
     from n * page on. `viewed` holds the pages that the session needs in layers with a sliding
-    window too, from the `first`-th on. The pages from the `bare`-th on get memory there only when
-    they are fed, and the `spare`-th page is the next to give up its own for them.
+    window too, from the `first`-th on. The pages from the `unbacked`-th on get memory there only
+    when they are fed, and the `spare`-th page is the next to give up its own for them.
     """
 
     pages: list[int] = field(default_factory=list)
     page: int = PAGE
     viewed: set[int] = field(default_factory=set)
     first: int = 0
-    bare: int | None = None
+    unbacked: int | None = None
     spare: int = 0
 
     @property

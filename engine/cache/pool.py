@@ -35,9 +35,9 @@ class LayerGeometry:
     heads: int
     key_size: int
     value_size: int
-    repeat: int = 1  # query heads for each of `heads`
-    fused: bool = True  # whether it attends by a plain softmax
-    window: int | None = None  # how many positions the layer sees, the last ones; None: all
+    repeat: int = 1  # query heads for each key head
+    fused: bool = True  # whether the layer attends by a plain softmax
+    window: int | None = None  # how many of the last positions the layer sees; None means all
 
     def within(self, context: int) -> LayerGeometry:
         """Return this geometry for texts of up to `context` positions: without a window that is no
@@ -55,9 +55,9 @@ def position_bytes(layers: Sequence[LayerGeometry], dtype: torch.dtype) -> int:
 def footprint_of(
     layers: Sequence[LayerGeometry], dtype: torch.dtype, device: torch.device, step: int
 ) -> Footprint:
-    """Return the footprint of positions where a pass feeds a session at most `step` of them. It
-    tells layers with a window apart only if these can give memory back: on a CPU, if pages of
-    positions are whole pages of the system.
+    """Return the footprint of positions where a pass feeds a session at most `step` of them. The
+    footprint tells layers with a window apart only if these can give memory back: on a CPU, if
+    pages of positions are whole pages of the system.
     """
     windowed = [layer for layer in layers if layer.window]
     sizes = [layer.heads * size for layer in layers for size in (layer.key_size, layer.value_size)]
@@ -70,11 +70,11 @@ def footprint_of(
 
 class KVPool(PageAllocator):
     """Holds the keys and values of every layer, [positions, heads, size] each. Untouched positions
-    cost no memory. `padding` more lie at the end, for padding rows. Where `footprint` tells layers
-    with a window apart, there are more positions than `positions`.
+    cost no memory. `padding` more positions lie at the end, for padding rows. Where `footprint`
+    tells layers with a window apart, there are more positions than `positions`.
 
-    Values that an ended session left may be NaN. That does no harm: kernels read only positions of
-    a row's own text, and all of these were written for that text.
+    Values that an ended session left may be NaN. Such values do no harm: kernels read only
+    positions of a row's own text, and all of these were written for that text.
     """
 
     def __init__(
@@ -116,20 +116,22 @@ class KVPool(PageAllocator):
 
     def finite(self, table: PageTable, start: int, stop: int) -> bool:
         """Return whether the model did not overflow on a table's positions from `start` to `stop`,
-        one or more. A value that is NaN or infinite in an early layer is so in the last layer too,
-        and in the last layer without a window: only these two are checked.
+        one or more. A value that is NaN or infinite in an early layer is also NaN or infinite in
+        the last layer, and in the last layer without a window: only these two layers are checked.
         """
         seen = slot_index(table.slots(start, stop), self._device)
         kept = max((n for n, window in enumerate(self.windows) if not window), default=-1)
         stores = (store[layer] for layer in {-1, kept} for store in (self.keys, self.values))
         extremes = (torch.aminmax(each[seen]) for each in stores)
-        return all(bool(each.isfinite()) for both in extremes for each in both)  # NaN is either
+        # an extreme is NaN if either value is NaN
+        return all(bool(each.isfinite()) for both in extremes for each in both)
 
     def _copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         to_slots = partial(torch.tensor, dtype=torch.long, device=self._device)
         source, target = to_slots(sources), to_slots(targets)
         for stack in self._stacks:
-            found = stack.stores.index_select(1, source)  # a copy, as source and target may overlap
+            # a copy, because source and target may overlap
+            found = stack.stores.index_select(1, source)
             stack.stores.index_copy_(1, target, found)
 
     def _copy_windowed(self, source: int, target: int) -> None:

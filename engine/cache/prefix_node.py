@@ -20,7 +20,7 @@ class PrefixNode:
     used: int = 0
     viewed: int = 0  # when a session last needed the page in layers with a window
     children: dict[bytes, PrefixNode] = field(default_factory=dict)
-    keys: list[bytes] = field(default_factory=list)  # of the children, in order
+    keys: list[bytes] = field(default_factory=list)  # the bytes of the children's tokens, in order
 
     def nearest(self, tokens: array[int]) -> PrefixNode | None:
         """Return the child that has most leading tokens in common with `tokens`; None if no child
@@ -33,7 +33,7 @@ class PrefixNode:
     def neighbours(self, tokens: array[int]) -> list[PrefixNode]:
         """Return the children before and after `tokens` in the order of their bytes. No other child
         has more leading tokens in common with `tokens` or begins with them. Nor is another child
-        their beginning, since no child is the beginning of another.
+        their beginning, because no child is the beginning of another.
         """
         at = bisect_left(self.keys, tokens.tobytes())
         return [self.children[key] for key in self.keys[max(0, at - 1) : at + 1]]

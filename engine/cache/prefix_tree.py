@@ -3,7 +3,8 @@ are in the tree already, whoever filled them, and leaves its own pages there.
 
 A page enters the tree once its tokens are committed, and is never written to again. The last page
 of a text may be in the tree half filled: a session that goes on from there copies it. In layers
-with a sliding window a page may have given up its memory: no session begins where it would see it.
+with a sliding window a page may have given up its memory: no session begins at a place from which
+it would see such a page.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ class PrefixTree(Prefixes):
         self._page = pool.page
         self._roots: dict[bytes, PrefixNode] = {}
         self._paths: dict[Session, list[PrefixNode]] = {}  # a session's nodes, one for each page
-        self._uses = count(1)  # numbers of uses, in their order
-        self._order = count()  # numbers of entries of `_leaves`
-        self._leaves: list[tuple[int, int, PrefixNode]] = []  # nodes that may go, by last use
+        self._uses = count(1)  # the uses are numbered in their order
+        self._order = count()  # the entries of `_leaves` are numbered
+        # nodes that may be dropped or lose memory, by last use
+        self._leaves: list[tuple[int, int, PrefixNode]] = []
 
     @property
     def idle(self) -> int:
@@ -40,7 +42,9 @@ class PrefixTree(Prefixes):
         return self._pool.idle
 
     def reach(self, session: Session, length: int) -> int:
-        """Return the most of its tokens, up to `length`, after which a session can go on."""
+        """Return the largest number of its tokens, up to `length`, after which a session can go
+        on.
+        """
         return self._pool.usable(session.table.pages, super().reach(session, length))
 
     def begin(self, session: Session, tokens: Sequence[int], reserve: Callable[[], None]) -> None:
@@ -66,10 +70,10 @@ class PrefixTree(Prefixes):
         length = whole
         if last:
             length += common_prefix_length(last.tokens, text[whole : whole + page])
-            self._leave([last])  # marks it as used, so that others are evicted before it
+            self._leave([last])  # marks the node as used, so that others are evicted before it
         session.tokens.extend(text[:whole])
         reserve()
-        if last and last.parent and length > whole and not self._pool.bare(last.page):
+        if last and last.parent and length > whole and not self._pool.unbacked(last.page):
             source = PageTable([*pages, last.page], page)
             self._pool.copy(source, session.table, whole, length)
         else:
@@ -93,12 +97,12 @@ class PrefixTree(Prefixes):
         first, begun = self._pool.footprint.first(session.settled), session.table.first
         if first > begun:
             self._pool.look(session.table, first)
-            self._overlook(path[begun:first])
+            self._drop_views(path[begun:first])
 
     def cut(self, session: Session, length: int) -> None:
-        """Have a session hold its first `length` tokens only. It holds up to a page fewer where
-        others share the last page and there is no memory for a copy, and fewer where layers with a
-        window have given up pages that they would see.
+        """Have a session hold only its first `length` tokens. The session holds up to a page fewer
+        where others share the last page and there is no memory for a copy, and fewer where layers
+        with a window have given up pages that it would see.
         """
         path, page, table = self._paths[session], self._page, session.table
         length = self.reach(session, length)
@@ -142,7 +146,7 @@ class PrefixTree(Prefixes):
         del self._paths[session]
         if last:
             self._touch(last)
-            self._overlook([*path[begun:], last])
+            self._drop_views([*path[begun:], last])
 
     def evict(self, size: int) -> None:
         """Free `size` of idle memory, least recently used first: pages at the ends of texts, and
@@ -154,7 +158,7 @@ class PrefixTree(Prefixes):
             if self._is_leaf(entry):
                 self._drop(entry[2])
             elif self._is_unseen(entry):
-                self._pool.strip(entry[2].page)
+                self._pool.release_memory(entry[2].page)
 
     def _insert(self, session: Session, tokens: array[int], page: int) -> PrefixNode:
         """Return the node of the tokens that follow a session's path; if there is none, make one of
@@ -190,21 +194,21 @@ class PrefixTree(Prefixes):
         """Note that a session no longer holds nodes, which follow each other."""
         if nodes:
             self._touch(nodes[-1])
-        self._overlook(nodes)
+        self._drop_views(nodes)
 
     def _touch(self, node: PrefixNode) -> None:
         """Note that a session no longer holds a node."""
         node.used = next(self._uses)
         self._offer(node, node.used)
 
-    def _overlook(self, nodes: Iterable[PrefixNode]) -> None:
+    def _drop_views(self, nodes: Iterable[PrefixNode]) -> None:
         """Note that a session no longer needs nodes in layers with a window."""
         for node in nodes if self._pool.footprint.windowed else ():
             node.viewed = next(self._uses)
             self._offer(node, node.viewed)
 
     def _offer(self, node: PrefixNode, used: int) -> None:
-        """Queue a node for eviction if it is an idle leaf, or for stripping if it is unseen."""
+        """Queue a node for eviction if it is an idle leaf, or to release memory if it is unseen."""
         if len(self._leaves) > 2 * self._pool.numbered:  # most entries are out of date
             self._leaves = sorted(entry for entry in self._leaves if self._may_go(entry))
         entry = used, next(self._order), node

@@ -1,4 +1,4 @@
-"""The interface to texts that sessions leave cached for others. Here nothing stays cached;
+"""The interface to texts that sessions leave cached for others. In this class nothing stays cached;
 `prefix_tree` keeps the pages of a pool.
 """
 
@@ -10,7 +10,7 @@ from tandem.engine.cache.session import Session
 
 
 class Prefixes:
-    """The cached texts by scope: here none, so that a session shares nothing."""
+    """The cached texts by scope; this class caches none, so that a session shares nothing."""
 
     @property
     def idle(self) -> int:
@@ -18,7 +18,9 @@ class Prefixes:
         return 0
 
     def reach(self, session: Session, length: int) -> int:
-        """Return the most of its tokens, up to `length`, after which a session can go on."""
+        """Return the largest number of its tokens, up to `length`, after which a session can go
+        on.
+        """
         return min(session.length, length)
 
     def begin(self, session: Session, tokens: Sequence[int], reserve: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
 """The session rule: keep `base` cached tokens, drop the rest, append the new ones.
 
-`Sessions` decides whether a call may touch a session and what its pages hold. Only the model
-thread uses it, so it needs no lock. A cache is a copy that may be lost at any time: a caller that
+`Sessions` decides whether a call may touch a session and what its pages hold. Only the model thread
+uses this class, so it needs no lock. A cache is a copy that may be lost at any time: a caller that
 gets SessionMiss sends all tokens again.
 """
 
@@ -20,10 +20,10 @@ from tandem.engine.cache.session import JobEnded, Session, SessionCounts
 from tandem.protos.errors import Busy, Internal, InvalidRequest, SessionMiss, StaleTurn
 from tandem.protos.types import LAST_TURN, Context
 
-Fed = TypeVar("Fed")  # a step input
-IDLE_SECONDS = 5.0  # without a call, until a session may be evicted: several usual pauses
-RETRY_SECONDS = 0.2  # after which a call that finds no memory may be retried
-RETRY_STEP_SECONDS = 0.02  # is added for each call that was refused since a session was opened
+Fed = TypeVar("Fed")  # the type of a step input
+IDLE_SECONDS = 5.0  # seconds without a call, until a session may be evicted: several usual pauses
+RETRY_SECONDS = 0.2  # seconds after which a call that finds no memory may be retried
+RETRY_STEP_SECONDS = 0.02  # seconds added for each call that was refused since a session was opened
 LONGEST_RETRY_SECONDS = 5.0
 
 
@@ -53,7 +53,7 @@ class Sessions:
         self._clock = clock
         self._evict_after = evict_after
         self._open: dict[bytes, Session] = {}
-        self._refused = 0  # calls, since a session was opened
+        self._refused = 0  # number of refused calls since a session was opened
 
     def __len__(self) -> int:
         return len(self._open)
@@ -65,16 +65,16 @@ class Sessions:
 
     @property
     def prefix_usage(self) -> float:
-        """The share of the pool that is cached besides, and free as soon as it is needed."""
+        """The share of the pool that is cached for later sessions, and is free when needed."""
         return self._prefixes.idle / self._pool.size
 
     @contextmanager
     def acquire(self, context: Context, nodes: int) -> Iterator[Session]:
-        """Apply the session rule. Within the scope the session is at work and cannot be evicted. It
-        holds the tokens to build on, `context.base` or more, and has memory for the context and
-        `nodes` tree nodes. Raises StaleTurn, SessionMiss, Busy, InvalidRequest. A session that
-        finds no memory is closed, since growing sessions could wait for each other's memory; its
-        text stays cached.
+        """Apply the session rule. Within the scope the session is at work and cannot be evicted.
+        The session holds the tokens to build on, `context.base` or more, and has memory for the
+        context and `nodes` tree nodes. Raises StaleTurn, SessionMiss, Busy, InvalidRequest. A
+        session that finds no memory is closed, since growing sessions could wait for each other's
+        memory; its text stays cached.
         """
         self.check_length("context.tokens", context.length)
         session = self._extend(context, context.length + nodes)
@@ -86,7 +86,7 @@ class Sessions:
             if fed > session.length and self._pool.finite(session.table, session.length, fed):
                 session.tokens = session.committed(context)[:fed]
                 session.settled = fed
-            if isinstance(error, Busy) or not session.length:  # an empty one only uses up a session
+            if isinstance(error, Busy) or not session.length:  # an empty one only takes a place
                 self._drop(context.session_id)
             raise
         finally:
@@ -101,13 +101,13 @@ class Sessions:
     def feed(self, context: Context, step_input: Fed) -> Generator[Fed, torch.Tensor, torch.Tensor]:
         """Have an input fed, and return its logits. Raises Internal where the model overflowed."""
         logits = yield step_input
-        if logits.numel() and logits.amax().isnan():  # a maximum is NaN if anything is
+        if logits.numel() and logits.amax().isnan():  # the maximum is NaN if any logit is NaN
             raise self.overflowed(context)
         return logits
 
     def overflowed(self, context: Context) -> Internal:
         """Drop a session whose logits are NaN, with the text that it published. Returns the error
-        to raise.
+        that the caller has to raise.
         """
         if session := self._open.get(context.session_id):
             self._prefixes.forget(session)
@@ -118,7 +118,7 @@ class Sessions:
         self, session: Session, context: Context, drafted: Sequence[int], path: Sequence[int] = ()
     ) -> int:
         """Keep the context and the nodes of a tree path, which move up after it. `drafted` are the
-        tree's tokens. Returns the length that the session holds.
+        tree's tokens. Returns the length that the session holds afterwards.
         """
         new = context.tokens[session.length - context.base :]
         order = (*range(len(new)), *(len(new) + node for node in path))
@@ -155,15 +155,15 @@ class Sessions:
 
     def close(self, session_id: bytes, turn: int = LAST_TURN) -> None:
         """Forget a session, unless it is at a newer turn than `turn`. Closing a session that is not
-        open does nothing. Its text stays cached until the memory is needed.
+        open does nothing. The session's text stays cached until the memory is needed.
         """
         session = self._open.get(session_id)
         if not session or session.turn <= turn:
             self._drop(session_id)
 
     def expire(self, waiting: Iterable[bytes] = ()) -> None:
-        """Reclaim sessions that were idle for longer than their time to live. The `waiting` ones,
-        for which calls wait, do not count as idle, nor may they be evicted.
+        """Reclaim sessions that were idle for longer than their time to live. The `waiting`
+        sessions, for which calls wait, do not count as idle, nor may they be evicted.
         """
         now = self._clock()
         for session_id in waiting:
@@ -188,7 +188,7 @@ class Sessions:
             why = self._find_memory(length, session)
             if not why and self.cut(session, context.base) < context.base:
                 why = "no memory for a copy of a page"
-            if why := why or self._find_memory(length, session):  # a cut may let pages go
+            if why := why or self._find_memory(length, session):  # a cut may release pages
                 self._drop(context.session_id)
                 raise self._busy(why)
         else:
@@ -197,14 +197,14 @@ class Sessions:
         return session
 
     def _begin(self, context: Context, length: int, epoch: int) -> Session:
-        """Open a session that holds what is cached of its text, also what it held itself before."""
+        """Open a session that holds what is cached of its text, also from its own past."""
         self._drop(context.session_id)
         session = Session(PageTable(page=self._pool.page), epoch, context.client)
         try:
             self._prefixes.begin(
                 session, context.tokens[:-1], lambda: self.reserve(session, length)
             )
-        except BaseException:  # Busy, or no memory for a copy
+        except BaseException:  # Busy, or MemoryError for a copy
             self._prefixes.end(session)
             raise
         self.counts.reused_tokens += session.length
@@ -218,8 +218,8 @@ class Sessions:
 
     def _find_memory(self, length: int, session: Session) -> str:
         """Give a session, which may be new, memory for `length` tokens; drop no more other sessions
-        than that takes. Returns why there is no memory, "" if there is. Rather than drop others,
-        give it less where layers have a window: as much as a session needs there at once.
+        than necessary. Returns why there is no memory, or "" if there is enough. Rather than drop
+        others, give the session only the memory that it needs at once where layers have a window.
         """
         pool, table = self._pool, session.table
         pool.trim(table, session.length)

@@ -17,9 +17,10 @@ NORESERVE = 0x4000  # Linux' MAP_NORESERVE on x86-64 and ARM; Python names it fr
 class Stack:
     """Holds `stores`: zeros, [stores, positions, heads, size].
 
-    On a CPU, the system hands out the memory in pages when they are first written. These are small
-    pages: a new session would touch a large one for each layer, while all sessions wait. At most
-    `used` positions are in use at once. Raises MemoryError if there is no memory for these.
+    On a CPU, the system hands out the memory in pages when they are first written. The pages of the
+    system are small ones: a new session would touch a huge page for each layer, while all sessions
+    wait. At most `used` positions are in use at once. Raises MemoryError if there is no memory for
+    these positions.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Stack:
         if used < shape[1]:
             _anonymous(size // shape[1] * used).close()
         self._pages = _anonymous(size, NORESERVE if used < shape[1] else 0)
-        with suppress(OSError, AttributeError):  # a system without large pages
+        with suppress(OSError, AttributeError):  # the system may lack huge pages
             self._pages.madvise(mmap.MADV_NOHUGEPAGE)
         numbers = torch.frombuffer(self._pages, dtype=torch.uint8)[:size]
         self.stores = numbers.view(dtype).view(shape)
@@ -65,7 +66,8 @@ def can_give_back(device: torch.device) -> bool:
         return False
     try:
         with open("/proc/sys/vm/overcommit_memory", encoding="ascii") as file:
-            return file.read().strip() != "2"  # with 2, all reserved memory counts as used
+            # with the value 2, all reserved memory counts as used
+            return file.read().strip() != "2"
     except OSError:
         return False
 

@@ -1,8 +1,8 @@
 """Find out whether a model computes the right logits, and whether they are batch-invariant.
 
-The service tries this at start and has no list of models, since kernels differ by processor, dtype
-and thread count. The right logits are those that the network computed before any of its layers was
-replaced.
+The service tests every model at start instead of having a list of models, because kernels differ by
+processor, dtype and thread count. The right logits are those that the network computed before any
+of its layers was replaced.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Exactness:
 @torch.inference_mode()
 def self_test(forward: ModelRunner, name: str, strict: bool = True) -> Exactness:
     """Try a model, and return whether it is exact. Raises Unusable if the model cannot be run. If
-    `strict`, raises it also if the logits of a text alone, in a batch or in trees differ by more
-    than rounding from those that the network computed as it was loaded.
+    `strict`, also raises Unusable if the logits of a text alone, in a batch or in trees differ by
+    more than rounding from those that the network computed as it was loaded.
     """
     kind, reference = forward.model.kind, forward.model.reference
     assert reference.main.logits, "a model is tried before its reference is released"
@@ -92,7 +92,9 @@ def _longest(model: HFModel) -> int:
 
 @contextmanager
 def _tables(forward: ModelRunner) -> Iterator[list[PageTable]]:
-    """Allocate TRIAL_TABLES page tables within the scope. Raises Unusable without space."""
+    """Allocate TRIAL_TABLES page tables within the scope. Raises Unusable if there is no space for
+    the tables.
+    """
     allocated = [forward.pool.allocate(_longest(forward.model)) for _ in range(TRIAL_TABLES)]
     tables = [table for table in allocated if table]
     try:

@@ -2,9 +2,9 @@
 text, and one of the model's files.
 
 Two model services with the same fingerprint of logits can continue each other's texts. A service
-computes this fingerprint by a pass, as it tries exactness, so that weights, dtype, kernels and
-anything else that decides the logits count. Two services with the same fingerprint of files have
-the same model, but their logits may differ in their last bits.
+computes this fingerprint by a pass, in the same way as it tests exactness, so that weights, dtype,
+kernels and anything else that decides the logits count. Two services with the same fingerprint of
+files have the same model, but their logits may differ in their last bits.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tandem.engine.model_runner import ModelRunner
 from tandem.protos import tree
 
 PROBE_TOKENS = 24
-STRIDE = 7919  # between the ids of neighbouring tokens
-SAMPLES, SAMPLE_BYTES = 4096, 256  # samples of each file, and bytes of a sample
+STRIDE = 7919  # step between the ids of neighbouring tokens
+SAMPLES, SAMPLE_BYTES = 4096, 256  # number of samples of each file, and bytes of a sample
 OF_NO_WEIGHT = {"_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 
 
@@ -45,7 +45,8 @@ def model_fingerprint(runner: ModelRunner, tokenizer_fingerprint: str) -> str:
 
 def weights_fingerprint(folder: Path, tokenizer_fingerprint: str) -> str:
     """Return a short hash of the tokenizer and of the files of a model directory, or of a GGUF
-    file. It covers the size and samples of each file's content, so that large files take no time.
+    file. The hash covers the size and samples of each file's content, so that large files take no
+    time.
     """
     digest = sha256(tokenizer_fingerprint.encode())
     files = [folder]

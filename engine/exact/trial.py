@@ -20,7 +20,7 @@ from tandem.engine.model.rounding import Difference, ReferenceText
 from tandem.engine.model_runner import ModelRunner
 from tandem.protos import tree
 
-SIBLINGS = 3  # the most wrong proposals beside a right one
+SIBLINGS = 3  # most wrong proposals beside a right one
 PROMPT_CHUNK = 23  # tokens of the prompt that are fed at once
 STREAM_CHUNKS = (1, 2, 5, 11)  # tokens of the stream that are fed at once, in trees
 MARGIN = SIBLINGS * max(STREAM_CHUNKS)  # positions for wrong proposals
@@ -43,7 +43,7 @@ class Trial:
         self._alone = alone
         self._table = table
         self._neighbour = neighbour
-        self._other_fed = 0  # tokens of the other session that were fed
+        self._other_fed = 0  # number of tokens of the other session that were fed
 
     def run(self) -> torch.Tensor:
         """Feed the texts in every way. Returns how far each row of the stream differs between
@@ -107,7 +107,8 @@ class Trial:
     def _beside(self, segment: Segment, count: int) -> torch.Tensor:
         """Feed a segment behind `count` tokens of another session, and return its logits."""
         text = self._reference.other
-        start = self._other_fed if self._other_fed < len(text.tokens) else 0  # and then once more
+        # the remaining tokens are fed once more
+        start = self._other_fed if self._other_fed < len(text.tokens) else 0
         other = _chain(self._neighbour, start, text.tokens[start : start + count])
         self._other_fed = start + len(other.tokens)
         rows, logits = self._forward([other, segment])

@@ -1,9 +1,10 @@
-"""Read the blocks of the quantised types of GGUF files as groups. Their numbers are the ones that
-the `gguf` package makes of the blocks, bit for bit.
+"""Read the blocks of the quantised types of GGUF files as groups. The numbers that groups stand for
+are those that the `gguf` package computes from the blocks, bit for bit.
 
 Each reader takes blocks [out, blocks, bytes]. A block holds 32 inputs of an output. In the types
-named K it holds 256 inputs, and each scale is the product of a small integer and a float16 number
-of the whole block. The docstring of a reader names the fields of a block in the order of its bytes.
+named K a block holds 256 inputs, and each scale is the product of a small integer and a float16
+number of the whole block. The docstring of a reader names the fields of a block in the order of its
+bytes.
 """
 
 from __future__ import annotations
@@ -136,8 +137,8 @@ def _fifth(stored: Tensor) -> Tensor:
 
 
 def _split(stored: Tensor, run: int, shifts: tuple[int, ...], mask: int) -> Tensor:
-    """Cut bytes into parts, one for each of `shifts`, of the bits in `mask`. Of each `run` of bytes
-    come first the parts at the first shift, then those at the second one, and so on.
+    """Cut bytes into parts, one for each of `shifts`, of the bits in `mask`. Of each `run` of
+    bytes, the parts at the first shift come first, then those at the second one, and so on.
     """
     runs = stored.unflatten(-1, (-1, 1, run))
     parts: Tensor = (runs >> torch.tensor(shifts, dtype=torch.uint8)[:, None]) & mask

@@ -31,8 +31,10 @@ from tandem.protos.errors import Unusable
 from tandem.protos.gguf import Head, StoredTensor
 
 ROPE = "rope_freqs.weight"  # the divisors of the rotary frequencies
-BLOCKS = {kind.name: size for kind, (size, _) in GGML_QUANT_SIZES.items()}  # weights per block
-BYTES = {kind.name: size for kind, (_, size) in GGML_QUANT_SIZES.items()}  # bytes of each
+# number of weights per block, by type
+BLOCKS = {kind.name: size for kind, (size, _) in GGML_QUANT_SIZES.items()}
+# bytes of a block, by type
+BYTES = {kind.name: size for kind, (_, size) in GGML_QUANT_SIZES.items()}
 
 
 def stored_as(head: Head) -> str:
@@ -150,7 +152,8 @@ class _Reading:
         self, tensor: StoredTensor, numbers: np.ndarray[Any, Any], keep: dict[str, Any]
     ) -> Any:
         """Return what `transformers` makes of the `numbers` of a tensor, and their name. The name
-        is None if it put them into `keep` instead, as they are a part of a joined weight.
+        is None if `transformers` put the numbers into `keep` instead, because they are a part of a
+        joined weight.
         """
         made = self._processor.process(
             weights=numbers,
@@ -161,7 +164,9 @@ class _Reading:
         return made.weights, made.name
 
     def _put(self, name: str, weight: torch.Tensor) -> None:
-        """Set a weight of the network. Raises Unusable if it has another shape there."""
+        """Set a weight of the network. Raises Unusable if the weight has another shape in the
+        network.
+        """
         owner, _, leaf = name.rpartition(".")
         layer = self._network.get_submodule(owner)
         present = getattr(layer, leaf)
@@ -173,7 +178,9 @@ class _Reading:
         setattr(layer, leaf, nn.Parameter(weight, requires_grad=False))
 
     def _stretch(self, factors: torch.Tensor) -> None:
-        """Divide the rotary frequencies by `factors`. Raises Unusable if no layer has so many."""
+        """Divide the rotary frequencies by `factors`. Raises Unusable if no layer has that many
+        frequencies.
+        """
         divided = False
         for layer in self._network.modules():
             for name in ("inv_freq", "original_inv_freq"):

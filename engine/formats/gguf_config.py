@@ -1,8 +1,9 @@
 """Read the configuration of a GGUF file: `transformers` converts its metadata, and this module sets
 or refuses whatever `transformers` drops.
 
-A dropped key would make the texts of a model wrong. The self-test would not notice, as it compares
-a network with itself. The functions raise Unusable with a text that follows the name of the file.
+A dropped key would make the texts of a model wrong. The self-test would not notice a dropped key,
+because it compares a network with itself. The functions raise Unusable with a text that follows the
+name of the file.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from tandem.protos.gguf import Head
 
 HARMLESS = {
     "vocab_size",  # set by `config_of`
-    "rope.scaling.type",  # `config_of` refuses any but "none"
-    "rope.scaling.original_context_length",  # of use only where positions are stretched
-    "rope.scaling.finetuned",  # of use only where positions are stretched
-    "context_length",  # how far a text may reach; where positions are weights, a shape says so too
+    "rope.scaling.type",  # `config_of` refuses any value except "none"
+    "rope.scaling.original_context_length",  # this key matters only where positions are stretched
+    "rope.scaling.finetuned",  # this key matters only where positions are stretched
+    # this key says how far a text may reach; where positions are weights, a shape says so too
+    "context_length",
     "tensor_data_layout",  # each architecture has only one
     # the shapes of weights, which must be those of the network, say the following too:
     "attention.head_count_kv",
@@ -33,7 +35,8 @@ HARMLESS = {
     "expert_shared_feed_forward_length",
 }
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
-LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}  # llama.cpp recognises the 27B models by these too
+# llama.cpp also recognises the 27B models by these numbers of layers
+LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 
 
 def config_of(file: Path, head: Head) -> PreTrainedConfig:
@@ -49,7 +52,7 @@ def config_of(file: Path, head: Head) -> PreTrainedConfig:
     with TemporaryDirectory() as folder:
         light = Path(folder) / file.name
         light.write_bytes(head.light)
-        os.truncate(light, file.stat().st_size)  # as long as the file, but with holes
+        os.truncate(light, file.stat().st_size)  # the copy is as long as the file, but has holes
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             folder, gguf_file=light.name, local_files_only=True
         )
@@ -95,8 +98,8 @@ def _compare(text: Any, kind: str, own: dict[str, Any]) -> None:
 
 
 def _followed(text: Any) -> dict[str, Any]:
-    """Return the values that a network will follow, by the keys of a file's metadata. None and 0
-    both mean that the network does nothing of the kind.
+    """Return the values that a network will follow, by the keys of a file's metadata. The values
+    None and 0 both mean that the network lacks the feature.
     """
     rope, size = _rope(text), getattr(text, "head_dim", None) or _width(text)
     norms = (getattr(text, name, None) for name in EPSILONS)

@@ -1,7 +1,7 @@
 """Round the weights of a network to 8 bits in groups.
 
-This is done right after loading, before the reference logits are computed: the network that the
-self-test compares with has the same rounded weights.
+The rounding is done right after loading, before the reference logits are computed: the network that
+the self-test compares with has the same rounded weights.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read the formats in which checkpoints store linear layers in 8 or 4 bits: GPTQ, AWQ,
 compressed-tensors, and FP8.
 
-The names and shapes of a layer's tensors decide what they mean, as far as these say it, since the
+The names and shapes of a layer's tensors decide what they mean, as far as possible, because the
 configuration may describe other layers. Activations are not rounded, even where a checkpoint says
 how to round them. The functions raise Unusable with a text that follows the name of a class.
 """
@@ -18,17 +18,22 @@ from tandem.engine.formats.stored_linears import StoredLinear, unpacked
 from tandem.engine.forward.groups import Code
 from tandem.protos.errors import Unusable
 
-Tensors: TypeAlias = Mapping[str, torch.Tensor]  # the tensors of a layer, by their names in it
-Block: TypeAlias = tuple[int, int] | None  # outputs and inputs that share a scale
-Format: TypeAlias = Callable[[Tensors, int], StoredLinear]  # from tensors and the number of inputs
+# the tensors of a layer, by their names in the layer
+Tensors: TypeAlias = Mapping[str, torch.Tensor]
+Block: TypeAlias = tuple[int, int] | None  # numbers of outputs and inputs that share a scale
+# makes a stored layer from tensors and the number of inputs
+Format: TypeAlias = Callable[[Tensors, int], StoredLinear]
 BITS = {Code.NIBBLES: 4, Code.BYTES: 8}
-SCALES = {"scales", "weight_scale", "weight_scale_inv"}  # one of these is in each layer
+# names of tensors with scales, one of which is in each layer
+SCALES = {"scales", "weight_scale", "weight_scale_inv"}
 SIGN = 128  # xor with this bit turns unsigned codes of 8 bits into signed ones, and back
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # the field of each of the 8 outputs in a word of AWQ
 
 
 def _code(bits: float) -> Code:
-    """Return the kind of codes of so many bits. Raises Unusable if it is neither 4 nor 8."""
+    """Return the kind of codes with this number of bits. Raises Unusable if the number of bits is
+    neither 4 nor 8.
+    """
     found = next((code for code, each in BITS.items() if each == bits), None)
     if found is None:
         raise Unusable(f"has weights of {bits:g} bits, where 4 and 8 are served")
@@ -97,7 +102,7 @@ def awq(tensors: Tensors, inputs: int) -> StoredLinear:
 
 def packed(tensors: Tensors, inputs: int) -> StoredLinear:
     """Read a layer of packed words [out, n], each of which holds the codes of neighbouring inputs.
-    Its zero points, if it has any, are packed along the outputs instead.
+    The layer's zero points, if it has any, are packed along the outputs instead.
     """
     words, scales = tensors["weight_packed"], tensors["weight_scale"]
     code = _code(32 * words.shape[1] / inputs)
@@ -109,7 +114,8 @@ def packed(tensors: Tensors, inputs: int) -> StoredLinear:
 
 def in_bytes(tensors: Tensors, inputs: int, block: Block = None) -> StoredLinear:
     """Read a layer with a byte for each weight, and with one scale for all of them, or a scale for
-    each output, group or `block`. Raises Unusable if the scales do not divide the weight so.
+    each output, group or `block`. Raises Unusable if the scales do not divide the weight in this
+    way.
     """
     weight = tensors["weight"]
     code = Code.FLOAT8 if weight.dtype == torch.float8_e4m3fn else Code.BYTES

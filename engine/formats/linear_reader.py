@@ -85,12 +85,13 @@ class LinearReader(HfQuantizer):
             layer.bias = placeholder.bias
             layer.weight = nn.Parameter(weight, requires_grad=False)
             model.set_submodule(name, layer)
-        self._layers.clear()  # the network keeps this quantiser, which must not keep layers
+        # the network keeps this quantiser, which must therefore not keep layers
+        self._layers.clear()
 
 
 def stored_linears(form: Format, shapes: Mapping[str, list[int]], grouped: bool) -> dict[str, Any]:
-    """Return the quantisation setting to load a checkpoint with. `shapes` are those of all of its
-    tensors, by name. The linear layers among them are the ones that have scales.
+    """Return the quantisation setting to load a checkpoint with. `shapes` are the shapes of all
+    tensors of the checkpoint, by name. The linear layers are the layers that have scales.
     """
     layers = defaultdict[str, dict[str, list[int]]](dict)
     for name, shape in shapes.items():

@@ -1,6 +1,6 @@
 """Choose how a checkpoint with weights of 8 or 4 bits is read: this engine reads linear layers as
-they are stored, and transformers dequantises other formats as it loads them. Either way the network
-that is served is a plain one.
+they are stored, and transformers dequantises other formats as it loads them. In both cases the
+network that is served is a plain one.
 
 Raises Unusable, with a text that follows the name of a class, for other ways of quantising, and for
 files that lack the scales of their weights.
@@ -26,15 +26,15 @@ from tandem.protos.errors import Unusable
 SETTING = "quantization_config"
 OURS = "tandem_fp8"
 LOADERS = {"fp8": OURS, "mxfp8": OURS, "mxfp4": "mxfp4"}  # quantisers by `quant_method`
-SCALES = (".weight_scale_inv", ".scale", ".qscale_weight")  # names end so
+SCALES = (".weight_scale_inv", ".scale", ".qscale_weight")  # endings of the names of scales
 EXPERTS = ".experts."  # a part of the names of weights that are no linear layers
 register_quantization_config(OURS)(FineGrainedFP8Config)
 
 
 @register_quantizer(OURS)
 class Dequantiser(FineGrainedFP8HfQuantizer):
-    """A reader of FP8 checkpoints that needs no other package. Its parent demands one, though only
-    computing in 8 bits takes it, not reading.
+    """A reader of FP8 checkpoints that needs no other package. The parent class demands a package,
+    although only computing in 8 bits needs it, not reading.
     """
 
     def validate_environment(self, *given: Any, **named: Any) -> None:
@@ -42,11 +42,11 @@ class Dequantiser(FineGrainedFP8HfQuantizer):
 
 
 def dequantise(config: PreTrainedConfig, folder: Path, grouped: bool) -> str | None:
-    """Set in a model's `config` how its quantised weights are read. Returns their `quant_method`;
-    None if they are not quantised. Linear layers whose format this engine reads stay in groups if
-    `grouped` says so; all other weights become numbers, and so does an FP8 checkpoint with experts.
-    Raises Unusable for a method that is not read, and for files that are unreadable or lack the
-    scales of a weight.
+    """Set in a model's `config` how its quantised weights are read. Returns the `quant_method` of
+    the weights; None if they are not quantised. Linear layers whose format this engine reads stay
+    in groups if `grouped` says so; all other weights become numbers, and so does an FP8 checkpoint
+    with experts. Raises Unusable for a method that is not read, and for files that are unreadable
+    or lack the scales of a weight.
     """
     parts = config, config.get_text_config()
     given = next(filter(None, (getattr(part, SETTING, None) for part in parts)), None)
@@ -95,7 +95,7 @@ def _stored(folder: Path, opened: ExitStack) -> Mapping[str, Any]:
 
 def _lacking(stored: Mapping[str, Any]) -> Iterator[str]:
     """Yield the FP8 weights that have no scales, or scales that do not divide them into equal
-    blocks. Loading them would give wrong numbers.
+    blocks. Loading such weights would give wrong numbers.
     """
     for name, weight in stored.items():
         if not (name.endswith(".weight") and weight.get_dtype().startswith("F8_E4M3")):
@@ -107,6 +107,6 @@ def _lacking(stored: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _divides(scale: list[int], weight: list[int]) -> bool:
-    """Whether a grid of scales divides a weight into equal blocks; a single one always does."""
+    """Whether a grid of scales divides a weight into equal blocks; a single scale always does."""
     grid = scale if len(scale) == len(weight) else [1] * len(weight)
     return all(size % count == 0 for size, count in zip(weight, grid, strict=True))

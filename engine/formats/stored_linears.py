@@ -19,10 +19,11 @@ class StoredLinear:
     """A weight [out, in] as it is stored; each of its numbers is (code - zero) * scale."""
 
     code: Code
-    codes: torch.Tensor  # [out, bytes], uint8; codes of 4 bits lie two in a byte, low one first
+    codes: torch.Tensor  # [out, bytes], uint8; codes of 4 bits lie two in a byte, the low one first
     scales: torch.Tensor  # [out, groups]
-    zeros: torch.Tensor | None = None  # [out, groups], int32; None if all are 0
-    group_of: torch.Tensor | None = None  # [in], of each input; None if they lie in order
+    zeros: torch.Tensor | None = None  # [out, groups], int32; None if all zeros are 0
+    # [in], the group of each input; None if the groups lie in order
+    group_of: torch.Tensor | None = None
 
     @property
     def inputs(self) -> int:

@@ -46,7 +46,7 @@ class AttentionStep:
 
     plan: TilePlan | PathPlan | RowPlan
     pool: KVPool
-    context: int  # tokens of a text, at most
+    context: int  # most tokens of a text
 
 
 _current: ContextVar[AttentionStep] = ContextVar("step")

@@ -14,8 +14,9 @@ class AttentionOptions:
 
     scaling: float | None = None
     window: int | None = None  # positions
-    softcap: float | None = None  # for Gemma 2
-    sinks: torch.Tensor | None = None  # for gpt-oss: a score per head that takes weight, [heads]
+    softcap: float | None = None  # limit of scores, for Gemma 2
+    # extra score per head that takes weight, for gpt-oss, [heads]
+    sinks: torch.Tensor | None = None
 
     @property
     def plain(self) -> bool:

@@ -10,17 +10,17 @@ import torch
 from torch import nn
 
 ROWS = 4  # trial rows of each size
-SCALES = (1e-3, 1.0, 30.0, 1e3)  # sizes differ since a layer may clamp, or add something small
-ROUNDING = 8.0  # units of the last place
+SCALES = (1e-3, 1.0, 30.0, 1e3)  # sizes differ, because a layer may clamp, or add something small
+ROUNDING = 8.0  # tolerance in units of the last place
 
 
 @torch.inference_mode()
 def equivalent(
     layer: nn.Module, other: Callable[..., Any], weight: torch.Tensor, *given: torch.Tensor
 ) -> bool:
-    """Whether `other` computes the same as a layer, up to rounding. Both are called with trial rows
-    that fit the weight [..., in] and its dtype, and with the arguments `given`. False if the layer
-    has hooks, or cannot be called like this.
+    """Whether `other` computes the same as a layer, up to rounding. The layer and `other` are
+    called with trial rows that fit the weight [..., in] and its dtype, and with the arguments
+    `given`. Return False if the layer has hooks, or cannot be called like this.
     """
     if layer._forward_hooks or layer._forward_pre_hooks:
         return False
@@ -28,14 +28,14 @@ def equivalent(
     try:
         nudged = layer(_nudged(rows), *given)
         return _agree(layer(rows, *given), other(rows, *given), nudged, _allowed(rows))
-    except Exception:  # a layer of another form raises whatever it likes
+    except Exception:  # a layer of another form may raise any error
         return False
 
 
 def trial_rows(weight: torch.Tensor) -> torch.Tensor:
     """Return trial rows that can be multiplied with a weight [..., in]: [ROWS * sizes, in]."""
     source = torch.Generator().manual_seed(0)
-    rows = torch.randn(ROWS, weight.shape[-1], generator=source) + 2  # no mean of 0
+    rows = torch.randn(ROWS, weight.shape[-1], generator=source) + 2  # rows whose mean is not 0
     return torch.cat([scale * rows for scale in SCALES]).to(weight)
 
 

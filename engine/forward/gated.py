@@ -14,15 +14,17 @@ from tandem.engine.forward import operations
 from tandem.engine.forward.cpu.kernels import Activation
 from tandem.engine.forward.equivalence import equivalent
 
-LinearFactory = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]  # from weight and bias
+# makes a linear layer from weight and bias
+LinearFactory = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
 
 ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     Activation.SILU: functional.silu,
     Activation.GELU_TANH: lambda x: functional.gelu(x, approximate="tanh"),
 }
 PROBES = torch.linspace(-8, 8, 64)  # inputs that distinguish activations
-INNER, OUTER = ("gate_proj", "up_proj", "gate_up_proj"), "down_proj"  # names in the models
-TOLERANCE = 1e-5  # two kinds of GELU differ by 5e-4
+# names of these layers in the models
+INNER, OUTER = ("gate_proj", "up_proj", "gate_up_proj"), "down_proj"
+TOLERANCE = 1e-5  # less than the difference of the two kinds of GELU, which is 5e-4
 
 
 class GatedMLP(nn.Module):
@@ -45,7 +47,7 @@ class GatedMLP(nn.Module):
 @torch.inference_mode()
 def gated_mlp(layer: nn.Module, kind: LinearFactory) -> GatedMLP | None:
     """Return a gated layer that computes the same as a layer of a network, by linear layers of a
-    kind. None if the layer has another form.
+    kind. Return None if the layer has another form.
     """
     parts = (getattr(layer, name, None) for name in INNER)
     inner = [part for part in parts if type(part) is nn.Linear]
@@ -68,12 +70,14 @@ def gated_mlp(layer: nn.Module, kind: LinearFactory) -> GatedMLP | None:
     weights: list[torch.Tensor] = [part.weight for part in inner]
     joined = kind(torch.cat(weights), torch.cat(biases) if biases else None)
     found = GatedMLP(joined, kind(outer.weight, outer.bias), activation)
-    on_cpu = outer.weight.device.type == "cpu"  # the kernels are known to run there
+    on_cpu = outer.weight.device.type == "cpu"  # on a CPU the kernels are known to run
     return found if on_cpu or equivalent(layer, found, inner[0].weight) else None
 
 
 def activation_of(layer: object) -> Activation | None:
-    """Return the activation that a layer computes, of those with kernels. None if it is none."""
+    """Return the activation that a layer computes, of those with kernels. Return None if there is
+    no kernel for the activation.
+    """
     output = (
         layer(PROBES) if isinstance(layer, nn.Module) and not list(layer.parameters()) else None
     )

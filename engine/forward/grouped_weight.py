@@ -1,6 +1,6 @@
 """A weight of 8 or 4 bits in the place of a plain one. A network that uses such a weight computes
-with the numbers that its codes stand for. The numbers are made when they are asked for, a part at a
-time where that is enough.
+with the numbers that its codes stand for. The numbers of such a weight are computed when they are
+asked for, a part at a time where that is enough.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from tandem.engine.forward.groups import Groups
 
-NUMBERS_AT_ONCE = 1 << 22  # numbers that are made at a time; they take 16 MiB
+NUMBERS_AT_ONCE = 1 << 22  # most numbers that are computed at a time; they take 16 MiB
 
 
 class Part(Protocol):
@@ -67,8 +67,8 @@ class PlainNumbers:
 
 
 class GroupedWeight(torch.Tensor):
-    """A weight [out, in] or [layers, out, in]. It has one part or several, whose outputs follow
-    each other. The outputs of several layers are all in one part.
+    """A weight [out, in] or [layers, out, in]. The weight has one part or several, whose outputs
+    follow each other. The outputs of several layers are all in one part.
     """
 
     parts: list[Part]

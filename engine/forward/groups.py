@@ -9,7 +9,7 @@ from enum import IntEnum
 
 import torch
 
-GROUPS = (256, 128, 64, 32, 16)  # how many inputs may share a scale in the kernels
+GROUPS = (256, 128, 64, 32, 16)  # numbers of inputs that may share a scale in the kernels
 LEVELS = 127  # levels of a code of 8 bits, on either side of 0
 
 
@@ -24,8 +24,9 @@ class Code(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Groups:
     """A weight [out, in] whose numbers are code * scale + minimum, rounded to float32 once. Where
-    there are `supers`, the scale and the minimum are each multiplied by their own super. Where
-    there are no minima, the minimum is -zero * scale.
+    there are `supers` (factors of several groups, as in the K types of GGUF), the scale and the
+    minimum are each multiplied by their own super. Where there are no minima, the minimum is -zero
+    * scale.
     """
 
     code: Code
@@ -63,7 +64,7 @@ class Groups:
 
 def kernel_group(inputs: int, groups: int) -> int | None:
     """Return the largest number of inputs for a group that the kernels take and that divides the
-    size of each of `groups` groups. None if there is none.
+    size of each of `groups` groups. Return None if there is no such number.
     """
     size, remainder = divmod(inputs, groups)
     return None if remainder else next((each for each in GROUPS if size % each == 0), None)
@@ -71,7 +72,7 @@ def kernel_group(inputs: int, groups: int) -> int | None:
 
 def grouped(code: Code, codes: torch.Tensor, scales: torch.Tensor, zero: int = 0) -> Groups | None:
     """Return codes as groups of a size that the kernels take. Larger groups are split, so scales
-    [out, groups, 1 or 2] are repeated. None if no size that the kernels take fits.
+    [out, groups, 1 or 2] are repeated. Return None if the kernels take no size that fits.
     """
     inputs, groups = codes.shape[1], scales.shape[1]
     fitting = kernel_group(inputs, groups)
@@ -83,7 +84,7 @@ def grouped(code: Code, codes: torch.Tensor, scales: torch.Tensor, zero: int = 0
 
 def rounded(weight: torch.Tensor) -> Groups | None:
     """Return a weight [out, in] rounded to 8 bits, in groups of 32 inputs, or of 16 if 32 does not
-    divide the number of inputs. None if 16 does not divide it either.
+    divide the number of inputs. Return None if 16 does not divide the number either.
     """
     size = next((each for each in (32, 16) if weight.shape[1] % each == 0), None)
     if size is None:

@@ -24,7 +24,7 @@ class PackedLinear(nn.Module):
         self.out_features: int = weight.shape[0]
         self.in_features: int = weight.shape[1]
         self.bias = bias
-        self.weight = weight.new_empty(0)  # some models ask for its dtype
+        self.weight = weight.new_empty(0)  # some models read the dtype of this attribute
         self.packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:

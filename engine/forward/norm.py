@@ -32,8 +32,8 @@ class RMSNorm(nn.Module):
         return rows.dtype == self._dtype and rows.shape[-1] == len(self.scale)
 
     def forward(self, rows: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
-        """Compute the norm of rows. The network's own layer computes it if the rows do not fit the
-        kernel, or there are further arguments.
+        """Compute the norm of rows. The network's own layer computes the norm if the rows do not
+        fit the kernel, or there are further arguments.
         """
         if others or options or not self.fits(rows):
             output: torch.Tensor = self.layer(rows, *others, **options)
@@ -43,8 +43,8 @@ class RMSNorm(nn.Module):
 
 @torch.inference_mode()
 def rms_norm(layer: nn.Module) -> RMSNorm | None:
-    """Return a norm that computes the same as a layer of a network, up to rounding. None if there
-    is none. Models have classes of their own for norms, and some add 1 to the weight.
+    """Return a norm that computes the same as a layer of a network, up to rounding. Return None if
+    there is no such norm. Models have classes of their own for norms, and some add 1 to the weight.
     """
     weight: Any = getattr(layer, "weight", None)
     epsilon: Any = getattr(layer, "variance_epsilon", getattr(layer, "eps", None))

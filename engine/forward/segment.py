@@ -14,10 +14,10 @@ from tandem.protos import tree
 class Segment(FixedInput):
     """The tokens that one session feeds in a step.
 
-    Every row sees the `context` cached tokens. After them lies a tree, `parents`, of which the
-    first nodes may be cached already. `tokens` are the tree's last nodes, which are fed now. The
-    last `num_logits` tokens give logits. A `divisible` segment is a straight line of tokens that
-    all give logits; its job takes the logits of a first chunk and goes on from there.
+    Every row sees the `context` cached tokens. After the cached tokens lies a tree, `parents`, of
+    which the first nodes may be cached already. `tokens` are the tree's last nodes, which are fed
+    now. The last `num_logits` tokens give logits. A `divisible` segment is a straight line of
+    tokens that all give logits; its job takes the logits of a first chunk and goes on from there.
     """
 
     table: PageTable

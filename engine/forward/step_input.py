@@ -18,8 +18,8 @@ class StepInput(Protocol):
     """
 
     def ready(self) -> Segment | None:
-        """Return the segment that must be fed for the job to go on. None if the job waits for
-        something else.
+        """Return the segment that must be fed for the job to go on. Return None if the job waits
+        for something else.
         """
 
     def chances(self) -> Iterator[float]:
@@ -39,7 +39,9 @@ class StepInput(Protocol):
 
 
 class FixedInput:
-    """A step input without rows to add, which waits for nothing else."""
+    """A step input that is complete from the start: no rows are added to it, and it waits for
+    nothing.
+    """
 
     __slots__ = ()
 

@@ -22,7 +22,7 @@ class StepPlan:
     positions: torch.Tensor  # [1, rows]
     logits_rows: torch.Tensor  # numbers of the rows that give logits, padded
     slots: SlotIndex  # slots of the new keys, without padding rows
-    count: int  # rows, without padding rows
+    count: int  # number of rows without padding rows
 
     @classmethod
     def of(
@@ -33,7 +33,7 @@ class StepPlan:
         **attention: Any,
     ) -> Self:
         """Return a plan of packed rows. `padded(count)` is the number of rows with padding;
-        `attention` are the fields that a subclass adds.
+        `attention` has the fields that a subclass adds.
         """
         count, logits_rows = len(packed.token_ids), packed.logits_rows
         padding = padded(count) - count

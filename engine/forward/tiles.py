@@ -1,7 +1,7 @@
 """A step as tiles, for PyTorch's own kernels. A tile is the rows of a session with a mask of the
 keys that each row sees.
 
-Tiles suit any device and any model. Pure: no model, no cache.
+Tiles suit any device and any model. The module is pure: it knows no model and no cache.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from tandem.engine.forward.segment import PackedRows, Segment
 from tandem.engine.forward.step_plan import StepPlan
 from tandem.protos import tree
 
-UNPADDED_ROWS = 64  # up to so many rows there is no padding
-ROW_MULTIPLE = 16  # of more rows with padding: kernels are kept for each number of rows
+UNPADDED_ROWS = 64  # steps of up to so many rows have no padding
+# larger steps are padded to a multiple of this, because kernels are kept for each number of rows
+ROW_MULTIPLE = 16
 
 
 @dataclass(slots=True)
@@ -40,8 +41,8 @@ class Tile:
         return int(self.rows.stop - self.rows.start)
 
     def bias(self, window: int | None, repeat: int, like: torch.Tensor) -> torch.Tensor | None:
-        """Return the additive mask, [1, 1, repeat * rows, keys], of `like`'s dtype and device. None
-        if the mask would be zero.
+        """Return the additive mask, [1, 1, repeat * rows, keys], of `like`'s dtype and device.
+        Return None if the mask would be zero.
         """
         if self.allowed is None and window is None:
             return None
@@ -97,7 +98,7 @@ def _tile(segment: Segment, start: int, device: torch.device) -> Tile:
 
 def _ancestry(parents: tuple[int, ...]) -> torch.Tensor:
     """Return which nodes each node sees, its ancestors and itself: bool [nodes, nodes]."""
-    seen = np.tri(len(parents), dtype=bool)  # NumPy is faster than PyTorch, row by row
+    seen = np.tri(len(parents), dtype=bool)  # NumPy is faster than PyTorch here, row by row
     for node in range(tree.trunk(parents), len(parents)):
         parent = parents[node]
         seen[node] = seen[parent] if parent >= 0 else False

@@ -20,7 +20,8 @@ LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 def configuration(model: Path, head: Head | None, device: str) -> PreTrainedConfig:
     """Return the configuration of a model directory, or of a GGUF file, of which `head` is the
-    head. Raises Unusable if it cannot be read, or shows that the model cannot be served.
+    head. Raises Unusable if the configuration cannot be read, or shows that the model cannot be
+    served.
     """
     if not head and not (model / "config.json").is_file():
         raise Unusable(f"{model} is not a model directory: it has no config.json")
@@ -53,7 +54,8 @@ def longest_text(config: PreTrainedConfig) -> int:
     length = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
     limits = [int(length or 2048)]
     ropes = getattr(text, "rope_parameters", None) or {}
-    for rope in [ropes] if "rope_type" in ropes else ropes.values():  # one, or one per layer type
+    # either one setting, or one per layer type
+    for rope in [ropes] if "rope_type" in ropes else ropes.values():
         if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
             limits.append(rope["original_max_position_embeddings"])
     return min(limits)

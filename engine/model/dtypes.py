@@ -9,16 +9,16 @@ from tandem.engine.forward.cpu.kernels import kernels
 from tandem.protos.errors import Unusable
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-AUTO = "auto"  # the checkpoint's own dtype
+AUTO = "auto"  # name of the checkpoint's own dtype
 
 
 def default_dtype(saved: str, device: str) -> str:
     """Return the name of the dtype that a model is loaded in unless one is set.
 
-    It is the dtype that the model was `saved` in, but on a CPU it is float32, except for a bfloat16
-    model whose CPU has kernels with instructions for bfloat16. A dtype without such instructions,
-    as float16 is on every CPU, is converted in each product and gains no speed. And float16
-    overflows where a network was not trained in it.
+    The default is the dtype that the model was `saved` in, but on a CPU float32, except for a
+    bfloat16 model whose CPU has kernels with instructions for bfloat16. A dtype without such
+    instructions, as float16 is on every CPU, is converted in each product and gains no speed. In
+    addition, float16 overflows where a network was not trained in float16.
     """
     if not device.startswith("cpu"):
         return saved

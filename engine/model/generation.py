@@ -1,7 +1,7 @@
 """Read the sampling defaults that a model's makers set in `generation_config.json`.
 
-Only keys that the file has count. For the others `transformers` has defaults of its own, which no
-server applies.
+Only keys that the file contains count. For other keys `transformers` has defaults of its own, which
+no server applies.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def _given(folder: Path) -> dict[str, Any]:
     """Return what the file of a model directory sets; nothing if there is no readable file."""
     try:
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # no file, or an unreadable one, which the loader reports
+    # there is no file, or the file is unreadable, which the loader reports
+    except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -33,7 +33,8 @@ from tandem.protos.errors import Unusable
 
 LinearClass: TypeAlias = type[panels.PanelLinear] | type[PackedLinear] | type[CudaLinear]
 Groups = list[list[str]]
-FULL, INT8 = "full", "int8"  # weights as they were loaded, or rounded to 8 bits
+# names of weights as they were loaded, and of weights rounded to 8 bits
+FULL, INT8 = "full", "int8"
 
 
 def linear_class(dtype: torch.dtype, device: torch.device, weights: str) -> LinearClass | None:
@@ -62,7 +63,7 @@ def replace_layers(network: PreTrainedModel, groups: Groups, kind: LinearClass) 
         replace(network, lambda layer: gated_mlp(layer, kind))
         replace(network, rms_norm)
     merge(network, groups, kind)
-    if issubclass(kind, CudaLinear):  # each nn.Linear that is left does the same as a CudaLinear
+    if issubclass(kind, CudaLinear):  # a CudaLinear does the same as each nn.Linear that is left
         return
     replace(network, lambda layer: replacement(layer, kind))
     if issubclass(kind, panels.PanelLinear):
@@ -132,7 +133,8 @@ class MergedLinear(nn.Module):
         self.in_features = layer.in_features
         self.bias = layer.bias
         self.kernels = joined.whole.kernels
-        self.weight = torch.empty(0, dtype=layer.weight.dtype)  # some models ask for its dtype
+        # some models read the dtype of this attribute
+        self.weight = torch.empty(0, dtype=layer.weight.dtype)
         self._joined = joined
         self._number = number
 
@@ -148,7 +150,8 @@ def recording_inputs(network: nn.Module) -> Iterator[Groups]:
     was changed meanwhile, begins a new group.
     """
     groups: Groups = []
-    latest: list[Any] = [None, None]  # a tensor, held so that no other can pass for it; its copy
+    # a tensor, held so that no other tensor can have its identity, and its copy
+    latest: list[Any] = [None, None]
 
     def note(name: str, given: tuple[Any, ...]) -> None:
         if given and given[0] is latest[0] and torch.equal(*latest):
@@ -191,8 +194,8 @@ def merge(network: nn.Module, groups: Groups, kind: LinearClass) -> None:
 
 @torch.inference_mode()
 def replace(network: nn.Module, other: Callable[[nn.Module], nn.Module | None]) -> None:
-    """Replace each layer of a network for which `other` returns another one. This is done one layer
-    at a time, so that only one layer is held more than once. A layer with several names in the
+    """Replace each layer of a network for which `other` returns another one. Layers are replaced
+    one at a time, so that only one layer is held more than once. A layer with several names in the
     network stays a single layer.
     """
     first: dict[int, str] = {}  # the first name of each layer, by the layer's id
@@ -206,7 +209,7 @@ def replace(network: nn.Module, other: Callable[[nn.Module], nn.Module | None]) 
         except AttributeError:  # the layer around it was replaced
             continue
         better = other(layer)
-        del layer  # or it would live until the next one is made
+        del layer  # frees the layer, which would live until the next one is made
         if better:
             for name in same:
                 network.set_submodule(name, better)
@@ -214,7 +217,7 @@ def replace(network: nn.Module, other: Callable[[nn.Module], nn.Module | None]) 
 
 def replacement(layer: nn.Module, kind: LinearClass) -> nn.Module | None:
     """Return a linear layer of class `kind` in place of `layer`; None if that is no linear layer.
-    If its weight is tied to an embedding, the new layer has a copy of the weight.
+    If the weight of `layer` is tied to an embedding, the new layer has a copy of the weight.
     """
     if type(layer) is nn.Linear:
         return kind(layer.weight, layer.bias)

@@ -59,14 +59,15 @@ DTYPES_OF_FILES = ("f32", "bf16", "f16")
 @dataclass(frozen=True, slots=True)
 class HFModel:
     """A loaded model with the linear layers and the attention of this engine. `reference` holds the
-    logits that it computed before its own ones were replaced.
+    logits that the network computed before its own layers were replaced.
     """
 
     network: PreTrainedModel
     reference: ReferenceLogits
     layers: tuple[LayerGeometry, ...]
     vocab_size: int
-    token_count: int  # ids that the tokenizer knows; the rest of the vocabulary is padding
+    # number of ids that the tokenizer knows; the rest of the vocabulary is padding
+    token_count: int
     context_length: int
     end_token_ids: tuple[int, ...]
     device: torch.device
@@ -74,7 +75,7 @@ class HFModel:
     weights: str = FULL
     quantised: str | None = None  # the type of weights in the files, if quantised
     grouped: bool = False  # whether quantised weights stay in groups
-    ranks: int = 1  # processes that the model is split among
+    ranks: int = 1  # number of processes that the model is split among
 
     @property
     def numbers(self) -> str:
@@ -162,10 +163,11 @@ def _read(
 ) -> tuple[PreTrainedModel, list[str]]:
     """Return the network of a model directory, and the names of the weights that its files lack,
     which would be random. Weights that have this dtype in the files go from there to the device
-    without a copy in our memory. Ranks load one after the other, and each keeps its `shard`.
+    without a copy in the process's memory. Ranks load one after the other, and each keeps its
+    `shard`.
     """
     logging.disable_progress_bar()  # standard error is for log lines
-    logging.set_verbosity(CRITICAL)  # transformers logs nothing: problems are raised
+    logging.set_verbosity(CRITICAL)  # transformers should log nothing, because problems are raised
     with in_turn(shard) if shard else nullcontext():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,

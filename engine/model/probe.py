@@ -42,7 +42,8 @@ class Probe:
 
     layers: dict[int, LayerGeometry] = field(default_factory=dict)
     masks: list[Mask] = field(default_factory=list)
-    used: set[tuple[int, int | None]] = field(default_factory=set)  # (mask, sliding window)
+    # pairs of mask and sliding window
+    used: set[tuple[int, int | None]] = field(default_factory=set)
 
 
 _current: ContextVar[Probe] = ContextVar("probe")
@@ -61,7 +62,7 @@ def probing(probe: Probe) -> Iterator[None]:
 def install_attention(network: PreTrainedModel, longest: int) -> ProbeResult:
     """Put this engine's attention into a network, and return what the network needs of it. Raises
     Unusable if the network would compute something else with it. The context length is `longest`,
-    or as much of it as our masks cover.
+    or as much of it as this engine's masks cover.
     """
     network.set_attn_implementation(NAME)
     config = network.config.get_text_config()
@@ -73,7 +74,7 @@ def install_attention(network: PreTrainedModel, longest: int) -> ProbeResult:
     attending = tuple(layer for layer in layers if layer)
     if len(attending) < len(layers) or len(probe.layers) > len(layers):
         raise Unusable(f"has attention in {len(attending)} of its {len(layers)} layers only")
-    with network.device:  # the masks hold tensors of it
+    with network.device:  # the masks contain tensors of this device
         lengths = [_covered(probe.masks[mask], window, longest) for mask, window in probe.used]
     covered = min(lengths, default=longest)
     if not covered:
@@ -108,7 +109,7 @@ def _pass(network: PreTrainedModel, probe: Probe) -> torch.Tensor:
             ).logits
         except Unusable:
             raise
-        except Exception as error:  # a network raises whatever it likes
+        except Exception as error:  # a network may raise any error
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise Unusable(f"cannot be fed tokens of several sessions ({reason})") from error
     return logits
@@ -127,7 +128,8 @@ def probe_attention(
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Record a call of attention, in whose place transformers calls this. Returns zeros of
-    attention's shape, [1, rows, heads, value size]. Raises Unusable for what ours cannot do.
+    attention's shape, [1, rows, heads, value size]. Raises Unusable for options that this engine's
+    attention lacks.
     """
     probe = _current.get()
     attention.refuse_options(options)
@@ -161,7 +163,9 @@ def number_mask(
 
 
 def _number(mask: torch.Tensor, count: int) -> int:
-    """Return the number that `number_mask` wrote into a mask. Raises Unusable if it was changed."""
+    """Return the number that `number_mask` wrote into a mask. Raises Unusable if the mask was
+    changed.
+    """
     number = int(mask.flatten()[0])
     if not 0 <= number < count or not bool((mask == number).all()):
         raise Unusable("changes its attention masks by itself")
@@ -174,7 +178,7 @@ def _covered(mask: Mask, window: int | None, longest: int) -> int:
     """
 
     def differs(row: int) -> bool:
-        keys = torch.arange(row + 2)  # the last is the next token, which no mask may show
+        keys = torch.arange(row + 2)  # the last key is the next token's, which no mask may show
         start = torch.zeros((), dtype=torch.long)
         theirs = mask(start, start, torch.tensor(row), keys).expand(keys.shape)
         ours = keys <= row

@@ -126,14 +126,14 @@ def _positions(count: int) -> list[int]:
 
 def prose(model: Path, vocabulary: int, count: int) -> list[int]:
     """Return `count` tokens of a text as people write it, repeated if it is shorter. The tokenizer
-    is that of a model directory or file, and adds its special tokens. Raises Unusable if it cannot
-    be read.
+    is that of a model directory or file, and adds its special tokens. Raises Unusable if the
+    tokenizer cannot be read.
     """
     try:
         ids = tokenizer_of(model).encode(TEXT).ids
     except Unusable:
         raise
-    except Exception as error:  # whatever the library raises
+    except Exception as error:  # the library may raise any error
         raise Unusable(f"has a tokenizer.json that cannot be read ({error})") from error
     known = [token % vocabulary for token in ids] or [0]
     return [known[index % len(known)] for index in range(count)]

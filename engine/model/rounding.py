@@ -15,10 +15,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-FACTOR = 4.0  # the limit of a row, as a multiple of how far rounding was seen to move it; right
-# models of the tests were within 2.9, and mistakes that are larger than rounding beyond 6
-SUMS = 10.0  # this factor in float32, where the order of sums in linear layers rounds as much:
-# right models were within 5.7, and mistakes beyond 1,400
+# limit of a row, as a multiple of how far rounding was seen to move it; right models of the tests
+# were within 2.9, and mistakes that are larger than rounding beyond 6
+FACTOR = 4.0
+# the same factor in float32, where the order of sums in linear layers rounds as much: right models
+# were within 5.7, and mistakes beyond 1,400
+SUMS = 10.0
 FLOOR = 6  # units of rounding of a logit: the least that two ways of computing are taken to differ
 UNSTABLE = 4.0  # a row that rounding moves more than so many times as far as the median row says
 # nothing, and has no limit
@@ -65,14 +67,15 @@ class ReferenceText:
 
 
 def typical_difference(differences: Sequence[Difference], smooth: bool) -> Difference:
-    """Return how far a group of rows is off: the worst difference if the network is `smooth`, that
-    is if rounding moves no row far, else the median one.
+    """Return how far a group of rows is off: the worst difference if the network is `smooth`
+    (rounding moves no row far), otherwise the median difference.
 
     A network that chooses experts is not smooth in half precision. Two scores may be so close that
-    rounding sends a token to another expert, and its row far away, which is right too. This happens
-    to single tokens at random, while a mistake affects every row after some position, or every row
-    that is fed in some way. So among rows on one side of a position that are fed in one way, the
-    median one is far off after a mistake, but not by chance. In float32 scores are never so close.
+    rounding sends a token to another expert, and its row far away, which is right too. Such a jump
+    happens to single tokens at random, while a mistake affects every row after some position, or
+    every row that is fed in some way. Among rows on one side of a position that are fed in one way,
+    the median one is therefore far off after a mistake, but not by chance. In float32 scores are
+    never so close.
     """
     ordered = sorted(differences)
     return ordered[-1] if smooth else ordered[(len(ordered) - 1) // 2]
@@ -82,17 +85,17 @@ class ReferenceTexts:
     """Computes reference texts with a network, and how far a right computation may be off in each
     row.
 
-    Two right computations round in different orders, and layers amplify the difference. How much
-    depends on the row: some rows react to any change with whole logits. So each row is computed
-    three times. The reference is computed by eager attention. The second pass uses sdpa if the
-    network has it (`fused`), else eager attention with disturbed embeddings. The third pass uses
-    eager attention with disturbed embeddings too, by other random numbers. Disturbed embeddings are
-    off by up to one unit in the last place.
+    Two right computations round in different orders, and layers amplify the difference. The size of
+    the difference depends on the row: some rows react to any change with whole logits. The limits
+    are therefore measured by computing each row three times. The reference is computed by eager
+    attention. The second pass uses sdpa if the network has it (`fused`), else eager attention with
+    disturbed embeddings. The third pass uses eager attention with disturbed embeddings too, by
+    other random numbers. Disturbed embeddings are off by up to one unit in the last place.
 
     The limit of a row is a factor times the largest of three differences: that of the row from its
     reference in the other two passes, that of the median row of its text, and a floor. The limit is
-    at most the median absolute logit. But a row that moved more than UNSTABLE times as far as the
-    median row says nothing, and its limit is infinite.
+    at most the median absolute logit. A row that moved more than UNSTABLE times as far as the
+    median row says nothing, however, and its limit is infinite.
 
     `smooth` is whether rounding moves no row far: the dtype is float32, or no reference pass has
     chosen anything by its score.
@@ -159,7 +162,9 @@ class TopKWatch(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Note whether an operation chooses by scores, and run it. Torch calls this for each."""
+        """Note whether an operation chooses by scores, and run it. Torch calls this method for each
+        operation.
+        """
         self.seen |= func in CHOICES
         return func(*args, **(kwargs or {}))
 

@@ -63,7 +63,9 @@ class LeadingRunner(HFRunner):
 
     @property
     def lost(self) -> str | None:
-        """Why there can be no more passes: a rank has ended. None while all ranks run."""
+        """Why there can be no more passes: a rank has ended. The result is None while all ranks
+        run.
+        """
         return self._ranks.lost
 
     def give_up_exactness(self) -> bool:

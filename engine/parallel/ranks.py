@@ -1,8 +1,8 @@
 """Run the processes of a model that is split among ranks. Rank 0, the service, starts the other
 ranks, and sends them through pipes what to do next. Tensors travel by torch.distributed.
 
-The other ranks end when their pipes close, so they do not outlive rank 0. When one of them ends,
-passes fail, `lost` names the rank, and the service ends, to be started again as a whole.
+The other ranks end when their pipes close, so they do not outlive rank 0. When one of the ranks
+ends, passes fail, `lost` names the rank, and the service ends, to be started again as a whole.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 from tandem.engine.parallel.shards import Shard
 from tandem.protos.errors import Unusable
 
-FOREVER = timedelta(days=365)  # a timeout for idle ranks
+FOREVER = timedelta(days=365)  # a timeout that idle ranks never reach
 
-Follow = Callable[[Shard], Callable[[str, Any], None]]  # makes a rank's handler of what is sent
+# makes a rank's handler of what rank 0 sends
+Follow = Callable[[Shard], Callable[[str, Any], None]]
 
 
 class Ranks:
@@ -65,9 +66,11 @@ class Ranks:
         return f"rank {ended[0]} of the model has ended" if ended else None
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """Send an operation and its arguments to the other ranks. Rank 0 does the same itself."""
+        """Send an operation and its arguments to the other ranks. Rank 0 performs the operation
+        itself.
+        """
         for pipe in self._pipes:
-            with suppress(OSError):  # the rank has ended, which `lost` says
+            with suppress(OSError):  # the rank has ended, and `lost` says so
                 pipe.send((name, arguments))
 
 

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from tandem.engine.forward.grouped_weight import GroupedWeight
 from tandem.protos.errors import Unusable
 
-OUTPUTS, INPUTS = "colwise", "rowwise"  # transformers' names: which side of a weight is split
+OUTPUTS, INPUTS = "colwise", "rowwise"  # transformers' names for the side of a weight that is split
 WHOLE = {"embedding_rowwise", "replicated_with_grad_allreduce", "colwise_gather_output"}
 # each rank keeps layers of these styles whole: embeddings, norms of heads, the output layer
 
@@ -32,7 +32,9 @@ class Shard:
     count: int
 
     def device(self, name: str) -> str:
-        """Return the device of this rank: the CUDA device with its number, or another as named."""
+        """Return the device of this rank: the CUDA device with the rank's number, or the named
+        device on other systems.
+        """
         return f"cuda:{self.rank}" if name.startswith("cuda") else name
 
     def part(self, size: int, what: str) -> slice:
@@ -64,8 +66,8 @@ def gathered(part: torch.Tensor) -> list[torch.Tensor]:
 
 
 def check_split(config: PreTrainedConfig, count: int) -> None:
-    """Raise Unusable if a network of this configuration cannot be split among `count` ranks. Takes
-    no memory for weights.
+    """Raise Unusable if a network of this configuration cannot be split among `count` ranks. The
+    check takes no memory for weights.
     """
     if hasattr(config, "quantization_config"):
         raise Unusable("cannot be split among ranks: its weights are quantised")

@@ -43,12 +43,15 @@ class Builder(TwinTensors):
         self._instructions = isinstance(one, PathPlan)
         self._in_step = partial(_in_step, pool, context)
         self._tapes = tapes
-        self._makers: dict[int, int] = {}  # numbers of calls, by the tensors that they made
-        self._changes: dict[Hashable, list[int]] = {}  # numbers of calls, by changed storages
-        self._written: dict[int, list[Written]] = {}  # instructions, by numbers of calls
+        self._makers: dict[int, int] = {}  # the calls' numbers by the tensors that they made
+        # the calls' numbers by the storages that they changed
+        self._changes: dict[Hashable, list[int]] = {}
+        self._written: dict[int, list[Written]] = {}  # instructions by the numbers of their calls
 
     def program(self) -> Program:
-        """Return the program of both passes. Raises Unrecordable if they do not fit together."""
+        """Return the program of both passes. Raises Unrecordable if the two passes do not fit
+        together.
+        """
         first, second = self._tapes
         inputs = (
             (plan.token_ids, plan.positions, plan.logits_rows) for plan in (first.plan, second.plan)
@@ -135,8 +138,8 @@ class Builder(TwinTensors):
         return all(self._origins[storage_of(each)] is Origin.KEPT for each in given)
 
     def _sizes(self, tensors: Sequence[Twins]) -> dict[Hashable, int]:
-        """Return the bytes per row of the tensors' storages. Empty if the size of a storage is not
-        proportional to the number of rows.
+        """Return the bytes per row of the tensors' storages. Return an empty mapping if the size of
+        a storage is not proportional to the number of rows.
         """
         found = dict[Hashable, int]()
         for pair in tensors:
@@ -147,8 +150,8 @@ class Builder(TwinTensors):
         return found
 
     def _needed(self) -> tuple[set[int], list[torch.Tensor]]:
-        """Return the numbers of the calls that the program has to make as the network did, and the
-        tensors on storages of instructions that such calls, or the caller, read.
+        """Return the numbers of the calls that stay calls of PyTorch, and the tensors that
+        instructions write and that such calls, or the caller, read.
         """
         plain, shown = set[int](), dict[int, torch.Tensor]()
         needed = [self._tapes[0].logits]
@@ -189,8 +192,8 @@ class Builder(TwinTensors):
     def _actions(
         self, late: Sequence[int | list[Written]], shown: Sequence[torch.Tensor]
     ) -> Iterator[Action]:
-        """Yield the later actions in order: stretches of instructions, tensors on the memory that
-        stretches write, and calls.
+        """Yield the later actions in order: runs of instructions, calls of PyTorch, and tensors on
+        the memory that instructions write.
         """
         users: dict[Hashable, set[int]] = {storage_of(each): {-1} for each in shown}
         for number, part in enumerate(late):

@@ -92,7 +92,7 @@ class Calls:
         self._index()
 
     def _norm_of(self, add: Plain) -> Plain | None:
-        """Return the norm of the sum that a call makes. None if the call is no sum of two
+        """Return the norm of the sum that a call makes. Return None if the call is no sum of two
         contiguous tensors of one shape and dtype, or no norm takes the sum.
         """
         if add.function is not aten.add.Tensor or add.shape[1] or len(add.reads) != 2:
@@ -142,7 +142,7 @@ class Calls:
 
     def _turned(self, number: int) -> Turned | None:
         """Return how a value was turned: it is x cos + cat(-second half of x, first half) sin, of
-        heads x [1, heads, rows, size]. None if it is not.
+        heads x [1, heads, rows, size]. Return None if the value was not turned.
         """
         whole = self._made_by(number, aten.cat.default)
         if whole and len(whole.reads) == 2 and not self._tensors[whole.reads[1]].numel():
@@ -189,7 +189,9 @@ class Calls:
         return alone and last and angles and len(dtypes) == 1 and x.shape[-1] % 2 == 0
 
     def _made_by(self, number: int, function: Callable[..., Any]) -> Plain | None:
-        """Return the call that makes a value. None if it calls another function."""
+        """Return the call that makes a value. Return None if the value was made by another
+        function.
+        """
         call = self._makers.get(number)
         return call if call is not None and call.function is function else None
 

@@ -84,7 +84,7 @@ class Step(ctypes.Structure):
         stored = torch.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
         tensors = (paths.pages, paths.tables, paths.prefixes, paths.tails, paths.slots, stored)
         step = cls(*(each.data_ptr() for each in tensors), paths.page)
-        step.kept = tensors  # the step points to their memory
+        step.kept = tensors  # the step points to the memory of these tensors
         return step
 
 
@@ -104,7 +104,7 @@ class Written:
     kind: ElementType
     outer: int
     inner: int
-    result: Place  # its storage is None if the result goes to the memory of a layer
+    result: Place  # the storage of the result is None if the result goes to the memory of a layer
     reads: Sequence[Place]
     number: float = 0.0
     source_kind: int = 0

@@ -1,5 +1,5 @@
-"""The layout of a tensor in memory as a function of the number of rows. It is found by comparing
-the same tensor of two passes with different numbers of rows.
+"""The layout of a tensor in memory as a function of the number of rows. The layout is found by
+comparing the same tensor of two passes with different numbers of rows.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Counts:
 
     def extent(self, one: int, two: int) -> Extent | None:
         """Return a number that was `one` in the first pass and `two` in the second as a function of
-        the rows. None if no whole multiple of the rows explains the difference.
+        the rows. Return None if no whole multiple of the rows explains the difference.
         """
         each, remainder = divmod(two - one, self.rows[1] - self.rows[0])
         return None if remainder else Extent(one - each * self.rows[0], each)
 
     def by_num_logits(self, one: int, two: int) -> Extent | None:
-        """Return such a number as a function of the rows that give logits. None if no whole
-        multiple of these explains the difference.
+        """Return such a number as a function of the rows that give logits. Return None if no whole
+        multiple of these rows explains the difference.
         """
         each, remainder = divmod(two - one, self._num_logits[1] - self._num_logits[0])
         return None if remainder else Extent(one - each * self._num_logits[0], each)
@@ -71,8 +71,8 @@ class Layout:
 
 def layout_of(counts: Counts, tensors: Sequence[Twins], inner: int | None = None) -> Layout | None:
     """Return the layout of tensors of which one dimension counts rows and all others belong to a
-    row. If `inner` is given, the layout has `inner` inner numbers. None if the tensors have another
-    form.
+    row. If `inner` is given, the layout has `inner` inner numbers. Return None if the tensors have
+    another form.
     """
     one, two = (tensors[0][each].shape for each in (0, 1))
     differing = [dim for dim in range(len(one)) if one[dim] != two[dim]]

@@ -26,10 +26,11 @@ from tandem.protos import tree
 Run = Callable[[Any], torch.Tensor]
 PlanOf = Callable[[Sequence[Segment]], Plan]
 
-RECORDED = ((2, 2), (7, 5))  # rows of each recorded pass, and how many of them give logits: few,
-# since a recording holds all its tensors. The differences, 5 and 3, have no common factor, which
+# rows of each recorded pass, and how many of them give logits; the numbers are small, because a
+# recording holds all its tensors. The differences, 5 and 3, have no common factor, which
+RECORDED = ((2, 2), (7, 5))
 # shows whether a number depends on the rows or on the rows with logits.
-LENGTH = 60  # tokens of an example, at most
+LENGTH = 60  # most tokens of an example
 TREE = (-1, 0, 0, 1, 1, 2, 4, 4, 0)
 EXAMPLES = (1, 19, 6, 1, 9)  # rows of the examples in order; the last is a tree, the others lines
 BESIDE = 3  # rows of the other session, beside an example of several rows
@@ -63,7 +64,7 @@ def proved_program(
         ]
         one, two = (record(network, run, plan) for plan in plans)
         program = Builder((one, two), pool, context).program()
-        fed = [0, 0]  # tokens of two sessions
+        fed = [0, 0]  # numbers of tokens that two sessions were fed
         for rows in EXAMPLES:
             parents = TREE if rows == len(TREE) else tree.chain(rows)
             given = [segment(tables[0], fed[0], parents, min(rows, 5))]

@@ -1,5 +1,5 @@
-"""Rotary positions (Su et al. 2021) as one instruction instead of six. They are
-x cos + turned(x) sin, where turned(x) is the second half of x, negated, before the first half.
+"""Rotary positions (Su et al. 2021) as one instruction instead of six. Rotary positions are x cos +
+turned(x) sin, where turned(x) is the second half of x, negated, before the first half.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from tandem.engine.program.layout import View
 
 def fused(written: Sequence[Written], visible: Set[Hashable]) -> list[Written]:
     """Return instructions that do the same, with one rotation in the place of six instructions
-    wherever nothing else reads the results in between. Others read the `visible` storages.
+    wherever nothing else reads the results in between. Code outside the instructions reads the
+    `visible` storages.
     """
     makers, uses = defaultdict[Hashable, list[Written]](list), Counter[Hashable]()
     for each in written:
@@ -36,8 +37,8 @@ def fused(written: Sequence[Written], visible: Set[Hashable]) -> list[Written]:
 
 
 def _parts(add: Written, makers: defaultdict[Hashable, list[Written]]) -> list[Written]:
-    """Return the six instructions of a rotation that an addition ends, the products first. Empty if
-    the addition ends no rotation.
+    """Return the six instructions of a rotation that an addition ends, the products first. Return
+    an empty list if the addition ends no rotation.
     """
     products = [part for place in add.reads for part in makers[place.storage]]
     if add.operation is not Operation.ADD or len(products) != 2:

@@ -1,5 +1,5 @@
 """Rules by which calls become instructions. Each rule takes one kind of call if the call has the
-form that the rule knows, and leaves it alone otherwise.
+form that the rule knows, and leaves the call alone otherwise.
 
 An instruction computes each number as the call does: by the same kernel, or rounded as PyTorch's
 operation rounds.
@@ -59,7 +59,9 @@ class Rules(Writer):
         }
 
     def translate(self, one: Call, two: Call) -> list[Written] | None:
-        """Return the instructions for the same call of two passes. None if no rule takes it."""
+        """Return the instructions for the same call of two passes. Return None if no rule takes the
+        call.
+        """
         function, self.written = one.function, []
         rule = self._of_functions.get(function)
         if function in TWO:
@@ -91,8 +93,8 @@ class Rules(Writer):
         self.write(operation, self.layout(*given), given, number=number)
 
     def _widened(self, tensor: Twins, made: Twins) -> Twins:
-        """Return a tensor in the dtype of the result. Raises Unfit unless that takes no copy, or a
-        copy in float32.
+        """Return a tensor in the dtype of the result. Raises Unfit unless the conversion takes no
+        copy, or a copy in float32.
         """
         if tensor[0].dtype == made[0].dtype:
             return tensor

@@ -63,7 +63,7 @@ class Stretch:
         hidden = {key: size for key, size in sizes.items() if key not in own}
         offsets, size = allocate(written, hidden)
         self._offsets = offsets
-        self._size = size  # bytes per row
+        self._size = size  # bytes per row of each storage
         self._sources: dict[Hashable, int] = {None: 0}  # the shared memory comes first
         self._program = (Instruction * len(written))(*(self._instruction(each) for each in written))
         given = {**known, **own}
@@ -119,10 +119,10 @@ def allocate(
                 first.setdefault(place.storage, group)
                 last[place.storage] = group
     offsets, total, living = dict[Hashable, int](), 0, list[Hashable]()
-    for storage in first:  # in the order in which storages are needed
+    for storage in first:  # storages, in the order in which they are first needed
         size, offset = _aligned(sizes[storage]), 0
         living = [other for other in living if last[other] >= first[storage]]
-        for other in living:  # in the order of offsets
+        for other in living:  # storages, in the order of their offsets
             if offset + size <= offsets[other]:
                 break
             offset = max(offset, offsets[other] + _aligned(sizes[other]))

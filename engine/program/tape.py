@@ -44,7 +44,7 @@ class Call:
     given: Sequence[Any]
     spec: TreeSpec
     made: Sequence[Any]
-    shape: TreeSpec  # how `made` was nested
+    shape: TreeSpec  # the nested form of `made`
 
 
 @dataclass(frozen=True, slots=True)

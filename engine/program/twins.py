@@ -19,8 +19,8 @@ from tandem.engine.program.writer import storage_of
 class Origin(Enum):
     """The origin of the numbers in a storage."""
 
-    KEPT = auto()  # weights, or results that depend on weights alone
-    PLAIN = auto()  # the plan, or a call
+    KEPT = auto()  # the storage has weights, or results that depend on weights alone
+    PLAIN = auto()  # the storage belongs to the plan or to a call
     WRITTEN = auto()  # instructions
 
 
@@ -32,8 +32,9 @@ class TwinTensors:
         self._origins: dict[Hashable, Origin] = {}
         self._bases: dict[Hashable, torch.Tensor] = {}  # the first tensor on each storage
         self._others: set[Hashable] = set()  # storages of the second pass
-        self._twins: dict[int, torch.Tensor] = {}  # second pass's tensors, by ids of the first's
-        self._values: dict[int, int] = {}  # numbers of values, by ids of tensors
+        # the second pass's tensors by the ids of the first pass's tensors
+        self._twins: dict[int, torch.Tensor] = {}
+        self._values: dict[int, int] = {}  # numbers of values by the ids of tensors
         self._count = 0
 
     def _enter(self, one: torch.Tensor, two: torch.Tensor, origin: Origin) -> None:

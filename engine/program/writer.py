@@ -51,7 +51,7 @@ class Writer:
     def new(self, like: Twins, dtype: torch.dtype) -> Twins:
         """Return a new tensor of the same shape on a storage of its own."""
         one, two = (torch.empty(each.shape, dtype=dtype, device="meta") for each in like)
-        self.kept += [one, two]  # so that no later storage can have the key of one of them
+        self.kept += [one, two]  # held so that no later storage can have the key of one of these
         self.sizes[storage_of(one)] = one.nbytes // self._counts.rows[0]
         return one, two
 
@@ -85,8 +85,8 @@ class Writer:
         self.write(Operation.COPY, self.layout(made, one), [made, one], source_kind=kind)
 
     def whole(self, tensor: Twins, size: int) -> View | None:
-        """Return the view of a tensor as rows of `size` numbers, one after the other. None if its
-        numbers lie otherwise.
+        """Return the view of a tensor as rows of `size` numbers, one after the other. Return None
+        if the numbers of the tensor lie otherwise.
         """
         found = self.layout(tensor)
         (view,) = found.views
@@ -110,7 +110,7 @@ class Writer:
 
     def result(self, tensor: Twins, size: int) -> Place:
         """Return the place of a result as rows of `size` numbers, one after the other. Raises Unfit
-        if its numbers lie otherwise.
+        if the numbers of the result lie otherwise.
         """
         if not (view := self.whole(tensor, size)):
             raise Unfit

@@ -1,9 +1,9 @@
 """Adjust rows of logits as the sampling options ask, for rows of many texts at once, before
 anything is drawn.
 
-An adjustment says what a row gets, not why. The order is that of transformers: bias, penalties,
-suppressed tokens, grammar. The adjustments of all rows are copied to the rows' device at once, and
-no copy is waited for.
+An adjustment says what a row gets, not why. The order of the options is that of transformers: bias,
+penalties, suppressed tokens, grammar. The adjustments of all rows are copied to the rows' device at
+once, and no copy is waited for.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Numbers = npt.NDArray[np.float64]
 @dataclass(frozen=True, slots=True)
 class Adjustment:
     """The adjustment of one row: lists of tokens, each token once in a list, and the change to
-    their logits. All tokens are in the vocabulary.
+    their logits. All tokens of an adjustment are in the vocabulary.
     """
 
     biased: Ids
     biases: Numbers
-    seen: Ids  # their logits are divided by `repetition` if positive, else multiplied
+    seen: Ids  # the logits of these tokens are divided by `repetition` if positive, else multiplied
     repetition: float
-    counted: Ids  # their logits lose `presence`, and `frequency` each time that they occur
+    counted: Ids  # the logits of these tokens lose `presence`, and `frequency` for each occurrence
     counts: Ids
     presence: float
     frequency: float

@@ -1,4 +1,5 @@
-"""Draw tokens by a kernel on a CUDA device. One table of draws is copied there for all sessions.
+"""Draw tokens by a kernel on a CUDA device. One table of draws for all sessions is copied to the
+device.
 
 This module knows the kernel's table, not what a draw is for. Triton is imported with the kernel,
 only where there is a CUDA device to draw on.
@@ -15,10 +16,10 @@ import torch
 from tandem.engine.sampling.noise import keys
 from tandem.engine.sampling.uploads import upload
 
-UNSURE, NAN = -1, -2  # codes instead of tokens, as in the kernel
+UNSURE, NAN = -1, -2  # codes instead of tokens; the kernel uses the same numbers
 LARGEST = 2**31 - 1
 ALMOST_ALL = np.nextafter(np.float32(1), np.float32(0))  # the largest top_p below 1
-ROW = np.dtype(  # as in forward/cuda/kernels/drawing.py
+ROW = np.dtype(  # the layout is that of forward/cuda/kernels/drawing.py
     [
         ("row", "u8"),
         ("key", "i4", (2,)),
@@ -55,6 +56,7 @@ def device_table(draws: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
     top_p = draws["top_p"].astype(np.float32)
     table["top_p"] = np.where(draws["top_p"] < 1, np.minimum(top_p, ALMOST_ALL), 1)
     with np.errstate(divide="ignore"):
-        table["inverse"] = 1 / draws["temperature"]  # unused where it is 0
+        # the field is unused where the temperature is 0
+        table["inverse"] = 1 / draws["temperature"]
         table["least_score"] = np.log(draws["min_p"])
     return table

@@ -2,8 +2,8 @@
 
 `engine.sampling.sampler.draw_rows` defines a draw, and draws wherever there is no compiled kernel.
 The kernels (`draw.cpp`, and `device_draws` on a CUDA device) draw the same tokens: they leave rows
-in which rounding could decide to the definition. They look at each row alone, so no draw depends on
-other rows or the number of threads.
+in which rounding could decide to the definition. The kernels look at each row alone, so no draw
+depends on other rows or the number of threads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tandem.engine.sampling.sampler import COLDEST, draw_rows
 from tandem.protos.types import SamplingParams
 
 TRIAL_VOCABULARY = 3000  # the vocabulary of the row by which a kernel is tried
-DRAW = np.dtype(  # as in draw.cpp
+DRAW = np.dtype(  # the layout is that of draw.cpp
     [
         ("row", "u8"),
         ("seed", "u8"),
@@ -49,7 +49,7 @@ class Rows(NamedTuple):
 def draw_batch(batch: Sequence[Rows]) -> list[torch.Tensor]:
     """Draw a token from each row of each of a batch of `Rows`, which have one vocabulary. Returns
     int64 [rows] for each, on their device, which is not waited for. A row with a NaN gets `NAN`. On
-    a CUDA device a row gets `UNSURE` where rounding could decide. `decided` replaces both.
+    a CUDA device a row gets `UNSURE` where rounding could decide. `decided` replaces both codes.
     """
     if not batch:
         return []
@@ -63,7 +63,7 @@ def draw_batch(batch: Sequence[Rows]) -> list[torch.Tensor]:
 
 
 def decided(rows: Rows, drawn: Sequence[int]) -> list[int]:
-    """Return the drawn tokens, with those that a kernel left open drawn as it is defined."""
+    """Return the drawn tokens; those that a kernel left open are drawn by the definition."""
     logits, params, positions = rows
     left = [row for row, token in enumerate(drawn) if token < 0]
     if not left:
@@ -105,7 +105,9 @@ def prepare(device: torch.device, vocabulary: int) -> str | None:
 
 @cache
 def _device_problem(device: torch.device) -> str | None:
-    """Try the kernel on a CUDA device. Returns why it cannot be used; None if it can."""
+    """Try the kernel on a CUDA device. Returns why the kernel cannot be used; None if it can be
+    used.
+    """
     row = torch.zeros(1, TRIAL_VOCABULARY, device=device)
     row[0, -1] = 1.0
     try:
@@ -115,7 +117,7 @@ def _device_problem(device: torch.device) -> str | None:
         return None if drawn.tolist() == [TRIAL_VOCABULARY - 1] else "it draws another token"
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # Triton may be missing, or its compilers, or know no such device
+    except Exception as error:  # Triton or its compilers may be missing, or may not know the device
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
@@ -131,7 +133,7 @@ def _as_defined(batch: Sequence[Rows]) -> list[torch.Tensor]:
         positions = [position for rows in same for position in rows.positions]
         logits = torch.cat([rows.logits for rows in same])
         tokens = draw_rows(logits, options, seeds, positions)
-        tokens.masked_fill_(logits.amax(-1).isnan(), NAN)  # a maximum is NaN if anything is
+        tokens.masked_fill_(logits.amax(-1).isnan(), NAN)  # the maximum is NaN if any logit is NaN
         each = tokens.split([len(rows.positions) for rows in same])
         drawn |= dict(zip(numbers, each, strict=True))
     return [drawn[number] for number in range(len(batch))]
@@ -145,7 +147,9 @@ def _draw_options(params: SamplingParams) -> SamplingParams:
 
 
 def _on_processor(batch: Sequence[Rows], vocabulary: int) -> torch.Tensor:
-    """Draw by the compiled kernel, int64 [rows]; rows that it leaves are drawn as it is defined."""
+    """Draw by the compiled kernel, int64 [rows]; rows that the kernel leaves are drawn by the
+    definition.
+    """
     draws, build = draws_of(batch), required_kernels()
     tokens = torch.empty(len(draws), dtype=torch.long)
     build.library.tandem_draw(

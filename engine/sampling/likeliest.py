@@ -14,7 +14,8 @@ from tandem.engine.sampling.drawing import Rows, draws_of, has_kernel
 from tandem.engine.sampling.sampler import warp
 from tandem.protos.types import SamplingParams, TokenLogprobs
 
-MIN_LISTED = 256  # the end of a nucleus is looked for among at least so many likeliest tokens
+# least number of the likeliest tokens among which the end of a nucleus is looked for
+MIN_LISTED = 256
 
 
 def leading(
@@ -37,7 +38,7 @@ def leading(
     if cut:
         chances = logprobs.exp()
         before = chances.cumsum(-1) - chances
-        before[:, 0] = 0.0  # the likeliest is always kept
+        before[:, 0] = 0.0  # the likeliest token is always kept
         removed = (before >= params.top_p) & (before > 0)
         if params.min_p:
             removed |= scores < math.log(params.min_p)
@@ -74,7 +75,7 @@ def logprobs_of_rows(
         TokenLogprobs(
             chance, tuple(zip(map(int, both[:count]), both[count:], strict=True)), int(rank)
         )
-        for chance, rank, *both in told  # both: the ids, then their log-probabilities
+        for chance, rank, *both in told  # `both` has the ids, and then their log-probabilities
     ]
 
 

@@ -33,7 +33,7 @@ class GrammarMatcher:
         self._completion: list[int] = []  # the completion, as far as the matcher has consumed it
         self._path: list[int] = []  # the path that the matcher has consumed after the completion
         self._problem = ""  # the problem that the newest search met
-        self._unknown = list[tuple[list[int], str]]()  # paths with no answer, and why
+        self._unknown = list[tuple[list[int], str]]()  # paths without an answer, and the reasons
         self._start = compiler.compiled(grammar)
         self._shared = True  # whether the compiled grammar is shared with other matchers
         self._matcher = self._start.deep_copy()
@@ -55,9 +55,9 @@ class GrammarMatcher:
             raise InvalidRequest.of(self._grammar.field, problem)
 
     def allowed(self, path: Sequence[int], count: int) -> npt.NDArray[np.bool_] | None:
-        """Return which of the first `count` tokens may follow a path: bool [count]. None if the
-        path itself is not allowed, or if the matcher cannot tell; in that case `extend` raises if
-        the text goes on after this path.
+        """Return which of the first `count` tokens may follow a path: bool [count]. Return None if
+        the path itself is not allowed, or if the matcher cannot tell; in that case `extend` raises
+        if the text goes on after this path.
         """
         bits = self._after(path, lambda matcher: matcher.compute_bitmask())
         if bits is None:
@@ -76,12 +76,14 @@ class GrammarMatcher:
         return self._after(path, valid) or ()
 
     def forced(self, most: int) -> Sequence[int]:
-        """Return the tokens that must follow the completion, as far as known, `most` at most."""
+        """Return the tokens that must follow the completion, as far as known, but at most
+        `most`.
+        """
         return (self._after((), lambda matcher: matcher.compute_ff_tokens()) or [])[:most]
 
     def _commit(self, tokens: Sequence[int]) -> bool:
         """Append tokens to the completion, up to the first that ends it. Returns whether the
-        grammar allows them.
+        grammar allows the tokens.
         """
         ends = self._compiler.ends
         until = next((index for index, token in enumerate(tokens) if token in ends), len(tokens))

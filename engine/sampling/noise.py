@@ -1,7 +1,8 @@
 """Keyed noise: random numbers that are a pure function of (seed, position, token id).
 
-So a draw does not depend on which process draws, when, or how often (protocol: the acceptance
-walk). The hash runs in wrapping integer arithmetic, so its bits are the same on every device.
+A draw therefore does not depend on which process draws, when, or how often (protocol: the
+acceptance walk). The hash runs in wrapping integer arithmetic, so its bits are the same on every
+device.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def gumbel(
     argmax(log p + noise) is a draw from p (Gumbel-max).
     """
     noise = uniform(seed, position, token_ids, stream)
-    return -torch.log(-torch.log1p(-noise)).float()  # fine near 0, where the winners are
+    return -torch.log(-torch.log1p(-noise)).float()  # precise near 0, where the winning tokens are
 
 
 def _hash(seed: Ints, position: Ints, token_ids: torch.Tensor) -> torch.Tensor:
@@ -78,8 +79,8 @@ def _hash(seed: Ints, position: Ints, token_ids: torch.Tensor) -> torch.Tensor:
 
 
 def keys(seeds: npt.ArrayLike, positions: npt.ArrayLike) -> npt.NDArray[np.int32]:
-    """Return two signed 32-bit words, folded, for each (seed, position), [rows, 2]. They are the
-    halves of a word of SplitMix64 (Steele, Lea, Flood 2014).
+    """Return two signed 32-bit words, folded, for each (seed, position), [rows, 2]. The words are
+    the halves of a word of SplitMix64 (Steele, Lea, Flood 2014).
     """
     word = np.asarray(positions, np.int64).astype(np.uint64) + np.uint64(1)
     word = np.asarray(seeds, np.uint64) + word * np.uint64(0x9E3779B97F4A7C15)

@@ -1,9 +1,9 @@
 """Turn logits into the next token: bias and penalise, warp, add keyed noise, take the maximum.
 
 Every option is applied to a row of logits with the tokens before that row, so a node of a draft is
-treated as the same position of a text would be. The order is that of transformers: bias, penalties,
-suppressed tokens, temperature, top-k, top-p, min-p. `warp` and `draws` are the definition, on any
-device. Compiled kernels draw with the same result (`drawing`).
+treated as the same position of a text would be. The order of the options is that of transformers:
+bias, penalties, suppressed tokens, temperature, top-k, top-p, min-p. `warp` and `draws` are the
+definition, on any device. Compiled kernels draw with the same result (`drawing`).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from tandem.engine.sampling.matcher import GrammarMatcher
 from tandem.engine.sampling.noise import gumbel
 from tandem.protos.types import SamplingParams
 
-COLDEST = 1e-30  # temperature; the reciprocal of a much lower one overflows on a device
+COLDEST = 1e-30  # least temperature; the reciprocal of a much lower one overflows on a device
 NONE = np.empty(0, np.int64)
-ROWS_AT_ONCE = 32  # rows that are drawn from at once; meanwhile each logit takes 32 bytes
+ROWS_AT_ONCE = 32  # number of rows that are drawn from at once; meanwhile each logit takes 32 bytes
 
 
 class TokenCounts:
     """Counts how often each token of a text occurs, up to date as the text goes on."""
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
-        self._indices: dict[int, int] = {}  # by token: where it is in the two arrays
+        self._indices: dict[int, int] = {}  # index of each token in the two arrays
         self._ids = NONE
         self._counts = NONE
         self.add(tokens)
@@ -71,7 +71,7 @@ class LogitsProcessor:
 
     def __init__(self, sampling: SamplingParams, tokens: Sequence[int]) -> None:
         self.length = len(tokens)
-        self.matcher: GrammarMatcher | None = None  # set once the grammar is compiled
+        self.matcher: GrammarMatcher | None = None  # the matcher, set once the grammar is compiled
         self._sampling = sampling
         repeating = sampling.repetition_penalty != 1
         counting = sampling.presence_penalty or sampling.frequency_penalty
@@ -117,7 +117,7 @@ class LogitsProcessor:
             others = allowed.copy()
             others[barred] = False
             barred = NONE
-            if others.any():  # else the grammar comes before other options
+            if others.any():  # the grammar takes precedence over other options
                 allowed = others
         else:
             allowed = None
@@ -157,8 +157,9 @@ def warp(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
         warpers.append(TopPLogitsWarper(sampling.top_p))
     if sampling.min_p:
         warpers.append(MinPLogitsWarper(sampling.min_p))
-    logits = logits - logits.amax(-1, keepdim=True)  # else a tiny temperature would make infinities
-    no_ids = torch.LongTensor(logits.shape[0], 0)  # these warpers look at the scores alone
+    # subtracts the maximum, because a tiny temperature would make infinities
+    logits = logits - logits.amax(-1, keepdim=True)
+    no_ids = torch.LongTensor(logits.shape[0], 0)  # the warpers look at the scores alone
     return warpers(no_ids, logits).log_softmax(-1)
 
 
@@ -181,8 +182,9 @@ def draw_rows(
     logits: torch.Tensor, sampling: SamplingParams, seeds: Sequence[int], positions: Sequence[int]
 ) -> torch.Tensor:
     """Draw a token from each of the adjusted rows [rows, vocab], each with its own seed at its own
-    position. This defines a draw: the token with the maximum of log-probability plus keyed noise;
-    ties go to the lowest id. Returns int64 [rows] on the rows' device, which is not waited for.
+    position. The function defines a draw: the token with the maximum of log-probability plus keyed
+    noise; ties go to the lowest id. Returns int64 [rows] on the rows' device, which is not waited
+    for.
     """
     if sampling.greedy:
         return logits.argmax(-1)

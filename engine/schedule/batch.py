@@ -16,8 +16,9 @@ from tandem.engine.schedule.cost import AverageStepTimes, CostModel, StepLoad
 from tandem.protos.types import MAX_NODES
 
 UNKNOWN_PRICE = 0.1  # price of a row before any step was learned from
-SHORT_PREFIX = 16  # tokens; a longer prefillable prefix is fed in chunks, as time allows
-RESTING_SECONDS = 1.0  # without a short segment, until no session counts as decoding
+# most tokens of a short prefix; a longer prefillable prefix is fed in chunks, as time allows
+SHORT_PREFIX = 16
+RESTING_SECONDS = 1.0  # seconds without a short segment, until no session counts as decoding
 MIN_PROMPT_CHUNK = 16  # tokens of a long prompt in a step, so that every prompt advances
 
 
@@ -168,9 +169,9 @@ def add_rows(
     most: int,
 ) -> tuple[StepLoad, float, float]:
     """Add at most `most` rows to the allocations, likeliest first over all of them, while the step
-    yields more tokens per second with the next row. That is so while the chance of the row is not
-    below its price: row seconds x expected yield / step seconds. An allocation without rows yields
-    1. Returns the added load, the expected yield, and the price at the end.
+    yields more tokens per second with the next row. Adding goes on while the chance of the row is
+    not below its price: row seconds x expected yield / step seconds. An allocation without rows
+    yields 1. Returns the added load, the expected yield, and the price at the end.
     """
     waiting = [(allocation, chances(allocation.index)) for allocation in allocations]
     heap = [

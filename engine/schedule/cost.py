@@ -1,7 +1,8 @@
 """Predict the seconds that a step costs from what it is fed, learned from the steps served. All
 time that the model thread works for a step counts; the forward pass is a part of it.
 
-Pure: loads and seconds in, predicted seconds out. `batch` decides what to feed.
+The module is pure: loads and seconds come in, and predicted seconds come out. `batch` decides what
+to feed.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import numpy as np
 
 HORIZON = 200  # steps after which an observation counts for 1/e
 DRIFT_WEIGHT = 0.02  # part of a surprise that is taken for a change of the machine's speed
-FASTER_WEIGHT, SLOWER_WEIGHT = 0.3, 0.1  # of one step in the averages, if it was faster or slower
-RESET_FACTOR = 8.0  # after a step that is so many times faster, older averages count no more
+# weight of one step in the averages, if it was faster, and if it was slower
+FASTER_WEIGHT, SLOWER_WEIGHT = 0.3, 0.1
+RESET_FACTOR = 8.0  # a step that is this many times faster makes older averages count no more
 WARM_UP_STEPS = 16  # steps before predictions are judged
 REFIT_STEPS = 8  # steps between two fits after the warm-up, unless a step surprises
 PRIOR = np.array(
@@ -31,7 +33,7 @@ INACTIVE = np.eye(4) * (1 - BOTH_ACTIVE)  # [16, 4, 4] the equations "term = 0" 
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """The load of a step: what it feeds. The loads of its segments add up."""
+    """The load of a step: what it feeds. The loads of a step's segments add up."""
 
     tokens: int = 0
     attended: int = 0  # keys that a row sees, summed over the rows
@@ -53,7 +55,7 @@ class StepLoad:
 @dataclass(slots=True)
 class AverageStepTimes:
     """The average times of recent steps in which no long prompt was read, with newer steps counting
-    more; 0: there was none.
+    more; 0 means that there was none.
     """
 
     step: float = 0.0
@@ -71,8 +73,8 @@ class AverageStepTimes:
         self.token = smoothed(self.token, seconds / expected)
 
     def predicted(self, seconds: float) -> None:
-        """Note that a step without long prompts would take `seconds` now, as others show. If that
-        is less than before, the averages fall.
+        """Note that a step without long prompts would take `seconds` now, as others show. If the
+        predicted time is less than before, the averages fall.
         """
         if seconds < self.step:
             ratio = smoothed(self.step, seconds) / self.step
@@ -96,8 +98,9 @@ class CostModel:
 
     The terms are fitted by least squares of the relative error, with exponential forgetting. Each
     step is divided by its own seconds: one that hiccuped is much too slow and so weighs next to
-    nothing, and one of a new kind is believed at once. That alone would lean to the fast side, and
-    follow a machine that slows down too late; so DRIFT_WEIGHT of a surprise moves the whole model.
+    nothing, and one of a new kind is believed at once. Relative errors alone would lean to the fast
+    side, and follow a machine that slows down too late; so DRIFT_WEIGHT of a surprise moves the
+    whole model.
     """
 
     error: float

@@ -1,4 +1,6 @@
-"""A stream as the job sees it that the stream opened. `engine.streams` fills and empties it."""
+"""A stream as the job sees it that the stream opened. `engine.streams` fills and empties the
+stream.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Generic, TypeVar
 
 from tandem.engine.schedule.task import Task
 
-BACKLOG = 4096  # with more items that a caller has not taken, its sessions pause
+BACKLOG = 4096  # a caller's sessions pause when it has not taken more than this number of items
 
 In = TypeVar("In")
 Out = TypeVar("Out")

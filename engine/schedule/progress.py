@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from tandem.protos.streams import PassTimes
 
-STALL_SECONDS = 1.5  # in one step at least; so that health is NOT_SERVING within 2 s
-STALL_FACTOR = 8.0  # a stalled step takes at least so many times as long as was predicted
+# least seconds of a step that counts as stalled; health is then NOT_SERVING within 2 s
+STALL_SECONDS = 1.5
+STALL_FACTOR = 8.0  # a step counts as stalled when it takes this many times the predicted seconds
 FAILED_STEPS = 5  # failures in a row after which the device is taken for broken
-UNKNOWN_SECONDS = 4.0  # prediction for the first pass, of which nothing is known
+UNKNOWN_SECONDS = 4.0  # predicted seconds of the first pass, of which nothing is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,9 @@ class Progress:
         return Progress(now, single_token=self.single_token, before=before)
 
     def began(self, now: float, predicted: float, single_token: float) -> Progress:
-        """Return the progress of a thread that begins a pass; 0 `predicted` seconds: not known."""
+        """Return the progress of a thread that begins a pass; `predicted` is 0 if the seconds are
+        not known.
+        """
         single_token = single_token or self.single_token
         return Progress(now, predicted or UNKNOWN_SECONDS, single_token, self.before)
 
@@ -67,7 +70,7 @@ class Progress:
         return PassTimes(seconds, self.single_token * max(1.0, seconds / self.predicted))
 
     def problem(self, now: float) -> str | None:
-        """Return why the thread is taken for stalled; None if it is not."""
+        """Return why the thread counts as stalled; None if it does not."""
         allowed = max(STALL_SECONDS, STALL_FACTOR * self.predicted)
         if now - self.since <= allowed:
             return None
@@ -77,7 +80,7 @@ class Progress:
 @dataclass(slots=True)
 class Failures:
     """Counts the steps that failed since the last one that succeeded. `problem` says why the device
-    is taken for broken; None if it is not.
+    counts as broken; None if it does not.
     """
 
     count: int = 0

@@ -32,8 +32,8 @@ log = structlog.get_logger()
 
 class ModelThread(JobQueue):
     """The thread that owns the model and its sessions: nothing else may touch them while it runs.
-    Between steps it calls `idle`, with the sessions for which jobs wait, and `after_step`. It ends
-    by itself when several steps in a row have failed.
+    Between steps the thread calls `idle`, with the sessions for which jobs wait, and `after_step`.
+    The thread ends by itself when several steps in a row have failed.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ModelThread(JobQueue):
         self.progress = Progress(time.perf_counter(), single_token=single_token)
         self._steps = 0
         self._failures = Failures()
-        self._ended = 0.0  # when the newest pass ended; 0 if the thread has waited since
+        self._ended = 0.0  # time at which the newest pass ended; 0 if the thread has waited since
         self._running: list[Task] = []
         self._stepping: list[Task] = []  # running tasks that are in the step
         self._queued: list[float] = []  # seconds that tasks waited which began since the last step
@@ -129,14 +129,15 @@ class ModelThread(JobQueue):
             starting = startable(self._waiting, self._running)
             for task in starting:
                 self._waiting.remove(task)
-        self._stepping = starting  # an error from here on fails these
+        self._stepping = starting  # the tasks that fail if an error comes from here on
         for task in ending:
             task.end(Unavailable("nobody waits for it"))
         self._idle(waiting)
         for task in starting:
             if task.answer.set_running_or_notify_cancel():
                 self._queued.append(time.perf_counter() - task.arrived)
-                task.last_step = self._steps  # it comes after tasks that were fed longer ago
+                # the task queues behind tasks that were fed longer ago
+                task.last_step = self._steps
                 task.begin()
                 self._running += [task] if task.step_input else []
                 self._news = True
@@ -169,7 +170,7 @@ class ModelThread(JobQueue):
     def _step(self) -> None:
         """Run one forward pass over as much of the step inputs as fits, with the rows that pay, and
         learn how long the thread worked for it: before the pass, in it, and on its results. Rows
-        cost time in all three.
+        cost time before the pass, in it and after it.
         """
         preparing = time.perf_counter()
         step_inputs, waited = self._step_inputs()
@@ -192,7 +193,7 @@ class ModelThread(JobQueue):
         for task, allocation in zip(self._stepping, batch.allocations, strict=True):
             if allocation.rows and task.step_input:
                 allocation.chunk = task.step_input.segment(allocation.rows)
-        self.after_step()  # items leave that jobs sent while the step was composed
+        self.after_step()  # sends items that jobs emitted while the step was composed
         chunks = [allocation.chunk for allocation in batch.allocations]
         began, load = time.perf_counter(), sum(map(load_of, chunks), StepLoad())
         host = began - self._ended if self._ended else None

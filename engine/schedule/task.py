@@ -33,11 +33,12 @@ class Task:
     answer: Future[Any]
     arrived: float
     closing: bool = False
-    cancelled: bool = False  # whether its caller no longer waits
+    cancelled: bool = False  # whether the task's caller no longer waits
     job: Job | None = None
-    step_input: StepInput | None = None  # what the job yielded last; None: the job is done
+    # the step input that the job yielded last; None if the job is done
+    step_input: StepInput | None = None
     requested: Segment | None = None  # the segment that the step input asked for last
-    remainder: Segment | None = None  # of a long segment that was fed in part
+    remainder: Segment | None = None  # the rest of a long segment that was fed in part
     last_step: int = 0  # number of the step that last fed the job, or after which it began
 
     def begin(self) -> None:
@@ -92,7 +93,9 @@ class Task:
         self.answer.set_exception(error)
 
     def fail(self, error: Exception) -> None:
-        """End the job with an error. Further errors while it ends follow from that one: ignored."""
+        """End the job with an error. Further errors during the end follow from that error and are
+        ignored.
+        """
         self.step_input = self.remainder = None
         if self.job is not None:
             with suppress(Exception):

@@ -1,7 +1,8 @@
 """Learns how right the chances are that a source of proposals claims. Pure.
 
-A source claims a chance for each next token. In some trials it has *claimed* so many tokens in all,
-and so many were *right*. A chance that it claims next is then multiplied by its trust:
+A source claims a chance for each next token. In some trials a source has *claimed* a number of
+tokens, and a number of tokens were *right*. A chance that the source claims next is then multiplied
+by its trust:
 
     trust = (right + PRIOR) / (claimed + PRIOR), at most exp(MAX_LOG).
 
@@ -15,9 +16,9 @@ which is half a token before anything is known. How much it is worth to verify i
 a row has a price is the mean of what its corrected chances exceed the price by: its *margin*.
 
 New trials count more than old ones: each multiplies what was learned before it by 1 - pace. A trial
-in which little is claimed teaches little, so it makes little be forgotten; but at the pace SLOW
-all that a session has shown fades. So a source that was wrong, and therefore gets no more trials,
-is believed again in the end.
+in which little is claimed teaches little, so it makes little be forgotten; but at the pace SLOW all
+that a session has shown fades. A source that was wrong, and therefore gets no more trials, is thus
+believed again in the end.
 
 What a session shows is shown to the trust of all sessions too, which learns at the pace SLOW; a
 trial in which nothing is claimed shows nothing, however many sessions have such trials. A new
@@ -26,7 +27,7 @@ soon count more, and wrong proposals elsewhere cannot keep its own from being tr
 
 The verifier has one trust for each source of each session, and a trial is a step. A drafter has one
 for each text, and a trial is a token of the text, whether the drafter's proposal of that token was
-sent or not. So a drafter learns while drafting does not pay, and a verifier learns even if a
+sent or not. A drafter therefore learns while drafting does not pay, and a verifier learns even if a
 drafter lies.
 """
 
@@ -53,7 +54,9 @@ class Trust:
 
     @classmethod
     def of_all(cls) -> Trust:
-        """Return a trust that sessions begin with. It learns slowly, from all sessions."""
+        """Return a trust that sessions begin with. Such a trust learns slowly, from all
+        sessions.
+        """
         return cls(pace=SLOW)
 
     def begun(self, pace: float = PACE) -> Trust:
@@ -84,8 +87,8 @@ class Trust:
         return (self.gained + PRIOR) / (self.trials + 2 * PRIOR)
 
     def observe(self, claimed: float, right: int, price: float = 0.0) -> None:
-        """Learn from a trial in which so many tokens were claimed and so many were right, while a
-        row had this price.
+        """Learn from a trial in which `claimed` tokens were claimed and `right` tokens were right,
+        while a row had this price.
         """
         keep = 1 - max(SLOW, self.pace * min(1.0, claimed))
         self.gained = keep * self.gained + max(0.0, min(1.0, claimed * math.exp(self.log)) - price)

@@ -36,7 +36,8 @@ def single_token_seconds(runner: ModelRunner) -> float:
     try:
         for _ in range(SINGLE_TOKEN_PASSES):
             began = time.perf_counter()
-            runner([Segment(table, 0, (0,), tree.chain(1), 1)])[0].cpu()  # waits for a GPU
+            # copying the logits waits for a GPU
+            runner([Segment(table, 0, (0,), tree.chain(1), 1)])[0].cpu()
             seconds.append(time.perf_counter() - began)
     finally:
         runner.pool.release(table)
@@ -49,7 +50,8 @@ async def warm_up(thread: ModelThread, sessions: Sessions, most: int) -> None:
     passes.
     """
     await thread.run(NAME, partial(warm_up_job, sessions, most))
-    await thread.run(NAME, partial(forget_averages, thread))  # after the last step was learned from
+    # waits until the thread has learned from the last step
+    await thread.run(NAME, partial(forget_averages, thread))
 
 
 def forget_averages(thread: ModelThread) -> None:

@@ -1,4 +1,4 @@
-// Streams a completion: node generate.js ADDRESS PROMPT [SEED]. The schema is all that it knows.
+// Streams a completion: node generate.js ADDRESS PROMPT [SEED]. The program knows only the schema.
 import { fileURLToPath } from "node:url";
 import grpc from "@grpc/grpc-js";
 import loader from "@grpc/proto-loader";
@@ -6,7 +6,7 @@ import loader from "@grpc/proto-loader";
 const protos = process.env.TANDEM_PROTOS ?? fileURLToPath(new URL("../../protos", import.meta.url));
 const [address = "127.0.0.1:50051", text = "Once upon a time", seed] = process.argv.slice(2);
 
-// Numbers of 64 bits, as seeds, are texts: a number of JavaScript holds 53 bits.
+// Numbers of 64 bits, such as seeds, are strings, because a number of JavaScript holds 53 bits.
 const schema = loader.loadSync("tandem/v1/orchestrator.proto", {
   includeDirs: [protos],
   keepCase: true,

@@ -3,7 +3,8 @@
     tandem distil --target MODEL --out FOLDER
 
 The target answers prompts; a small network learns its probabilities, and is saved as a model that
-`tandem up --target MODEL --draft FOLDER` drafts with. Ctrl-C stops it; the same command goes on.
+`tandem up --target MODEL --draft FOLDER` drafts with. Ctrl-C stops the command; the same command
+goes on where it was.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from tandem.protos import hub
 from tandem.protos.errors import TandemError, Unusable
 from tandem.protos.service import cores
 
-MAX_CONCURRENCY = 32  # questions: sessions of one pass
+MAX_CONCURRENCY = 32  # most questions that are asked at once: the sessions of one pass
 HELD_OUT = 32  # questions whose answers are not learned from
-WORK = "training"  # folder in that of the draft model: answers, and the state of training
+WORK = "training"  # folder within that of the draft model, for answers and the state of training
 
 
 def read_prompts(file: Path) -> list[Prompt]:
     """Read the prompts of a file. Raises Unusable if there are too few to learn from, because the
-    answers to the first HELD_OUT are only measured with.
+    answers to the first HELD_OUT prompts are only used for measurements.
     """
     found = prompts.read(file)
     if len(found) <= HELD_OUT:
@@ -51,7 +52,8 @@ def read_prompts(file: Path) -> list[Prompt]:
 
 def questions(asked: Iterable[Prompt], known: Answers, tokens: int) -> Iterator[Question]:
     """Yield the prompts that have no answer yet, until the answers have `tokens` tokens. The first
-    HELD_OUT are greedy, because acceptance is measured on greedy text; so is every second other.
+    HELD_OUT answers are greedy, because acceptance is measured on greedy text; so is every second
+    other answer.
     """
     for number, prompt in enumerate(asked):
         if number >= HELD_OUT and known.tokens >= tokens:
@@ -88,8 +90,8 @@ async def collect(
 
 
 def remember(file: Path, settings: dict[str, Any]) -> None:
-    """Save the settings that a draft model is made with. Raises Unusable if its making was begun
-    with other settings.
+    """Save the settings that a draft model is made with. Raises Unusable if the draft model was
+    begun with other settings.
     """
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +133,8 @@ def device_of(text: str) -> torch.device:
     name = text or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:  # AssertionError: PyTorch without CUDA
+    # AssertionError: raised by PyTorch without CUDA
+    except (RuntimeError, AssertionError) as error:
         problem = str(error).splitlines()[0]
         raise typer.BadParameter(f"{name} cannot be used: {problem}") from None
 
@@ -142,7 +145,10 @@ def main(
     out: Annotated[Path, typer.Option(help="folder for the draft model", file_okay=False)],
     prompt_file: Annotated[
         Path | None,
-        typer.Option("--prompts", help="a prompt per line, or JSON lines; by default general ones"),
+        typer.Option(
+            "--prompts",
+            help="file with a prompt per line, or JSON lines; by default general questions",
+        ),
     ] = None,
     parameters: Annotated[
         int,
@@ -151,8 +157,8 @@ def main(
     tokens: Annotated[
         int, typer.Option(help="tokens of answers to learn from", min=1000)
     ] = 600_000,
-    max_new_tokens: Annotated[int, typer.Option(help="tokens of an answer at most", min=8)] = 256,
-    minutes: Annotated[float, typer.Option(help="minutes of training at most", min=0.1)] = 90.0,
+    max_new_tokens: Annotated[int, typer.Option(help="most tokens of an answer", min=8)] = 256,
+    minutes: Annotated[float, typer.Option(help="most minutes of training", min=0.1)] = 90.0,
     threads: Annotated[int | None, typer.Option(help="CPU threads; by default all", min=1)] = None,
     device: Annotated[
         torch.device,

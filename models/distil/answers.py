@@ -12,7 +12,8 @@ import numpy as np
 from tandem.models.distil.teacher import TOP, Answer
 
 ANSWERS_PER_FILE = 64
-PADDING = -1  # in the place of likeliest tokens, where the target's probabilities are not known
+# stands in the place of likeliest tokens where the target's probabilities are not known
+PADDING = -1
 
 
 @dataclass
@@ -48,7 +49,9 @@ class Answers:
             self.save()
 
     def save(self) -> None:
-        """Write the answers that are not on disk yet. A file is there whole, or not at all."""
+        """Write the answers that are not on disk yet. Each file exists as a whole, or not at
+        all.
+        """
         if not self._unsaved:
             return
         arrays = {"numbers": np.array(self._unsaved)}

@@ -9,15 +9,15 @@ from typing import Any, Self
 
 WARM_UP = 100  # steps
 MAX_HOLD = 0.6  # share of the time limit until which the peak learning rate is held
-MAX_FALL = 2 / 3  # steps of the fall for each step before it
+MAX_FALL = 2 / 3  # number of steps of the fall for each step before it
 PATIENCE = 5  # looks without better drafts, after which the learning rate falls
-MIN_IMPROVEMENT = 1.005  # times the tokens per step of the best drafts before
+MIN_IMPROVEMENT = 1.005  # least improvement, as a factor of the best tokens per step so far
 
 
 @dataclass
 class Course:
     """The state of a training that may take `limit` minutes and learns from answers of `tokens`
-    tokens. It can be saved, and the training continued from it.
+    tokens. The course can be saved, and the training continued from it.
     """
 
     limit: float
@@ -25,8 +25,10 @@ class Course:
     step: int = 0
     warms_from: int = 0  # the step from which the learning rate warms up
     minutes: float = 0.0
-    looks: list[float] = field(default_factory=list)  # tokens per step on held-out answers
-    falls_from: int = 0  # the step from which the learning rate falls; 0: it does not fall yet
+    # tokens per step on held-out answers, look by look
+    looks: list[float] = field(default_factory=list)
+    # the step from which the learning rate falls; 0 means that it does not fall yet
+    falls_from: int = 0
     last: int = 0  # the step to end at, known once the learning rate falls
 
     @classmethod
@@ -51,7 +53,7 @@ class Course:
 
     @property
     def ended(self) -> bool:
-        """Whether the last step was made."""
+        """Whether the last step of the training was made."""
         return self.falls_from > 0 and self.step >= self.last
 
     def advance(self, minutes: float) -> None:

@@ -3,15 +3,15 @@ tokens are known.
 
 The loss is the divergence of the target's distribution from the student's, in which all tokens that
 are not among the target's likeliest count as one. A student's distribution needs a sum over its
-whole vocabulary, which would take most of the time. So the tokens that are likeliest anywhere in
-the batch are summed exactly, and the others are estimated from a random sample.
+whole vocabulary, which would take most of the time. The tokens that are likeliest anywhere in the
+batch are therefore summed exactly, and the others are estimated from a random sample.
 """
 
 from __future__ import annotations
 
 import torch
 
-SAMPLED_TOKENS = 4096  # of all tokens that are not the likeliest ones
+SAMPLED_TOKENS = 4096  # size of the sample of all tokens that are not the likeliest ones
 MIN_REST = 1e-6  # the student's probability of all other tokens counts as at least this
 
 

@@ -39,7 +39,7 @@ def read(file: Path) -> list[Prompt]:
 
 
 def generated(seed: int) -> Iterator[Prompt]:
-    """Yield general questions without end, each as a chat; hardly any comes twice."""
+    """Yield general questions without end, each as a chat; repetitions are rare."""
     templates, topics = (_lines(f"{name}.txt") for name in ("templates", "topics"))
     chosen = random.Random(seed)
     while True:

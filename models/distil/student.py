@@ -24,7 +24,7 @@ from tandem.protos.errors import Unusable
 from tandem.protos.fingerprint import tokens_by_id
 from tandem.protos.tokenizer import tokenizer_of
 
-SLIDING_WINDOW = 256  # tokens that a token sees
+SLIDING_WINDOW = 256  # number of last tokens that a token sees
 HEAD_SIZE = 32
 MIN_WIDTH = 64
 MIN_LAYERS, MAX_LAYERS = 4, 8
@@ -88,8 +88,8 @@ class Shape:
 
 
 def build(shape: Shape, target: Path) -> MistralForCausalLM:
-    """Make a student with random layers. Its embeddings are the target's, narrowed to the
-    directions in which these differ most; random too, if the target's cannot be read.
+    """Make a student with random layers. The student's embeddings are the target's, narrowed to the
+    directions in which these differ most; they are random if the target's cannot be read.
     """
     given = _config(target)
     heads = shape.width // HEAD_SIZE
@@ -119,18 +119,19 @@ def build(shape: Shape, target: Path) -> MistralForCausalLM:
 
 
 def embeddings_of(student: MistralForCausalLM) -> torch.Tensor:
-    """The student's embeddings [entries, width], which are those of its output too."""
+    """The student's embeddings [entries, width], which its output layer uses too."""
     found: torch.Tensor = student.get_input_embeddings().weight  # type: ignore[assignment]
     return found
 
 
 def narrowed(embeddings: torch.Tensor, width: int) -> torch.Tensor:
     """Narrow embeddings [entries, wide] to `width` columns. The products of the new embeddings are
-    as near to those of the centred old ones as products of so many columns can be. The standard
-    deviation is 1, spread over all columns alike.
+    as near to those of the centred old ones as possible with this number of columns. The standard
+    deviation of the new embeddings is 1, spread over all columns alike.
     """
     centred = embeddings.double() - embeddings.double().mean(0)
-    _, directions = torch.linalg.eigh(centred.T @ centred)  # the largest come last
+    # the directions with the largest variance come last
+    _, directions = torch.linalg.eigh(centred.T @ centred)
     kept = min(width, directions.shape[1])
     found = centred @ directions[:, -kept:]
     turned = torch.linalg.qr(torch.randn(width, kept, dtype=torch.float64)).Q
@@ -153,7 +154,7 @@ def save(student: MistralForCausalLM, target: Path, out: Path) -> None:
 
 def write_card(out: Path, target: Path, shape: Shape, tokens: int, course: Course) -> None:
     """Write the model card beside the model, as README.md: what the model is, what it was made
-    from, and what was measured. `tokens` is the number of tokens that it learned from.
+    from, and what was measured. `tokens` is the number of tokens that the student learned from.
     """
     text = CARD.format(
         target=target,
@@ -178,7 +179,7 @@ def vocabulary_of(target: Path) -> int:
 
 
 def _config(target: Path) -> dict[str, Any]:
-    """Return the target's configuration; its text part, where there are several parts."""
+    """Return the target's configuration, or its text part if there are several parts."""
     if gguf.is_gguf(target):
         known, name = gguf.metadata(target), gguf.metadata(target)["general.architecture"]
         return {

@@ -94,8 +94,8 @@ class Teacher:
 
 
 def answer_of(response: api.GenerateResponse) -> Answer:
-    """Convert a response to an answer. Where it lists fewer than TOP tokens, as with a small
-    vocabulary, the remaining log-probabilities are -inf.
+    """Convert a response to an answer. Where the response lists fewer than TOP tokens, as with a
+    small vocabulary, the remaining log-probabilities are -inf.
     """
     size = len(response.token_ids)
     top = np.zeros((size, TOP), np.int32)

@@ -29,7 +29,7 @@ from tandem.models.training.optimiser import Optimiser
 WINDOW = 256  # tokens of a window
 BATCH_SIZE = 8  # windows of a step
 LOOK_STEPS = 100  # steps between two looks
-MATRIX_RATE, OTHER_RATE = 0.02, 4e-3  # as the embedded pair was trained
+MATRIX_RATE, OTHER_RATE = 0.02, 4e-3  # the rates with which the embedded pair was trained
 
 
 @contextmanager
@@ -57,12 +57,12 @@ class Look:
     course: Course
     loss: float
     tokens_per_step: float
-    learned: int  # tokens learned from, counted as often as they were seen
+    learned: int  # number of tokens learned from, counted as often as they were seen
 
 
 class Training:
-    """The training of a student, with its optimiser and its course. Goes on from the file `state`
-    if there is one.
+    """The training of a student, with its optimiser and its course. Training goes on from the file
+    `state` if there is one.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The training text: documents of several corpora as token streams, the last part of each held out.
 
-The corpora are plain text files whose documents are separated by a line `<|endoftext|>`. Nothing
-here knows of models.
+The corpora are plain text files whose documents are separated by a line `<|endoftext|>`. No code in
+this module knows models.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Source:
 
     file: str
     weight: float
-    simple: bool = True  # whether it is simple English; the tokenizer is trained on that alone
+    # whether the text is simple English; the tokenizer is trained on such text alone
+    simple: bool = True
 
 
 SOURCES = (

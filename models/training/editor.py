@@ -1,9 +1,9 @@
 """Teach a target to edit: to tell a text again with one word changed.
 
 The embedded target tells stories and does not copy its prompts, so it cannot show the worth of
-drafting by lookup where answers repeat their prompts. This makes a target that can, to measure with
-(`python -m tandem.benchmarks.copying --target FOLDER`). The training stops by the clock; no service
-imports this module.
+drafting by lookup where answers repeat their prompts. This module makes a target that can edit, to
+measure with (`python -m tandem.benchmarks.copying --target FOLDER`). The training stops by the
+clock; no service imports this module.
 
     python -m tandem.models.training.editor CORPORA --out FOLDER --minutes 10
 """
@@ -27,7 +27,7 @@ from tandem.models.training.corpus import SOURCES, Stream, documents, encode, sp
 from tandem.models.training.optimiser import Optimiser
 from tandem.models.training.train import schedule
 
-MIN_TEXT, MAX_TEXT = 24, 120  # tokens of a text
+MIN_TEXT, MAX_TEXT = 24, 120  # least and most tokens of a text
 HELD_OUT = 64  # held-out texts, of `MEASURED` tokens each
 MEASURED = 80
 
@@ -47,7 +47,7 @@ def examples(
 ) -> torch.Tensor:
     """Make tasks with their answers from texts [rows, tokens]. Returns int64 [rows, length]."""
     rows = []
-    texts = texts.where(texts != end, line_break[0])  # so that each row looks like one text
+    texts = texts.where(texts != end, line_break[0])  # makes each row look like one text
     for text in texts.tolist():
         old, new = int(rng.choice(text)), int(rng.choice(texts.flatten()))
         rows.append([*task(text, old, new, line_break), *edited(text, old, new), end])

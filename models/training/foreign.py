@@ -1,8 +1,8 @@
 """Train a drafter whose tokenizer is not the target's: another vocabulary, other word borders,
 other special ids.
 
-The drafter learns from text alone, by cross-entropy: nothing can be distilled from a target whose
-tokens are others. The training stops by the clock; no service imports this module.
+The drafter learns from text alone, by cross-entropy, because nothing can be distilled from a target
+with other tokens. The training stops by the clock; no service imports this module.
 
     python -m tandem.models.training.foreign CORPORA --out models/foreign --minutes 25
 """
@@ -77,8 +77,8 @@ def loss_of(model: LlamaForCausalLM, batch: torch.Tensor) -> torch.Tensor:
 def bits_per_byte(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, docs: list[str]
 ) -> float:
-    """Return a model's bits per byte on the beginnings of documents. They can be compared between
-    tokenizers, as nats per token cannot.
+    """Return a model's bits per byte on the beginnings of documents. Bits per byte can be compared
+    between tokenizers, as nats per token cannot.
     """
     nats, size = 0.0, 0
     for doc in docs[:STORIES]:
@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=25)
     parser.add_argument("--tokens", type=int, default=1024, help="tokens per step")
-    parser.add_argument("--beside", type=Path, help="tell this model's bits per byte too")
+    parser.add_argument("--beside", type=Path, help="print the bits per byte of this model too")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.manual_seed(options.seed)

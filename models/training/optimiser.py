@@ -1,10 +1,10 @@
 """The optimiser with which all models of this project are trained: Muon for matrices, AdamW for
 embeddings and norms.
 
-Muon (Jordan et al. 2024) is momentum whose directions are made equally long. PyTorch's own Muon
-computes in bfloat16 and one matrix at a time, which took four fifths of a step on a processor
-without instructions for bfloat16. The one here computes in float32, and all matrices of a shape at
-once.
+Muon (Jordan et al. 2024) is momentum whose updates have singular values of equal size. PyTorch's
+own Muon computes in bfloat16 and one matrix at a time, which took four fifths of a step on a
+processor without instructions for bfloat16. This implementation computes in float32, and all
+matrices of a shape at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 NEWTON_SCHULZ_STEPS = 5
-NEWTON_SCHULZ_FACTORS = (3.4445, -4.7750, 2.0315)  # as in the paper
+# factors of the Newton-Schulz iteration, as in the paper
+NEWTON_SCHULZ_FACTORS = (3.4445, -4.7750, 2.0315)
 MOMENTUM = 0.95
 EPSILON = 1e-7
 
@@ -55,8 +56,8 @@ class Optimiser:
 
 
 class Muon(torch.optim.Optimizer):
-    """The optimiser Muon, for matrices alone. The learning rate holds for a matrix with no more
-    rows than columns; it is larger for a taller one.
+    """The optimiser Muon, for matrices alone. The learning rate applies unchanged to a matrix with
+    no more rows than columns; it is larger for a taller one.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ from tandem.models.training.optimiser import Optimiser
 
 VOCABULARY = 4096
 CONTEXT = 512
-WINDOW = 256  # most steps see windows of this length, the last ones the whole context
+WINDOW = 256  # length of the windows of most steps; the last steps see the whole context
 LONG_FROM = 0.88  # share of the time after which steps see the whole context
 TARGET = {
     "hidden_size": 256,
@@ -122,7 +122,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=90)
     parser.add_argument("--tokens", type=int, default=1024, help="tokens per step")
-    parser.add_argument("--init", type=Path, help="start from this pair instead of random weights")
+    parser.add_argument(
+        "--init", type=Path, help="start from the pair in this folder, not at random"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.manual_seed(options.seed)

@@ -29,7 +29,7 @@ app = typer.Typer(
     help="Speculative decoding as services.",
     rich_markup_mode=None,  # Rich's tables would cut names
 )
-bench = typer.Typer(no_args_is_help=True, help="Measure a server.", rich_markup_mode=None)
+bench = typer.Typer(no_args_is_help=True, help="Measure a running server.", rich_markup_mode=None)
 app.add_typer(bench, name="bench")
 
 
@@ -119,13 +119,13 @@ def up(
 @connecting
 def generate(
     prompt: Annotated[
-        str, typer.Argument(help="the text to continue; @FILE reads it, - standard input")
+        str, typer.Argument(help="the text to continue; @FILE reads a file, - standard input")
     ],
     front_end: FrontEnd,
     json: Annotated[bool, typer.Option("--json", help="print the whole GenerateResponse")] = False,
     logprobs: Annotated[
         int | None,
-        typer.Option(help="likeliest tokens beside each in --json", min=0, max=MAX_LOGPROBS),
+        typer.Option(help="likeliest tokens per token in --json", min=0, max=MAX_LOGPROBS),
     ] = None,
     **options: Any,
 ) -> None:
@@ -177,7 +177,9 @@ def certs(
             help="name of a further client, or of a drafter that registers; may be repeated"
         ),
     ] = None,
-    days: Annotated[int, typer.Option(help="until certificates expire", min=1, max=3650)] = 365,
+    days: Annotated[
+        int, typer.Option(help="days until certificates expire", min=1, max=3650)
+    ] = 365,
     only: Annotated[
         bool, typer.Option("--only", help="make certificates only for the named clients")
     ] = False,

@@ -28,7 +28,8 @@ SERVICES, CLIENT = ("verifier", "drafter", "orchestrator"), "client"
 EVERYWHERE = ("localhost", "127.0.0.1", "::1")
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 CA, CA_DAYS, DAYS = "ca", 3650, 365
-EARLY = timedelta(hours=1)  # certificates begin this much earlier, for clocks that are behind
+# how much earlier than now certificates begin, for clocks that are behind
+EARLY = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def make(
     """Make certificates of the services, of a client, and of `more` clients by common name; or of
     the clients in `more` `only`. The certificates of services also hold for `names`, which are
     hosts and IP addresses; a name SERVICE=NAME is for one service alone. The CA of the folder signs
-    them all, and is made if there is none.
+    all certificates, and is made if there is none.
 
     Returns the files of the certificates. Raises Unusable, also for files that exist already,
     unless `force`.
@@ -208,8 +209,8 @@ def _usage(signs: bool) -> x509.KeyUsage:
 
 
 def _write(path: Path, signed: Signed) -> None:
-    """Write a certificate and its key. The key comes first, since services take both only when they
-    fit together. Each file is replaced at once, so that readers never get a part.
+    """Write a certificate and its key. The key is written first, because services accept the two
+    only when they fit together. Each file is replaced at once, so that readers never get a part.
     """
     key = signed.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     _replace(key_file(path), key, 0o600)

@@ -66,8 +66,8 @@ class Talk:
         return True
 
     def _answer(self, text: str) -> None:
-        """Print the answer to a text and its speed. A failed answer is not remembered; an
-        interrupted one is remembered as far as it came.
+        """Print the answer to a text and its speed. The chat forgets a failed answer, and remembers
+        an interrupted one as far as it came.
         """
         asked = [*self.messages, {"role": "user", "content": text}]
         options = self.options | ({"num_speculative_tokens": 0} if self.plain else {})
@@ -97,7 +97,7 @@ class Talk:
 
 def lines() -> Iterator[str]:
     """Yield the lines that a person types, with line editing and history, or the lines of a file.
-    Ctrl-C begins a line again.
+    Ctrl-C discards the line that is being typed.
     """
     with suppress(ImportError):
         import readline  # noqa: F401  # makes `input` edit lines

@@ -21,8 +21,8 @@ async def generate(
     options: dict[str, Any],
     as_json: bool,
 ) -> int:
-    """Print a completion as it grows, and on standard error why it ended; or print the whole
-    response as JSON. Returns exit code 0.
+    """Print a completion as it grows, and on standard error why the completion ended; or print the
+    whole response as JSON. Returns exit code 0.
     """
     given, prompt = flags.given(options), flags.prompt(prompt)
     async with front_end.connect() as client:
@@ -45,7 +45,7 @@ async def generate(
 
 
 async def show_status(front_end: FrontEnd, as_json: bool) -> int:
-    """Print the status. Returns exit code 1 if no request can be served, else 0."""
+    """Print the status. Returns exit code 1 if no request can be served, otherwise 0."""
     async with front_end.connect() as client:
         response = await _status(client, front_end.address)
     if as_json:

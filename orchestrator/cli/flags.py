@@ -106,7 +106,7 @@ FLAGS = {
     "tls_key": _file("PEM file of your certificate's key", "TANDEM_TLS_KEY"),
     "token": Annotated[
         str | None,
-        typer.Option(help="your token; better given by the environment", envvar="TANDEM_TOKEN"),
+        typer.Option(help="your token; better set in the environment", envvar="TANDEM_TOKEN"),
     ],
 }
 
@@ -138,7 +138,7 @@ def connecting(command: Callable[..., None]) -> Callable[..., None]:
 
 def accepting(max_new_tokens: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that gives a command a flag for every option of a request in place of its
-    `**options`. The value of a flag that is not given is None. `max_new_tokens` is the command's
+    `**options`. A flag that is not given has the value None. `max_new_tokens` is the command's
     default, which only the help names.
     """
     help = HELP | {"max_new_tokens": f"{HELP['max_new_tokens']}; default {max_new_tokens}"}

@@ -21,11 +21,13 @@ from tandem.protos.errors import Unusable
 from tandem.protos.service import process
 from tandem.protos.service.config import FILE
 
-DRAIN_SECONDS = 5.0  # for requests that run when `tandem up` is stopped
-GRACE_SECONDS = 20.0  # for a service to end after the second signal, until it is killed
-PAUSE_SECONDS = 1.0  # before the first restart; twice as long after every start that fails
-MAX_FAILED_STARTS = 6  # failed starts in a row
-REMIND_SECONDS = 5.0  # until loading services are reported; then twice as long, and so on
+DRAIN_SECONDS = 5.0  # seconds for running requests when `tandem up` is stopped
+GRACE_SECONDS = 20.0  # seconds from the second signal until a service is killed
+# seconds before the first restart; the pause doubles after every start that fails
+PAUSE_SECONDS = 1.0
+MAX_FAILED_STARTS = 6  # number of failed starts in a row
+# seconds until loading services are reported; the pause doubles after each report
+REMIND_SECONDS = 5.0
 
 Report = Callable[[str, dict[str, str]], None]
 
@@ -39,12 +41,12 @@ class Service:
     environment: dict[str, str] = field(default_factory=dict)
     process: asyncio.subprocess.Process | None = None
     address: str = ""
-    stage: str = "starting"  # the event that it announced last
+    stage: str = "starting"  # the newest event that the service announced
     serving: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def live(self, report: Report) -> None:
-        """Run the child, and restart it whenever it ends. Raises Unusable if it dies before it ever
-        served, or after MAX_FAILED_STARTS failed starts.
+        """Run the child, and restart it whenever it ends. Raises Unusable if the child dies before
+        it ever served, or after MAX_FAILED_STARTS failed starts.
         """
         failed = 0
         while True:
@@ -64,7 +66,7 @@ class Service:
             return
         for end, seconds in (
             (self.process.terminate, DRAIN_SECONDS),
-            (self.process.terminate, GRACE_SECONDS),  # a second signal ends it at once
+            (self.process.terminate, GRACE_SECONDS),  # a second signal ends the service at once
             (self.process.kill, None),
         ):
             with suppress(ProcessLookupError):
@@ -74,14 +76,14 @@ class Service:
                 return
 
     async def _once(self, report: Report) -> tuple[bool, str]:
-        """Run the child until it ends. Returns whether it served, and why it ended."""
+        """Run the child until it ends. Returns whether the child served, and why it ended."""
         self.process = await asyncio.create_subprocess_exec(
             *self.command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=1 << 20,
             env=os.environ | self.environment | {process.CHILD: "1"},
-            # so that Ctrl-C reaches this process alone, which stops the others in order
+            # keeps Ctrl-C from the children, because this process stops them in order
             start_new_session=True,
         )
         served, problem = await self._listen(report)
@@ -90,14 +92,14 @@ class Service:
         return served, problem or f"the {self.role} ended {how}"
 
     async def _listen(self, report: Report) -> tuple[bool, str]:
-        """Report the child's announcements until it ends. Returns whether it served, and the error
-        with which it refused to start, if any.
+        """Report the child's announcements until it ends. Returns whether the child served, and the
+        error with which it refused to start, if any.
         """
         served, problem = False, ""
         assert self.process is not None and self.process.stdout is not None
         async for line in self.process.stdout:
             fields = process.announcement(line)
-            if fields is None:  # a library printed this line
+            if fields is None:  # a library printed the line
                 sys.stderr.write(line.decode(errors="replace"))
                 continue
             event = self.stage = fields.pop("event")
@@ -141,10 +143,11 @@ async def up(plan: Plan, report: Report = lambda event, fields: None) -> AsyncIt
             yield Tandem({service.role: service.address for service in services})
             for life in lives:
                 life.cancel()
-    except BaseExceptionGroup as errors:  # the first error ended all other tasks
+    except BaseExceptionGroup as errors:  # the first error has ended all other tasks
         raise errors.exceptions[0] from None
     finally:
-        await services[-1].stop()  # the orchestrator closes its sessions on the others first
+        # the orchestrator closes its sessions on the other services first
+        await services[-1].stop()
         await asyncio.gather(*(service.stop() for service in services))
 
 

@@ -24,8 +24,9 @@ from tandem.protos.transport import rpc
 HOST = "127.0.0.1"
 PORT, HTTP_PORT = 50051, 8000
 SHARED_GPU_COST = 1.0  # draft cost if both services share a GPU, on which processes take turns
-LOADING_SECONDS = 86400  # long, since a verifier that cannot start ends `tandem up` at once anyway
-NO_DRAFTS = Path("none")  # given as the draft model, it means decoding without drafts
+# long, because a verifier that cannot start ends `tandem up` at once anyway
+LOADING_SECONDS = 86400
+NO_DRAFTS = Path("none")  # value of the draft model that means decoding without drafts
 Setting = Path | str | int | bool | None
 QUIET: Mapping[str, Setting] = {"log_level": "warning"}  # several services share a terminal
 
@@ -103,8 +104,8 @@ class Plan:
 
     @property
     def _draft_cost(self) -> str | None:
-        """The draft cost if both services share a GPU. None if the drafter is to find it out, or if
-        a setting gives it.
+        """The draft cost if both services share a GPU. Return None if the drafter is to find the
+        cost out, or if a setting gives it.
         """
         own = self.external.drafter
         devices = {_device(own), _device(self.external.verifier)}
@@ -113,7 +114,7 @@ class Plan:
 
     def _http_port(self, host: str) -> int | None:
         """Choose the port of the HTTP API: a free one if the client API's port is to be free too,
-        else HTTP_PORT. None if that is taken, or if a flag or setting gives the port.
+        else HTTP_PORT. Return None if that port is taken, or if a flag or setting gives the port.
         """
         if self.http_port is not None or "http_port" in self.external.orchestrator:
             return None
@@ -123,8 +124,8 @@ class Plan:
             return None
 
     def services(self) -> list[tuple[str, str, list[str]]]:
-        """Return the role, module and flags of each service, the orchestrator last. Their ports are
-        free now. Raises Unusable.
+        """Return the role, module and flags of each service, the orchestrator last. The ports of
+        the services are free now. Raises Unusable.
         """
         target, draft = self.models
         verifier, drafter = self.external.verifier, self.external.drafter
@@ -191,8 +192,8 @@ def _device(given: Mapping[str, Setting]) -> str:
 
 
 def _numa(given: Mapping[str, Setting]) -> int | None:
-    """Return the NUMA node on which a service is to stay. A value that is no node gives None, as
-    the service itself refuses it.
+    """Return the NUMA node on which a service is to stay. A value that is no node gives None,
+    because the service itself refuses such a value.
     """
     node = str(given.get("numa", ""))
     return int(node) if node.isdecimal() else None

@@ -1,5 +1,5 @@
 """Show a GetStatusResponse in a terminal, for `tandem status` and `tandem top`. `tandem up` prints
-its table of what the services hold too.
+the same table of what its services hold.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def replicas(response: api.GetStatusResponse) -> list[Named]:
 
 
 def held_lines(services: Iterable[Named]) -> list[str]:
-    """Return the lines of the table of what services hold. Services that have not reported it are
-    left out. Words that are too long go on in the next line.
+    """Return the lines of the table of what services hold. A service that has not reported what it
+    holds gets no line. Words that are too long continue in the next line.
     """
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name in HELD:
@@ -157,5 +157,5 @@ def optional(figures: api.RecentFigures, field: str, form: str) -> str:
 
 
 def percent(part: float) -> str:
-    """Write a fraction of a whole as percent."""
+    """Write a fraction as percent."""
     return f"{100 * part:.0f} %"

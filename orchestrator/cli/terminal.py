@@ -78,8 +78,8 @@ class StartProgress:
 
 
 def matching_tokenizer(folder: Path, wanted: str) -> Tokenizer | None:
-    """Return the tokenizer of a model directory if it is the served one, else None. It shows which
-    text belongs to which token.
+    """Return the tokenizer of a model directory if it is the served one, else None. The tokenizer
+    shows which text belongs to which token.
     """
     try:
         return load_tokenizer(folder) if fingerprint(folder) == wanted else None
@@ -107,14 +107,15 @@ class Completion:
         self._prompt = prompt
 
     def show(self, chunk: api.Chunk) -> None:
-        """Print a chunk. All its tokens except the last were proposed by the drafter."""
+        """Print a chunk. All tokens of a chunk except the last were proposed by the drafter."""
         self._print(self._prompt, "dim")
         self._prompt = ""
         drafted = chunk.token_ids[:-1]
         text = self._stream.push(drafted)[0] if self._stream else chunk.text * bool(drafted)
         if self._stream:
             self._stream.push(chunk.token_ids[-1:])
-        if not chunk.text.startswith(text):  # because a stop string was cut off or held back
+        # the difference is a stop string that was cut off or held back
+        if not chunk.text.startswith(text):
             text = ""
         self._print(text, ACCEPTED)
         self._print(chunk.text[len(text) :], OWN)

@@ -20,12 +20,12 @@ from tandem.v1 import orchestrator_pb2 as api
 
 BARS = " ▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 45
-ADDRESS_WIDTH = 21  # characters at least, enough for IPv4 with a port
+ADDRESS_WIDTH = 21  # least number of characters, enough for IPv4 with a port
 
 
 async def show(front_end: FrontEnd, every: float, once: bool, console: Console) -> int:
-    """Show the status every `every` seconds until cancelled, or once. Shown once, it returns exit
-    code 1 if no request can be served; otherwise the code is 0.
+    """Show the status every `every` seconds until cancelled, or once. Shown once, the screen gives
+    exit code 1 if no request can be served; otherwise the code is 0.
     """
     address = front_end.address
     async with front_end.connect() as client:
@@ -42,7 +42,9 @@ async def show(front_end: FrontEnd, every: float, once: bool, console: Console) 
 
 @contextmanager
 def _screen(console: Console) -> Iterator[Callable[[RenderableType], None]]:
-    """Yield a function that shows a screen: in place of the last one in a terminal, else below."""
+    """Yield a function that shows a screen: in place of the last one in a terminal, and below it
+    elsewhere.
+    """
     if not console.is_terminal:
         yield console.print
         return
@@ -51,8 +53,8 @@ def _screen(console: Console) -> Iterator[Callable[[RenderableType], None]]:
 
 
 async def _now(client: AsyncClient, address: str) -> RenderableType:
-    """Return the screen of the status now. If the front end does not answer, the screen says so, as
-    it may come back.
+    """Return the screen of the status now. If the front end does not answer, the screen says so,
+    because the front end may come back.
     """
     try:
         return frame(await client.status(history=True), address)

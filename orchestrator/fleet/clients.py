@@ -1,5 +1,5 @@
 """Single calls to a drafter or a verifier, each a stream of one opening, for examples, benchmarks
-and tests. The system itself has a `link` to each service instead.
+and tests. The system itself uses a `link` to each service instead.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STREAM = 1
 async def _ask(start: Callable[..., Any], request: Any, seconds: float, field: str) -> Any:
     """Send one message and return the first item that comes back. Raises a TandemError.
 
-    A service ends the call of a caller that is silent, so each of its heartbeats is answered.
+    A service ends the call of a silent caller, so each heartbeat of the service is answered.
     """
 
     async def first() -> Any:

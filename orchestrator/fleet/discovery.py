@@ -20,9 +20,10 @@ from tandem.orchestrator.fleet.membership import Members, Membership
 from tandem.protos.address import DNS, FILE, joined, split
 from tandem.protos.service.tasks import background
 
-LOOKUP_SECONDS = 1.0  # between two lookups of a source
-REMOVAL_THRESHOLD = 5  # lookups in a row without an address, after which the address is gone
-RESOLVER_THREADS = ThreadPoolExecutor(2, "names")  # own threads: a dead name server blocks them
+LOOKUP_SECONDS = 1.0  # seconds between two lookups of a source
+REMOVAL_THRESHOLD = 5  # lookups in a row without an address until the address counts as gone
+# threads of their own, because a dead name server blocks them
+RESOLVER_THREADS = ThreadPoolExecutor(2, "names")
 
 log = structlog.get_logger()
 
@@ -33,7 +34,8 @@ class AddressHysteresis:
     only some of the addresses, so an address is removed only after several lookups without it.
     """
 
-    _missed: dict[str, int] = field(default_factory=dict)  # address -> lookups in a row without it
+    # number of lookups in a row without each address
+    _missed: dict[str, int] = field(default_factory=dict)
 
     def update(self, found: Iterable[str]) -> tuple[str, ...]:
         """Note what a successful lookup has found, and return the addresses that there are now."""
@@ -54,7 +56,8 @@ async def resolve(source: str) -> tuple[str, ...]:
         host, port = split(source.removeprefix(DNS))
         ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         found = await asyncio.get_running_loop().run_in_executor(RESOLVER_THREADS, ask)
-        family = min((each[0] for each in found), default=socket.AF_INET)  # IPv4 is the lower
+        # the number of IPv4 is the lower one
+        family = min((each[0] for each in found), default=socket.AF_INET)
         own = {str(address[0]) for kind, *_, address in found if kind == family}
         return tuple(sorted(joined(each, port) for each in own))
     if source.startswith(FILE):

@@ -1,6 +1,6 @@
 """Prometheus metrics of the replicas there are and those that answer, as the front end sees them.
 
-Every replica is asked periodically what it serves. Replicas that have left leave no series.
+Every replica is asked periodically what it serves. Replicas that have left get no series.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tandem.orchestrator.fleet.membership import Acceptance, Membership
 from tandem.orchestrator.fleet.replicas import Replicas, ReplicaStatus
 from tandem.protos.wire.registration import registered_name
 
-PAUSE_SECONDS = 1.0  # between two rounds of questions to all replicas
-MAX_SERIES = 64  # replicas of a role with a series of their own
+PAUSE_SECONDS = 1.0  # seconds between two rounds of questions to all replicas
+MAX_SERIES = 64  # most replicas of a role with a series of their own
 
 
 class FleetMetrics(Collector):
@@ -46,7 +46,7 @@ class FleetMetrics(Collector):
             await asyncio.sleep(PAUSE_SECONDS)
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metrics. The exporter calls this."""
+        """Return the metrics. The exporter calls this method."""
         members, seen = self._membership.now, self._seen
         known = {"verifier": members.verifiers, "drafter": members.drafters}
         counts = GaugeMetricFamily(

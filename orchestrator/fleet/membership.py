@@ -44,8 +44,8 @@ class Membership:
 
 class PerAddress(Generic[Item]):
     """A scope that has an item for each address. An item is entered when its address comes and left
-    when it goes, in a task of its own, so that no item waits for another. One task is to enter and
-    update the scope.
+    when it goes, in a task of its own, so that no item waits for another. Only one task may enter
+    and update the scope.
     """
 
     def __init__(self, make: Callable[[str], AbstractAsyncContextManager[Item]]) -> None:
@@ -66,8 +66,8 @@ class PerAddress(Generic[Item]):
         await self._group.__aexit__(*error)
 
     async def update(self, addresses: Iterable[str]) -> None:
-        """Let these be the addresses from now on. Returns when their items are entered. Items that
-        leave may take longer.
+        """Let these be the addresses from now on. Returns when the items of all addresses are
+        entered. Items that leave may take longer.
         """
         wanted = dict.fromkeys(addresses)
         for address in [each for each in self._gone if each not in wanted]:

@@ -42,7 +42,7 @@ class DrafterProbe:
         self._stub = drafter_pb2_grpc.DrafterServiceStub(channel)
 
     async def serving(self, seconds: float) -> bool:
-        """Tell whether the drafter reports within so many seconds that it serves."""
+        """Tell whether the drafter reports within `seconds` seconds that it serves."""
         return await is_serving(self._channel, "tandem.v1.DrafterService", seconds)
 
     async def describe(self, seconds: float) -> ModelDescription:
@@ -60,7 +60,7 @@ class VerifierProbe:
         self._stub = verifier_pb2_grpc.VerifierServiceStub(channel)
 
     async def serving(self, seconds: float) -> bool:
-        """Tell whether the verifier reports within so many seconds that it serves."""
+        """Tell whether the verifier reports within `seconds` seconds that it serves."""
         return await is_serving(self._channel, "tandem.v1.VerifierService", seconds)
 
     async def describe(self, seconds: float) -> ModelDescription:

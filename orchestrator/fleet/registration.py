@@ -1,5 +1,5 @@
-"""Registered drafters. Each connects to the port of the client API, and serves the cell's requests
-on the very call that registers it, as if the cell had called the drafter.
+"""Registered drafters. Each drafter connects to the port of the client API, and serves the cell's
+requests on the very call that registers the drafter, as if the cell had called it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tandem.protos.wire.registration import (
 )
 from tandem.v1 import drafter_pb2, registration_pb2, registration_pb2_grpc
 
-ANSWER_SECONDS = 5.0  # for a drafter to send its first message
-RETRY_SECONDS = 5.0  # after which a drafter that found no place may try again
+ANSWER_SECONDS = 5.0  # seconds for a drafter to send its first message
+RETRY_SECONDS = 5.0  # seconds after which a drafter that found no place may try again
 
 Context: TypeAlias = "aio.ServicerContext[Any, Any]"
 Requests: TypeAlias = AsyncIterator[registration_pb2.RegisterRequest]
@@ -42,7 +42,9 @@ async def never() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The client that registers drafters. `until_revoked` returns when it may not any more."""
+    """The client that registers drafters. `until_revoked` returns when the client may not register
+    drafters any more.
+    """
 
     name: str = ""
     until_revoked: Callable[[], Awaitable[None]] = never
@@ -62,8 +64,8 @@ class Terms:
 
 @dataclass(slots=True, eq=False)
 class RegisteredDrafter:
-    """One registration, while it lasts. A link uses it, once, in place of a call of
-    `DrafterService.Propose`.
+    """One registration, while it lasts. A link uses a registered drafter, once, in place of a call
+    of `DrafterService.Propose`.
     """
 
     name: str
@@ -112,7 +114,7 @@ class Registry:
 
     def __init__(self, added: Reported, removed: Reported) -> None:
         """`added` is called with the address of a drafter that may get sessions from now on,
-        `removed` with that of one that may not any more.
+        `removed` with the address of one that may not any more.
         """
         self._added = added
         self._removed = removed

@@ -24,10 +24,11 @@ from tandem.protos.types import ModelDescription
 from tandem.protos.wire.registration import registered_name
 
 STATUS_SECONDS = 2.0
-PAUSE_SECONDS = 0.1  # between two questions to verifiers at the start
-PROBE_PAUSE_SECONDS = 0.25  # between two probes of the verifiers
-PROBE_SECONDS = 1.0  # for a verifier to answer a probe; so health is NOT_SERVING within 2 s
-MAX_REPLACED_PROBES = 20  # probes in a row that find only another model: five seconds
+PAUSE_SECONDS = 0.1  # seconds between two questions to verifiers at the start
+PROBE_PAUSE_SECONDS = 0.25  # seconds between two probes of the verifiers
+# seconds for a verifier to answer a probe; short, so that health is NOT_SERVING within 2 s
+PROBE_SECONDS = 1.0
+MAX_REPLACED_PROBES = 20  # probes in a row that find only another model; they take five seconds
 
 log = structlog.get_logger()
 
@@ -39,7 +40,7 @@ class ModelProbe(Protocol):
         """Return the model; waits up to `seconds` for the service."""
 
     async def serving(self, seconds: float) -> bool:
-        """Tell whether the service reports within so many seconds that it serves."""
+        """Tell whether the service reports within `seconds` seconds that it serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,8 @@ class RegisteredProbe:
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
     """The status of a replica: its model, None if it did not answer, and the time that its answer
-    took. `problem` is the reason why it is not used, empty if it is used. The counts are those of a
-    drafter's verified and accepted draft tokens.
+    took. `problem` is the reason why the replica is not used, empty if it is used. The counts are
+    those of a drafter's verified and accepted draft tokens.
     """
 
     address: str
@@ -119,7 +120,7 @@ class Replicas:
 
     async def check_models(self) -> ModelDescription:
         """Wait for a verifier, check that its tokenizer is the orchestrator's, and return the
-        target's description. A drafter that is not there, or does not fit, is no error.
+        target's description. An absent drafter, or one whose tokenizer differs, is no error.
 
         Raises Unusable without a verifier, IncompatibleModels if tokenizers differ.
         """
@@ -155,7 +156,7 @@ class Replicas:
         return "" if same else f"another tokenizer ({model.tokenizer_fingerprint})"
 
     async def probe_verifiers(self, seconds: float) -> ProbeResult:
-        """Ask all verifiers; those that do not answer within so many seconds do not count."""
+        """Ask all verifiers; those that do not answer within `seconds` seconds do not count."""
         verifiers = self.verifiers.values()
         models, up = await asyncio.gather(
             asyncio.gather(*(_described(each, seconds) for each in verifiers)),
@@ -168,10 +169,10 @@ class Replicas:
 
     async def report_verifiers(self, health: Health) -> None:
         """Report whether any verifier serves; one is enough. Raises Unusable once all verifiers
-        have another model, because no request could be served any more. Whoever started the
-        orchestrator is to start it again, with that model.
+        have another model, because no request could be served any more. A supervisor has to start
+        the orchestrator again, with that model.
         """
-        replaced = 0  # probes in a row
+        replaced = 0  # number of probes in a row that found another model
         while replaced < MAX_REPLACED_PROBES:
             found = await self.probe_verifiers(PROBE_SECONDS)
             health.report("verifiers", None if found.serving else "no verifier serves")

@@ -18,7 +18,9 @@ DEFAULT_QUOTA = Quota()
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many requests may run and how many may wait. `of` ends the names of these settings."""
+    """How many requests may run and how many may wait. The names of these settings end with
+    `of`.
+    """
 
     running: int
     waiting: int
@@ -74,7 +76,7 @@ class Admission:
     def __init__(self, limits: Limits, limits_each: Limits, metrics: FrontMetrics) -> None:
         self._all = AdmittedCount(limits)
         self._limits_each = limits_each
-        self._clients: dict[bytes, AdmittedCount] = {}  # only clients that have requests
+        self._clients: dict[bytes, AdmittedCount] = {}  # the counts of clients that have requests
         self._queue = FairQueue(limits.running, limits_each.running)
         self._begun: dict[QueueEntry, asyncio.Event] = {}
         metrics.running.set_function(lambda: self.running)
@@ -128,8 +130,8 @@ class Admission:
     async def place(
         self, client: bytes, cost: int, quota: Quota = DEFAULT_QUOTA, subclient: bytes = b""
     ) -> AsyncIterator[Place]:
-        """Hold a place, in which an admitted request runs. It waits until the client's turn has
-        come. The request notes in the place how many tokens it has used, at most `cost`.
+        """Hold a place, in which an admitted request runs. The request waits until its client's
+        turn has come. The request notes in the place how many tokens it has used, at most `cost`.
         """
         place = Place()
         weighed = max(1, round(cost / quota.weight))

@@ -37,8 +37,8 @@ from tandem.protos.types import SEEDS
 from tandem.protos.wire.codec import SESSION_ID_BYTES
 
 MAX_QUEUED_CHUNKS = 64  # chunks that may wait for the client
-STALL_SECONDS = 3.0  # for which the queue of a run may be full, until the run is closed
-IDLE_SECONDS = 0.25  # without a chunk, until None is yielded
+STALL_SECONDS = 3.0  # seconds for which the queue of a run may be full, until the run is closed
+IDLE_SECONDS = 0.25  # seconds without a chunk, until None is yielded
 
 Prepared: TypeAlias = tuple[RunRequest, AnswerBuilder]  # a run, and the answer that it builds
 
@@ -76,8 +76,8 @@ class Answers:
         self, request: Request, progress: RequestProgress | None = None
     ) -> AsyncGenerator[Chunk | Answer | None, None]:
         """Yield chunks with tokens that the client does not have yet, and at last the complete
-        answer. None is yielded every IDLE_SECONDS without a chunk. `progress` gets the answer as
-        soon as the request is checked. Raises a TandemError.
+        answer. The method yields None every IDLE_SECONDS without a chunk. `progress` gets the
+        answer as soon as the request is checked. Raises a TandemError.
         """
         arrived = time.monotonic()
         checks.check_resumable(request, self._served)
@@ -104,8 +104,8 @@ class Answers:
     async def _run(
         self, prepared: asyncio.Task[Prepared], request: Request, span: Span
     ) -> AsyncGenerator[Chunk, None]:
-        """Run the missing part of the answer. It gets a new session, as the session of a closed run
-        may not have ended yet.
+        """Run the missing part of the answer. The run gets a new session, because the session of a
+        closed run may not have ended yet.
         """
         run, answer = await prepared
         if answer.finished:
@@ -140,8 +140,8 @@ class Answers:
         return await asyncio.to_thread(self._prepare, request, arrived)
 
     def _prepare(self, request: Request, arrived: float) -> Prepared:
-        """Return the run of a request, and its answer as far as the client has it. This takes long
-        for long texts, so it is called in a thread.
+        """Return the run of a request, and its answer as far as the client has it. The work takes
+        long for long texts, so it must be done in a thread.
         """
         run, stopping = checks.checked(request, self._served, self._tokenise), request.stopping
         run = replace(run, traceparent=request.traceparent)

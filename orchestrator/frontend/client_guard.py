@@ -85,8 +85,8 @@ class ClientFileAuthenticator:
         self._identities = identities
 
     def identity(self, context: Any) -> Identity | None:
-        """Return the caller by its token, or else by its certificate. With a certificate, an
-        unknown token is ignored: a drafter may send a token that is meant for others.
+        """Return the caller by the token or, without one, by the certificate. With a certificate,
+        an unknown token is ignored: a drafter may send a token that is meant for others.
         """
         token, name = bearer_token(context), common_name(context)
         if token and not (name and self._identities.of_token(token) is None):

@@ -1,9 +1,10 @@
 """Choose whose request runs next: deficit round robin between clients (Shreedhar and Varghese,
-1995), where a request costs the tokens that it used. Also choose when to retry a refused request.
+1995), where a request costs the tokens that it used. The module also chooses when to retry a
+refused request.
 
 The tokens that a request used are known only when it has ended. When a request starts, it is
 charged the tokens that requests of its client usually use, or those of all requests if the client
-is new, but at most its own limit. When it ends, it is charged the difference.
+is new, but at most its own limit. When the request ends, its client is charged the difference.
 
 The module is pure: time is an argument. The requests of a client start in the order in which they
 came. If a client has subclients, such as the users of one application, the subclients take turns.
@@ -23,8 +24,8 @@ MAX_REMEMBERED_CLIENTS = 1 << 12  # clients whose usual tokens are remembered, i
 
 @dataclass(eq=False, slots=True)
 class QueueEntry:
-    """A request that waits for a place or has one. `cost` is the tokens that it may use at most,
-    and `charged` those that its client paid when it started.
+    """A request that waits for a place or has one. `cost` is the most tokens that the request may
+    use, and `charged` the tokens that its client paid when it started.
     """
 
     client: bytes
@@ -36,8 +37,8 @@ class QueueEntry:
 
 @dataclass(slots=True)
 class ClientQueue:
-    """The requests of one client, of which `places` may run at once. Those that wait are grouped by
-    subclients, which take turns. `credit` is the tokens that the client may still start requests
+    """The requests of one client, of which `places` may run at once. Waiting requests are grouped
+    by subclients, which take turns. `credit` is the tokens that the client may still start requests
     for.
     """
 
@@ -52,7 +53,9 @@ class ClientQueue:
         return next(iter(self.waiting.values()))[0]
 
     def take(self) -> QueueEntry:
-        """Remove and return the next request of the client. Then it is another subclient's turn."""
+        """Remove and return the next request of the client. After that, another subclient has its
+        turn.
+        """
         subclient = next(iter(self.waiting))
         entries = self.waiting.pop(subclient)
         entry = entries.popleft()
@@ -74,9 +77,11 @@ class FairQueue:
         self.running = 0
         self._places = places
         self._places_per_client = places_per_client
-        self._queues: dict[bytes, ClientQueue] = {}  # the client whose request started last is last
+        # the client whose request started last comes last
+        self._queues: dict[bytes, ClientQueue] = {}
         self._average_tokens = inf  # smoothed tokens of a request of any client
-        self._usual_tokens: dict[bytes, float] = {}  # smoothed tokens by client, even if it is gone
+        # smoothed tokens per client, also of clients that are gone
+        self._usual_tokens: dict[bytes, float] = {}
 
     def running_of(self, client: bytes) -> int:
         """Return how many requests of a client run."""
@@ -85,8 +90,8 @@ class FairQueue:
     def add(
         self, client: bytes, cost: int, subclient: bytes = b"", places: int | None = None
     ) -> QueueEntry:
-        """Let a request wait. `places` requests of its client may run at once, by default the
-        number for each client.
+        """Let a request wait. `places` requests of this request's client may run at once, by
+        default the number for each client.
         """
         entry = QueueEntry(client, cost, subclient)
         places = self._places_per_client if places is None else places
@@ -103,8 +108,8 @@ class FairQueue:
         return started
 
     def leave(self, entry: QueueEntry, used: float | None = None) -> None:
-        """Remove a request, which has ended or gives up waiting. `used` is the tokens that it has
-        used, by default its cost.
+        """Remove a request, which has ended or gives up waiting. `used` is the number of tokens
+        that the request has used, by default its cost.
         """
         queue = self._queues[entry.client]
         if entry.running:
@@ -139,8 +144,8 @@ class FairQueue:
 
     def _start(self, ready: list[ClientQueue]) -> QueueEntry:
         """Start the next request of the client that lacks the least credit. All ready clients get
-        that much credit, so that clients that waited get ahead of those that started. A round that
-        gives this credit has exactly one start.
+        the same credit, so that clients that waited get ahead of those that started. A round that
+        gives all ready clients this credit has exactly one start.
         """
         first = min(ready, key=self._missing_credit)
         missing = self._missing_credit(first)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 BUCKET_SECONDS = 5.0
-BUCKETS = 180  # a quarter of an hour
-MIN_GAIN_STEPS = 20  # with fewer steps with a draft, or without one, no gain is given
+BUCKETS = 180  # number of buckets, which last a quarter of an hour
+MIN_GAIN_STEPS = 20  # least steps with a draft, and without one, for which a gain is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class Totals:
     steps_with_drafts: float = 0.0
     drafted: float = 0.0
     accepted: float = 0.0
-    tokens_with_drafts: float = 0.0  # this and the next three leave out each request's first step
+    # this counter and the next three leave out each request's first step
+    tokens_with_drafts: float = 0.0
     seconds_with_drafts: float = 0.0
     tokens_without_drafts: float = 0.0
     seconds_without_drafts: float = 0.0
@@ -78,8 +79,9 @@ class Figures:
 
 
 def gain(older: Totals, newer: Totals) -> float | None:
-    """Return the tokens per second of all steps, divided by those of steps without a draft. So the
-    gain depends on how many steps had a draft. None if few steps were of either kind.
+    """Return the tokens per second of all steps, divided by those of steps without a draft. The
+    gain therefore depends on how many steps had a draft. Return None if few steps were of either
+    kind.
     """
     drafted = newer.steps_with_drafts - older.steps_with_drafts
     if min(drafted, newer.steps - older.steps - drafted) < MIN_GAIN_STEPS:
@@ -104,8 +106,8 @@ class History:
         self._kept: deque[tuple[float, Totals]] = deque(maxlen=buckets + 1)
 
     def add(self, now: float, totals: Totals) -> None:
-        """Add the totals up to now. They replace totals that were added in the same bucket before,
-        except the very first ones.
+        """Add the totals up to now. The new totals replace older ones in the same bucket, except
+        the very first ones.
         """
         if len(self._kept) > 1 and self._bucket(self._kept[-1][0]) == self._bucket(now):
             self._kept.pop()

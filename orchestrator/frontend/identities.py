@@ -1,6 +1,8 @@
-"""The clients that may call, by token or certificate. Their file is read again when it changes.
+"""The clients that may call, by token or certificate. The file of the clients is read again when it
+changes.
 
-The module knows no protocol. The file has hashes of tokens, so that its readers cannot use them.
+The module knows no protocol. The file has hashes of tokens instead of tokens, so that its readers
+cannot use them.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from tandem.orchestrator.requests.request import Quota, Request, digest
 from tandem.protos.errors import PermissionDenied, Unusable
 from tandem.protos.service.config import message
 
-POLL_SECONDS = 1.0  # between two looks at the file while waiting for a change
+POLL_SECONDS = 1.0  # seconds between two checks of the file while waiting for a change
 Right: TypeAlias = Literal["generate", "register"]
 GENERATE: Right = "generate"
 REGISTER: Right = "register"
@@ -31,7 +33,9 @@ log = structlog.get_logger()
 
 
 class Identity(BaseModel):
-    """The file's entry for one client. Limits that it does not give are those of all clients."""
+    """The file's entry for one client. Limits that the entry does not give are those of all
+    clients.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -75,7 +79,7 @@ ENTRIES = TypeAdapter(dict[Name, Identity])
 
 def of_certificate(name: str) -> Identity:
     """Return the identity of a client with a certificate of the CA, if no file lists the clients.
-    It has all rights.
+    Such a client has all rights.
     """
     return Identity.model_construct(name=name, certificate=name, may=(GENERATE, REGISTER))
 
@@ -92,7 +96,7 @@ class Identities:
         self._entries = read(file)
 
     def of_token(self, token: str) -> Identity | None:
-        """Return the client with a token; None for an unknown token. The time that this takes does
+        """Return the client with a token; None for an unknown token. The time of the lookup does
         not depend on the token.
         """
         self._refresh()
@@ -134,10 +138,12 @@ class Identities:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it has no types
-    """A YAML loader that refuses a name that is given twice, of which YAML would take the last."""
+    """A YAML loader that refuses a name that is given twice; YAML would take the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return a mapping; raise YAMLError for a name that is given twice. PyYAML calls this."""
+        """Return a mapping; raise YAMLError for a name that is given twice. PyYAML calls this
+        method.
+        """
         names = [str(key.value) for key, _ in node.value]
         if len(set(names)) < len(names):
             raise yaml.YAMLError
@@ -146,8 +152,8 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it has no types
 
 
 def read(file: Path) -> dict[str, Identity]:
-    """Read the clients of a file, by their names. The Unusable that it raises does not quote the
-    file's values.
+    """Read the clients of a file, by their names. The error Unusable does not quote the file's
+    values.
     """
     try:
         entries = ENTRIES.validate_python(yaml.load(file.read_text("utf-8"), _Loader))
@@ -158,7 +164,8 @@ def read(file: Path) -> dict[str, Identity]:
             f"{'.'.join(map(str, each['loc']))}: {message(each)}" for each in error.errors()
         )
         raise Unusable(f"clients: {file}: {'; '.join(problems)}") from None
-    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError for an invalid date, e.g.
+    # one of several classes, for example ValueError for an invalid date
+    except (yaml.YAMLError, ValueError, RecursionError):
         raise Unusable(f"clients: {file} is not YAML, or has a name twice") from None
     named = {name: each.model_copy(update={"name": name}) for name, each in entries.items()}
     for kind in ("tokens", "certificates"):

@@ -32,7 +32,7 @@ from tandem.protos.types import Rule, TokenLogprobs
 from tandem.protos.wire.drafting import decode_choice
 from tandem.v1 import orchestrator_pb2 as api
 
-MAX_ARGUMENTS_BYTES = 64 << 10  # template arguments, decoded before a request has a place
+MAX_ARGUMENTS_BYTES = 64 << 10  # template arguments are decoded before the admission
 
 
 def decode_request(
@@ -42,7 +42,7 @@ def decode_request(
     resume_from: int = 0,
     received: tuple[int, ...] = (),
 ) -> Request:
-    """Decode a request. Without a client name it counts as its connection's."""
+    """Decode a request. A request without a client name counts as its connection's."""
     sampling, stopping = message.sampling, message.stopping
     speculation, malformed = _given(message.speculation), list[Violation]()
     for field, choice in CHOICES.items():

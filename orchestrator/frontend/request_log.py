@@ -20,8 +20,8 @@ from tandem.orchestrator.requests.answer import AnswerBuilder
 from tandem.orchestrator.requests.request import Request
 from tandem.protos.errors import TandemError
 
-MAX_ID_LENGTH = 128  # characters of a request id, which a client may have chosen
-MAX_PROBLEM_LENGTH = 200  # characters of an error message
+MAX_ID_LENGTH = 128  # most characters of a request id, which a client may have chosen
+MAX_PROBLEM_LENGTH = 200  # most characters of an error message
 NOT_REFUSED = ("CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL")
 
 log = structlog.get_logger()
@@ -46,8 +46,8 @@ class RequestLog:
         self._ended = ended
 
     def reporting(self, ended: Callable[[str], None]) -> RequestLog:
-        """Return a log for another protocol, which shares the counts of this one. Its `ended` is
-        called with the code of each request of that protocol alone.
+        """Return a log for another protocol, which shares the counts of this one. The new log calls
+        `ended` with the code of each request of that protocol alone.
         """
         log = RequestLog(ended)
         log.ends = self.ends
@@ -58,8 +58,8 @@ class RequestLog:
         self, request: Request, timed_out: Callable[[], bool] = lambda: False
     ) -> Iterator[RequestProgress]:
         """Log how a request ends that is served in this scope. All log lines of the scope have the
-        request's id. If the request was cancelled, `timed_out` tells whether its time was over.
-        Raises any error of the scope.
+        request's id. If the request was cancelled, `timed_out` tells whether its deadline had
+        passed. Raises any error of the scope.
         """
         progress, began, code, problem = RequestProgress(), time.monotonic(), "INTERNAL", ""
         with structlog.contextvars.bound_contextvars(request_id=request.request_id[:MAX_ID_LENGTH]):

@@ -97,8 +97,8 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     async def StreamGenerate(  # type: ignore[override]  # it writes through the context
         self, request: api.StreamGenerateRequest, context: ServicerContext
     ) -> None:
-        """Send the answer as it grows, without tokens that the client already has. A client that
-        reads nothing for MUTE_SECONDS is not waited for.
+        """Send the answer as it grows, without tokens that the client already has. The service does
+        not wait for a client that reads nothing for MUTE_SECONDS.
         """
         asked = decode_request(
             request.request,
@@ -171,7 +171,7 @@ async def _send(context: ServicerContext, response: api.StreamGenerateResponse) 
             await context.write(response)
     except TimeoutError:
         raise DeadlineExceeded(f"the client read nothing for {MUTE_SECONDS:g} s") from None
-    except aio.InternalError:  # the connection has gone, and gRPC has not cancelled the call yet
+    except aio.InternalError:  # the connection is gone, but gRPC has not cancelled the call yet
         raise asyncio.CancelledError from None
 
 

@@ -19,7 +19,7 @@ from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.metrics import FrontMetrics
 
 SAMPLE_SECONDS = 1.0
-BUSY_SECONDS = 10.0  # between two log lines while there are requests
+BUSY_SECONDS = 10.0  # seconds between two log lines while there are requests
 MINUTE = 60.0
 
 log = structlog.get_logger()

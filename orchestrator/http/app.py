@@ -118,7 +118,9 @@ class HttpApi:
     async def _read(
         self, request: Request, parse: Callable[[bytes], tuple[Read, tuple[str, ...]]]
     ) -> Read:
-        """Read and parse the body of a request. The answer's headers name the ignored fields."""
+        """Read and parse the body of a request. The answer's headers name the ignored fields of the
+        body.
+        """
         identity, client = request.state.identity, request.client
         owner = identity.name if identity else client.host if client else ""
         async with self._body_reader.read(request, owner) as content:

@@ -32,12 +32,12 @@ class NotJson(InvalidRequest):
 
 @dataclass(slots=True)
 class BodyReader:
-    """Reads bodies and counts those that are held now. Together they have at most `max_bytes`
+    """Reads bodies and counts those that are held now. All bodies together have at most `max_bytes`
     bytes, and those of one owner at most the fraction OWNER_FRACTION of `max_bytes`.
     """
 
     max_bytes: int = MAX_BYTES_HELD
-    held: Counter[str] = field(default_factory=Counter)  # bytes, by owner
+    held: Counter[str] = field(default_factory=Counter)  # number of held bytes by owner
 
     @asynccontextmanager
     async def read(self, request: Request, owner: str) -> AsyncIterator[bytes]:

@@ -33,7 +33,7 @@ from tandem.protos.service.drain import Drain
 from tandem.protos.service.tasks import background
 
 MUTE_SECONDS = 60.0  # seconds for which a client may read nothing
-EVENTS_PER_COMMENT = 20  # events without a token, a quarter of a second each
+EVENTS_PER_COMMENT = 20  # number of events without a token, which come every quarter of a second
 BODY = "http.response.body"
 COMMENT = b": alive\n\n"
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -75,7 +75,8 @@ class Delivery:
     words: Mapping[str, str] = field(default_factory=dict)  # the body's names of a chat's fields
     _started: bool = field(default=False, init=False)
     _quiet: int = field(default=0, init=False)  # events without a token
-    _answers: dict[int, Answer] = field(default_factory=dict, init=False)  # by the choice's index
+    # the answers by the index of their choice
+    _answers: dict[int, Answer] = field(default_factory=dict, init=False)
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,8 +95,8 @@ class Delivery:
             await _send(send, type=BODY, body=_event(body_of(_known(error))), more_body=False)
 
     async def _deliver(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Generate all choices and send them. As many choices run at once as the client's quota
-        allows requests.
+        """Generate all choices and send them. The number of choices that run at once is the number
+        of requests that the client's quota allows.
         """
         quota = self.choices[0].request.quota
         places = asyncio.Semaphore(self.frontend.answers.admission.most_running(quota))

@@ -19,7 +19,7 @@ BODY_STATUS: dict[type[TandemError], HTTPStatus] = {
     NotJson: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
 }
 CLIENT_CLOSED_REQUEST = 499  # the status that nginx logs for a client that left
-MAX_MESSAGE_LENGTH = 2000  # characters of an error message at most
+MAX_MESSAGE_LENGTH = 2000  # most characters of an error message
 STATUS = {
     "INVALID_ARGUMENT": HTTPStatus.BAD_REQUEST,
     "UNAUTHENTICATED": HTTPStatus.UNAUTHORIZED,
@@ -65,7 +65,7 @@ def status_of(error: TandemError) -> HTTPStatus:
 
 
 def body_of(error: TandemError) -> dict[str, Any]:
-    """Return the JSON body of an error. For a bug the body says only that there was one."""
+    """Return the JSON body of an error. For a bug, the body says only that there was one."""
     status = status_of(error)
     if status is HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, Internal):
         error = Internal("internal error; see the server's log")

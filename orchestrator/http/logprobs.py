@@ -26,7 +26,7 @@ def of_chat(texts: TokenTexts, ids: Sequence[int], found: Sequence[TokenLogprobs
     content = [
         entry(token, each.logprob) | {"top_logprobs": [entry(*pair) for pair in each.top]}
         for token, each in zip(ids, found, strict=True)
-        if token not in texts.special  # an end token is no part of the content
+        if token not in texts.special  # an end token is not part of the content
     ]
     return {"content": content, "refusal": None}
 
@@ -49,8 +49,8 @@ def of_prompt(texts: TokenTexts, prompt: PromptPart) -> list[Json | None]:
 
 @dataclass
 class CompletionLogprobs:
-    """The log-probabilities of a completion as it grows, and of its prompt if that is echoed. It
-    counts characters, so that each token has its offset in the text.
+    """The log-probabilities of a completion as it grows, and of its prompt if that is echoed. The
+    object counts characters, so that each token has its offset in the text.
     """
 
     texts: TokenTexts
@@ -63,8 +63,8 @@ class CompletionLogprobs:
 
     def of_prompt(self, prompt: PromptPart, count: int) -> Json:
         """Return the log-probabilities of the prompt's tokens, with the `count` likeliest tokens
-        beside each. The first token has none. Tokens that have no place in the prompt's text, such
-        as one that begins every text, get the offset 0.
+        beside each. The first token has no log-probability. Tokens that have no place in the
+        prompt's text, such as one that begins every text, get the offset 0.
         """
         first, *ids = prompt.token_ids
         found = [TokenLogprobs(each.logprob, each.top[:count]) for each in prompt.logprobs]

@@ -49,7 +49,8 @@ class Pages:
     model: ModelDescription
     registry: CollectorRegistry
     identify: Callable[[Request], object]
-    began: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
+    # time of the start in seconds since 1970
+    began: int = field(default_factory=lambda: int(time.time()))
 
     def routes(self) -> list[Route]:
         """Return the routes of all pages."""

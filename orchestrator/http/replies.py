@@ -29,7 +29,7 @@ class Head:
 
     request_id: str
     model: str
-    created: int  # seconds since 1970
+    created: int  # time of creation in seconds since 1970
     chat: bool
     include_usage: bool = False  # whether a stream ends with an object that has the usage
     done: ClassVar = b"data: [DONE]\n\n"  # the last event of a stream
@@ -63,7 +63,7 @@ class Reply:
     asked: Request
     tokens: TokenTexts
     include_figures: bool = False
-    _calls: int = field(default=0, init=False)  # tool calls so far
+    _calls: int = field(default=0, init=False)  # number of tool calls so far
     _completion: CompletionLogprobs = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,8 +83,8 @@ class Reply:
         return {"index": self.index, **content, **extra, **_end(answer)}
 
     def begun(self, prompt: PromptPart) -> Iterator[Json]:
-        """Return the objects before the first chunk. A chat's has the role; a completion's has the
-        prompt's text or token ids if the request wants them.
+        """Return the objects before the first chunk. The first object of a chat has the role; that
+        of a completion has the prompt's text or token ids if the request wants them.
         """
         extra = {"prompt_token_ids": prompt.token_ids} if self.asked.return_token_ids else {}
         if self.head.chat:

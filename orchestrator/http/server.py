@@ -1,5 +1,5 @@
-"""An HTTP port on the orchestrator's own event loop. It limits how long connections live, tells
-requests whose certificate opened the connection, and limits the host names on loopback.
+"""An HTTP port on the orchestrator's own event loop. The port limits how long connections live,
+tells requests whose certificate opened the connection, and limits the host names on loopback.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tandem.protos.errors import PermissionDenied, Unusable
 CERTIFICATE = "certificate"  # key in a request's state: the common name, "" without a certificate
 MAX_CONNECTIONS = 4096
 HEAD_SECONDS = 20.0  # seconds that a client may take for the head of a request
-UNREAD_SECONDS = 65.0  # seconds that a client may read nothing; a delivery logs and ends sooner
-USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)  # only Linux has it
-LAST_SECONDS = 1  # seconds for answers that are on their way when the port is closed
+UNREAD_SECONDS = 65.0  # seconds until a client that reads nothing is cut off
+USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)  # a socket option of Linux
+LAST_SECONDS = 1  # seconds for unfinished answers when the port is closed
 
 
 class _Connection(H11Protocol):
@@ -36,8 +36,8 @@ class _Connection(H11Protocol):
     _head: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Note the certificate's common name and wait for a request. Asyncio calls this after the
-        handshake, which has verified the certificate.
+        """Note the certificate's common name and wait for a request. Asyncio calls this method
+        after the handshake, which has verified the certificate.
         """
         super().connection_made(transport)
         subject = (transport.get_extra_info("peercert") or {}).get("subject", ())
@@ -46,12 +46,12 @@ class _Connection(H11Protocol):
         self._wait()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request. Uvicorn calls this when a response has been sent."""
+        """Wait for the next request. Uvicorn calls this method when a response has been sent."""
         super().on_response_complete()
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting for a request. Asyncio calls this when the connection has ended."""
+        """Stop waiting for a request. Asyncio calls this method when the connection has ended."""
         super().connection_lost(exc)
         if self._head:
             self._head.cancel()
@@ -71,7 +71,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture no signals. Uvicorn calls this around its main loop."""
+        """Capture no signals. Uvicorn calls this method around its main loop."""
         yield
 
 
@@ -118,7 +118,8 @@ def _listening(host: str, port: int, shared: bool) -> Iterator[socket.socket]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if USER_TIMEOUT:  # or unread bytes would be kept for ever, even of a closed connection
+        # frees unread bytes, which would be kept for ever, even those of a closed connection
+        if USER_TIMEOUT:
             listener.setsockopt(socket.IPPROTO_TCP, USER_TIMEOUT, int(UNREAD_SECONDS * 1000))
         try:
             listener.bind((unbracketed(host), port))
@@ -131,8 +132,8 @@ def _listening(host: str, port: int, shared: bool) -> Iterator[socket.socket]:
 
 def with_host_check(app: ASGIApp) -> ASGIApp:
     """Wrap `app` so that requests for other hosts than this machine are refused. A port on loopback
-    without authentication needs this: a page in a browser on this machine can send requests to the
-    page's own host name, and that name can resolve to loopback.
+    without authentication needs this check: a page in a browser on this machine can send requests
+    to the page's own host name, and that name can resolve to loopback.
     """
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:

@@ -29,7 +29,7 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._bytes = byte_of()  # by the character that stands for it
+        self._bytes = byte_of()  # the byte that each character stands for
         self.special = frozenset(special_tokens(tokenizer).values())
         self.of = lru_cache(4096)(self._of)
 
@@ -39,7 +39,7 @@ class TokenTexts:
         """
         text = self._tokenizer.decode([token], skip_special_tokens=False)
         raw = self._tokenizer.id_to_token(token) or ""
-        if raw.startswith(SPACE) and not text.startswith(" "):  # decoding removes it
+        if raw.startswith(SPACE) and not text.startswith(" "):  # decoding removes a leading space
             text = f" {text}"
         if REPLACEMENT not in text:
             return text, text.encode()

@@ -21,7 +21,7 @@ from tandem.protos.types import ModelDescription
 
 @dataclass(frozen=True, slots=True)
 class TokenizerApi:
-    """The answers to `/tokenize` and `/detokenize` for one model. Its methods raise InvalidRequest
+    """The answers to `/tokenize` and `/detokenize` for one model. All methods raise InvalidRequest
     for another model.
     """
 
@@ -31,7 +31,8 @@ class TokenizerApi:
 
     async def of_prompt(self, asked: Tokenized, request: Request) -> Json:
         """Return the tokens of a prompt, their number and, if asked for, their texts as the
-        vocabulary writes them. `request` carries the prompt and its owner. Raises Busy too.
+        vocabulary writes them. `request` carries the prompt and its owner. The method also raises
+        Busy.
         """
         self._check(asked.body.model)
         try:

@@ -43,7 +43,7 @@ class ReplicaWatch(Generic[Sent, Received]):
         """Do nothing: a watch has no stream."""
 
     def failed(self, error: TandemError) -> None:
-        """Do nothing: a watch has no stream."""
+        """Do nothing, because a watch has no stream."""
 
 
 class BalancedLink(Generic[Sent, Received]):
@@ -57,10 +57,11 @@ class BalancedLink(Generic[Sent, Received]):
         self._subscribers: dict[Subscriber[Received], None] = {}
         self._streams: dict[int, Placement[Received]] = {}
         self._sessions: dict[bytes, SessionAffinity] = {}
-        self._count: Counter[str] = Counter()  # streams of each replica
+        self._count: Counter[str] = Counter()  # number of streams at each replica
         self._leaving: set[str] = set()
         self._outliers = OutlierDetection()
-        self.drained: Callable[[], None] = lambda: None  # called when a leaving one has no streams
+        # called when a leaving replica has no more streams
+        self.drained: Callable[[], None] = lambda: None
         for name, link in (links or {}).items():
             self.add(name, link)
 
@@ -111,8 +112,8 @@ class BalancedLink(Generic[Sent, Received]):
             self.on_connected()
 
     def retain(self, members: Collection[str]) -> list[str]:
-        """Let these be the members from now on. Returns their names, followed by those of leaving
-        replicas that still have streams.
+        """Let these be the members from now on. Returns the members' names, followed by those of
+        leaving replicas that still have streams.
         """
         returned = self._leaving.intersection(members)
         self._leaving = self._links.keys() - set(members)
@@ -171,7 +172,7 @@ class BalancedLink(Generic[Sent, Received]):
 
     def leave_outliers(self, now: float) -> None:
         """Move the streams of outliers: replicas that are much slower than others with the same
-        model. This is to be called periodically.
+        model. Call this method periodically.
         """
         known, ejected = self._outliers, self._outliers.ejected
         links = {name: link for name, link in self._links.items() if link.connected}

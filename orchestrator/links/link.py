@@ -28,14 +28,14 @@ from tandem.protos.wire.codec import decode_model, decode_passes
 from tandem.protos.wire.requests import encode_closing, encode_item
 
 BACK_OFF_SECONDS = (0.05, 1.0)
-CONNECT_SECONDS = 30.0  # before another call is made, which shows the certificates of that time
+CONNECT_SECONDS = 30.0  # seconds until another call is made, with the certificates of that time
 CLOSE_SECONDS = 2.0
 MESSAGE_BYTES = 1 << 20  # size limit of one message, unless one item is larger
-MAX_PROPOSALS = 1 << 10  # items in the outbox, above which proposals that are passed on are dropped
-MAX_ITEMS = 1 << 14  # items in the outbox, above which the service is lost: it does not read
+MAX_PROPOSALS = 1 << 10  # items in the outbox, above which the link drops forwarded proposals
+MAX_ITEMS = 1 << 14  # items in the outbox, above which the service counts as lost
 MAX_CLOSING = 1 << 16  # sessions that are remembered while the service is not connected
 
-ModelCheck: TypeAlias = Callable[[ModelDescription], str | None]  # why a model must not be used
+ModelCheck: TypeAlias = Callable[[ModelDescription], str | None]  # why not to use a model
 log = structlog.get_logger()
 
 
@@ -43,7 +43,7 @@ log = structlog.get_logger()
 class Link(Generic[Sent, Received]):
     """A scope that keeps a call to a service open: while it lasts, a lost call is made again."""
 
-    name: str  # of the service, for the log
+    name: str  # the service's name, for the log
     call: Callable[..., Any]
     request: type[Any]
     incoming: str  # the field of a response that has the items
@@ -52,15 +52,15 @@ class Link(Generic[Sent, Received]):
     check_model: ModelCheck = lambda model: None
     connected: bool = field(default=False, init=False)
     problem: str = field(default="", init=False)
-    load: tuple[float, float] = field(default=(0.0, 0.0), init=False)  # as the service reports it
+    load: tuple[float, float] = field(default=(0.0, 0.0), init=False)  # price, token's seconds
     passes: PassTimes = field(default=PassTimes(), init=False)
-    others: int = field(default=0, init=False)  # streams that it has from others
-    clock: float = field(default=0.0, init=False)  # of its newest message
+    others: int = field(default=0, init=False)  # streams that other cells have at the service
+    clock: float = field(default=0.0, init=False)  # clock of the service's newest message
     _subscribers: dict[Subscriber[Received], None] = field(default_factory=dict, init=False)
     _streams: dict[int, Subscriber[Received]] = field(default_factory=dict, init=False)
     _outbox: deque[tuple[str, Any]] = field(default_factory=deque, init=False)  # (field, item)
     _closing: dict[tuple[bytes, int], float] = field(default_factory=dict, init=False)  # -> sent
-    _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)  # something to write
+    _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)  # to write output
     _full: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _trip: RoundTrip = field(default_factory=RoundTrip, init=False)
     _responses: int = field(default=0, init=False)
@@ -82,7 +82,7 @@ class Link(Generic[Sent, Received]):
 
     @property
     def round_trip(self) -> float:
-        """The seconds to the service and back, smoothed; 0 = not known."""
+        """The seconds to the service and back, smoothed; 0 means not known."""
         return self._trip.seconds
 
     def group(self, stream: int) -> str:
@@ -136,10 +136,10 @@ class Link(Generic[Sent, Received]):
             began = monotonic()
             try:
                 await self._run_call()
-            except Exception as error:  # whatever a service does, the link must come back
+            except Exception as error:  # whatever a service does, the link must connect again
                 problem = status.problem_of(error)
             if self._responses == seen:
-                self.problem = ""  # the service that had a problem is not there any more
+                self.problem = ""  # the service that had a problem is gone
             if self.connected:
                 if monotonic() - began > most:  # a service that ends every call is left alone
                     pause = BACK_OFF_SECONDS[0]
@@ -172,7 +172,7 @@ class Link(Generic[Sent, Received]):
                 self._wake.clear()
             await call.write(self._message())
         await call.done_writing()
-        await asyncio.Event().wait()  # the service ends the call, or is too slow
+        await asyncio.Event().wait()  # the call ends when the service ends it or is too slow
 
     def _message(self) -> Any:
         """Take as much of the outbox as fits into one message, and return the message."""

@@ -18,9 +18,9 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class SessionAffinity:
-    """The replicas of one session. `held` are those that may hold the session, the newest last.
-    `refused` are those that failed, and `lost` those that were lost before they answered, since the
-    last item came. `left_at` is when the session last left a slow replica.
+    """The replicas of one session. `held` are the replicas that may hold the session, the newest
+    last. Since the last item came, the `refused` replicas failed and the `lost` ones were lost
+    before they answered. `left_at` is when the session last left a slow replica.
     """
 
     session_id: bytes
@@ -54,7 +54,9 @@ class SessionAffinity:
 
 @dataclass(slots=True, eq=False)
 class Placement(Generic[Received]):
-    """The replica at which a stream is open. It notes failures on their way to the subscriber."""
+    """The replica at which a stream is open. A placement notes failures on their way to the
+    subscriber.
+    """
 
     session: SessionAffinity
     turn: int
@@ -64,10 +66,10 @@ class Placement(Generic[Received]):
     answered: bool = False
 
     def connected(self) -> None:
-        """Do nothing: the balanced link reports it."""
+        """Do nothing, because the balanced link reports the connection."""
 
     def lost(self) -> None:
-        """Do nothing: the balanced link reports it."""
+        """Do nothing, because the balanced link reports the loss."""
 
     def receive(self, item: Received) -> None:
         """Note that the replica answers, and pass the item on."""

@@ -1,14 +1,15 @@
-"""The load-balancing policy: which replica a session goes to. Pure: time is an argument.
+"""The load-balancing policy: which replica a session goes to. The module is pure: time is an
+argument.
 
-Rendezvous hashing: every replica has a score for a key, and the highest wins, so that all
-cells agree without talking, and a replica that comes or goes moves no session but its own
-(Thaler & Ravishankar, "Using name-based mappings to increase hit rates", 1998). A replica that has
-many more sessions than another is passed over ("consistent hashing with bounded loads").
+Rendezvous hashing: every replica has a score for a key, and the highest wins, so that all cells
+agree without talking, and a replica that comes or goes moves no session but its own (Thaler &
+Ravishankar, "Using name-based mappings to increase hit rates", 1998). A replica that has many more
+sessions than another is passed over ("consistent hashing with bounded loads").
 
 Outlier detection, as in gRPC and Envoy: a replica that still answers may be slow because its GPU is
 throttled or its machine is shared or swaps. Such a replica is ejected for a while. A long pass is a
-sign of slowness, unless it has much to do or the model is large. So replicas that compute the same
-are compared by the time of a pass over a single token.
+sign of slowness, unless the pass has much to do or the model is large. Replicas that compute the
+same bits are therefore compared by the time of a pass over a single token.
 """
 
 from __future__ import annotations
@@ -58,8 +59,10 @@ class OutlierDetection:
     outliers: frozenset[str] = frozenset()
     ejected: frozenset[str] = frozenset()
     confirmed: frozenset[str] = frozenset()
-    _since: dict[str, float] = field(default_factory=dict)  # when each outlier became one
-    _ejections: dict[str, tuple[float, float]] = field(default_factory=dict)  # until, for how long
+    # the time at which each outlier became one
+    _since: dict[str, float] = field(default_factory=dict)
+    # the end and the length of each replica's ejection
+    _ejections: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def observe(
         self, passes: Mapping[str, PassTimes], groups: Mapping[str, str], now: float

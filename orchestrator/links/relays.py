@@ -38,7 +38,7 @@ from tandem.protos.wire.registration import registered_name
 from tandem.protos.wire.requests import receive_proposal
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 
-JITTER = 0.5  # share of a delay by which the delay may be longer
+JITTER = 0.5  # share of a delay by which a random delay may be longer
 
 VerifierLink: TypeAlias = Link[ToVerifier, Commit]
 DrafterLink: TypeAlias = Link[ToDrafter, EncodedProposal]
@@ -53,7 +53,7 @@ class LoopTimer:
         self._call_later = loop.call_later
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> asyncio.TimerHandle:
-        """Call after so many seconds, or a random part more, so that callers spread out."""
+        """Call after `seconds` seconds, or a random part more, so that callers spread out."""
         return self._call_later(seconds * random.uniform(1, 1 + JITTER), call)
 
 
@@ -68,7 +68,7 @@ class Relays:
         self.services = Services(verifier, drafter, LoopTimer(), itertools.count(1))
 
     async def run(self, request: RunRequest) -> AsyncGenerator[Step, None]:
-        """Run a request and yield its steps until the generation ends. However it ends, its
+        """Run a request and yield its steps until the generation ends. However the run ends, its
         sessions are closed. Raises a TandemError.
         """
         changed = asyncio.Event()

@@ -173,7 +173,9 @@ def _clients(status: Status) -> str:
 
 
 def _table(title: str, head: Sequence[Cell], rows: Sequence[Sequence[str]], empty: str) -> str:
-    """Return a table under a title, or the text `empty` if there are no rows. Cells are HTML."""
+    """Return a table under a title, or the text `empty` if there are no rows. The cells of the
+    table are HTML.
+    """
     if not rows:
         return f'<h2>{title}</h2><p class="none">{empty}</p>'
     names = "".join(f'<th scope="col" class="{style}">{name}</th>' for name, style in head)

@@ -1,6 +1,6 @@
 """Draw small plots of the last minutes, as SVG that is part of a page. Pure.
 
-The SVG has no texts, as it is stretched to the width of the page: scales are HTML beside it.
+The SVG has no texts, because it is stretched to the width of the page: scales are HTML beside it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ WIDTH, HEIGHT = 300.0, 72.0
 SCALE_STEPS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 MIN_SHOWN = 1e-6  # smaller values are shown as zero
 
-Point = tuple[float, float | None]  # seconds ago; a value, or None where there is none
+# how many seconds ago, and the value, or None where there is none
+Point = tuple[float, float | None]
 
 
 @dataclass(frozen=True, slots=True)

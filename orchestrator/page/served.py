@@ -1,5 +1,6 @@
 """The pages that the orchestrator serves over HTTP beside its metrics: the status, at `/` for
-people and at `/status.json` for programs, and `/targets` for Prometheus. All of them only read.
+people and at `/status.json` for programs, and `/targets` for Prometheus. All pages of this module
+only read.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class StatusReader:
         self._read = read
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
-        self._until = 0.0  # until when the known status is fresh
+        self._until = 0.0  # time until which the known status is fresh
         self._known: Status | None = None
 
     def __call__(self) -> Status:
@@ -70,7 +71,7 @@ class StatusReader:
 
 
 def add_status_pages(pages: Pages, read: Callable[[], Awaitable[Status]]) -> None:
-    """Serve all status pages. Call this on the event loop on which `read` is to run."""
+    """Serve all status pages. Call this function on the event loop on which `read` is to run."""
     reader = StatusReader(read)
 
     def html(status: Status) -> str:
@@ -88,11 +89,12 @@ def add_status_pages(pages: Pages, read: Callable[[], Awaitable[Status]]) -> Non
 
 def add_targets(pages: Pages, cells: Callable[[], Sequence[str]] | None = None) -> None:
     """Serve the document by which Prometheus finds the metrics of all cells (`http_sd_configs`).
-    `cells` is called in a thread. It returns the URLs of the cells, or raises TimeoutError, after
-    which Prometheus goes on with the cells that it knows. By default the cell that is asked is the
-    only one.
+    `cells` is called in a thread. `cells` returns the URLs of the cells, or raises TimeoutError,
+    after which Prometheus goes on with the cells that it knows. By default the list contains only
+    the cell that is asked.
     """
-    asking = threading.Lock()  # held by one call at a time, as `cells` may wait for a hanging cell
+    # held by one call at a time, because `cells` may wait for a hanging cell
+    asking = threading.Lock()
 
     def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if not asking.acquire(blocking=False):

@@ -16,8 +16,8 @@ from tandem.protos.types import Rule, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """The parts of a prompt that its answer repeats, if the request asked for them. There are
-    log-probabilities of all its tokens except the first.
+    """The parts of a prompt that its answer repeats, if the request asked for them. All tokens of
+    the prompt except the first have log-probabilities.
     """
 
     text: str = ""  # the text that comes before the answer's own
@@ -29,12 +29,12 @@ class PromptPart:
 class Chunk:
     """The text and tokens that one step adds to an answer."""
 
-    text: str  # never half a character
+    text: str  # never ends within a character
     token_ids: tuple[int, ...]
     completion_tokens: int  # tokens of the answer so far, with those of this chunk
     logprobs: tuple[TokenLogprobs, ...] = ()
-    request_id: str = ""  # only in the first chunk, so that the stream can be continued
-    seed: int | None = None  # only in the first chunk, so that the stream can be continued
+    request_id: str = ""  # id in the first chunk, so that the stream can be continued
+    seed: int | None = None  # seed in the first chunk, so that the stream can be continued
     parts: tuple[Part, ...] = ()  # the parts that the text adds to the message of a chat
     prompt: PromptPart = PromptPart()  # filled only in the first chunk
 
@@ -109,8 +109,8 @@ class AnswerBuilder:
         return self._ended and not (wanted and known < len(self._request.prompt))
 
     def started(self) -> RunRequest:
-        """Note that the request was admitted, for the first time or again. Returns the part of it
-        that is left to run.
+        """Note that the request was admitted, for the first time or again. Returns the part of the
+        request that is left to run.
         """
         self.has_started = True
         if not self._generated:
@@ -180,7 +180,7 @@ class AnswerBuilder:
 
     def _left(self) -> RunRequest:
         """Return the request for what is missing. If the text has ended, only log-probabilities of
-        the prompt are.
+        the prompt are missing.
         """
         request = replace(self._request, prompt_logprobs_from=1 + len(self._prompt_logprobs))
         if self._ended:
@@ -188,7 +188,7 @@ class AnswerBuilder:
         return replace(request, completion=tuple(self._tokens))
 
     def _add_prompt_logprobs(self, step: Step) -> Chunk:
-        """Take a step with log-probabilities of the prompt, which may be all that was asked for."""
+        """Take a step with log-probabilities of the prompt, perhaps all that the request wants."""
         self._prompt_logprobs += step.prompt_logprobs
         self._stats.verified(step)
         self._last = time.monotonic()

@@ -25,7 +25,8 @@ from tandem.protos.errors import InvalidRequest, Unusable
 CONFIG_FILE, TEMPLATE_FILE = "tokenizer_config.json", "chat_template.jinja"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 GGUF_TEMPLATE_KEY = "tokenizer.chat_template"
-RESERVED = ("messages", "tools", "documents", "add_generation_prompt")  # not for clients to set
+# variables that clients may not set
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 OPTIONAL_FIELDS = ("name", "reasoning_content", "tool_call_id")  # fields that a message may lack
 AUTO = "auto"  # the format that the template shows
 END_MARK = "CONTINUE_FINAL_MESSAGE_TAG"  # marks the final message's end, as in transformers
@@ -48,7 +49,7 @@ class _Generation(ext.Extension):
     tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Parse a tag and its content. Jinja calls this."""
+        """Parse a tag and its content. Jinja calls this method."""
         next(parser.stream)
         return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
 
@@ -100,7 +101,7 @@ class ChatTemplate:
         return self._for_tools if conversation.tools and self._for_tools else self
 
     def render(self, conversation: Conversation) -> str:
-        """Render a conversation as the text of a prompt. Raises InvalidRequest if it is refused."""
+        """Render a conversation as the text of a prompt. Raises InvalidRequest if refused."""
         if (other := self.of(conversation)) is not self:
             return other.render(conversation)
         if self._template is None:

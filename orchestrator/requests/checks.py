@@ -45,8 +45,8 @@ class ServedModel:
 
 
 def checked(request: Request, served: ServedModel, tokenise: Tokenise) -> RunRequest:
-    """Return the run of a request. Its session id is empty, as every run gets one of its own.
-    Raises InvalidRequest, which names every bad field.
+    """Return the run of a request. The session id of the run is empty, because every run gets its
+    own session. Raises InvalidRequest, which names every bad field.
     """
     model, stopping = served.description, request.stopping
     check_size(request, served)

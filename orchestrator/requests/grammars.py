@@ -76,7 +76,8 @@ class GrammarTrials:
         if answer := process.stdout.readline():
             return str(json.loads(answer))
         _end(process)
-        self._process = None if self._closed else self._started()  # for the next grammar
+        # starts a process for the next grammar
+        self._process = None if self._closed else self._started()
         return TOO_LONG
 
     def _started(self) -> subprocess.Popen[str]:
@@ -123,5 +124,6 @@ def main(model: str, *ends: str, limit: Callable[[float], object]) -> None:
 if __name__ == "__main__":
     os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the parent
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, whatever it does
+    # the signal ends the process, whatever the process does
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     main(*sys.argv[1:], limit=lambda seconds: signal.setitimer(signal.ITIMER_PROF, seconds))

@@ -24,7 +24,7 @@ class Reasoning:
     text: str
 
 
-Part: TypeAlias = str | Reasoning | ToolCall  # a str is content
+Part: TypeAlias = str | Reasoning | ToolCall  # a part that is a str is content
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class Reading:
 
     tools: ToolFormat | None = None
     known: Collection[str] = ()  # names of the conversation's tools
-    parallel: bool = True  # if not, only the first call counts
+    parallel: bool = True  # whether all calls count; otherwise only the first call counts
     reasoning: bool = False
     reasoning_begun: bool = False  # whether the prompt ends with `<think>`
     strict: Collection[str] = ()  # names of the strict tools

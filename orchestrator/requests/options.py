@@ -23,15 +23,16 @@ from tandem.protos.types import (
     Schedule,
 )
 
-HEURISTIC_LEVELS = 8  # at first: the heuristic schedule changes the levels with every proposal
+# first number of levels: the heuristic schedule changes it with every proposal
+HEURISTIC_LEVELS = 8
 LOCKSTEP_LEVELS, LOCKSTEP_NODES = 4, 8  # fewer than usual, as each proposed node is verified
-MAX_PROMPT_LOGPROBS = 1 << 18  # log-probabilities of a prompt, so that an answer fits into 4 MiB
+MAX_PROMPT_LOGPROBS = 1 << 18  # most log-probabilities of a prompt: they fit into 4 MiB
 
 
 def shape(options: Speculation, default: DraftShape) -> DraftShape:
     """Return the shape of a request's drafts. With given branches a draft has levels x branches
-    nodes, else the default number. With given levels and no schedule, the schedule is CONSTANT:
-    a draft has at most that many levels.
+    nodes, otherwise the default number. With given levels and no schedule, the schedule is
+    CONSTANT: a draft has at most that many levels.
     """
     levels_given = options.num_speculative_tokens is not None
     branches_given = options.branches is not None
@@ -49,7 +50,8 @@ def shape(options: Speculation, default: DraftShape) -> DraftShape:
     elif not levels_given and lockstep:
         levels = min(levels, LOCKSTEP_LEVELS)
     method = options.drafted_by or default.method
-    whole = method is Method.MEDUSA_LITE  # its draft must fit: options not given are reduced
+    # the draft must fit, so options that are not given are reduced
+    whole = method is Method.MEDUSA_LITE
     if whole and not levels_given:
         levels = min(levels, MAX_NODES // max(1, branches))
     elif whole and not branches_given:

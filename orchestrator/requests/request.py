@@ -55,7 +55,9 @@ def client_name(client_id: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The options of sampling. Those that the model's makers may set are None if not given."""
+    """The options of sampling. Options that the model's makers may set are None if the request does
+    not set them.
+    """
 
     temperature: float | None = None
     top_p: float | None = None
@@ -96,8 +98,8 @@ class Speculation:
     @property
     def drafted_by(self) -> Method | None:
         """The method that finds drafts. With another rule than MATCH, each step waits for a
-        drafter's proposal, and a prediction could not be used beside it. So a request with such a
-        rule and a prediction has the method SUFFIX.
+        drafter's proposal, and a prediction could not be used beside it. A request with such a rule
+        and a prediction therefore has the method SUFFIX.
         """
         alone = self.prediction and self.rule is not Rule.MATCH
         return Method.SUFFIX if alone else self.method
@@ -160,7 +162,7 @@ class Conversation:
     add_generation_prompt: bool = True
     template_arguments: Mapping[str, object] = field(default_factory=dict)  # plain values
     tools: tuple[Tool, ...] = ()
-    tool_choice: str = "auto"  # or "required", or the name of the tool that must be called
+    tool_choice: str = "auto"  # "auto", "required", or the name of the tool that must be called
     parallel_tool_calls: bool = True
     continue_final_message: bool = False
 
@@ -191,13 +193,15 @@ class Request:
     return_token_ids: bool = False
     resume_from: int = 0  # number of `received` tokens, which older clients give
     received: tuple[int, ...] = ()  # completion tokens that the client already has
-    cache_scope: bytes = b""  # whose cached prefixes it may use; empty means everybody's
+    # scope whose cached prefixes the request may use; empty means everybody's
+    cache_scope: bytes = b""
     client_id: bytes = b""  # digest of the client, or else the connection, whose places it takes
     malformed: tuple[Violation, ...] = ()
     traceparent: str = ""  # the client's span, as in W3C's header of this name
     subclient_id: bytes = b""  # part of the client's requests; such parts take turns
     quota: Quota = Quota()
-    default_new_tokens: int = DEFAULT_MAX_NEW_TOKENS  # or what the context still holds, if less
+    # default of `max_new_tokens`, unless the context has less room
+    default_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
 
     @property
     def prompt_top_logprobs(self) -> int | None:

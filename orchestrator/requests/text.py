@@ -41,8 +41,8 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 class TextStream:
-    """The text of a growing completion of a prompt. It ignores a stop string that ends within the
-    first `min_tokens` tokens. `visible` has the special tokens that appear in this text.
+    """The text of a growing completion of a prompt. The stream ignores a stop string that ends
+    within the first `min_tokens` tokens. `visible` has the special tokens that appear in this text.
     """
 
     def __init__(

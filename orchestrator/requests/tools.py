@@ -135,9 +135,9 @@ class CallFinder:
         self._started = form.started()
         self._held = ""  # text that may belong to a call
         self._json: JsonEnd | None = None  # finds the end of a call that has begun
-        self._json_start = 0  # where its JSON starts in the held text
-        self._name = ""  # the name before its JSON, if there is one
-        self._marked = False  # whether something comes before its JSON
+        self._json_start = 0  # place in the held text at which the call's JSON starts
+        self._name = ""  # name before the call's JSON, if there is one
+        self._marked = False  # whether something comes before the call's JSON
         self._after_call = False
         self._in_line = False  # whether content that is no longer held began the line
 
@@ -221,7 +221,7 @@ def calls_in(text: str, name: str = "") -> tuple[ToolCall, ...]:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Parse a text as a JSON object. The ValueError that it raises names what the text is not."""
+    """Parse a text as a JSON object. Raises ValueError with the name of what was expected."""
     try:
         found = from_json(text, allow_inf_nan=False)
     except ValueError:

@@ -2,9 +2,9 @@
 
 Proposals that are wrong, late or not worth a row cost messages, and time where the drafter shares
 the verifier's machine. After many steps for which proposals came and none was accepted, the drafter
-is sent nothing during a pause. After the pause it is sent all held-back commits at once, because
-drafts may pay again. An honest drafter stops proposing by itself before that; a silent drafter is
-never left alone.
+is sent nothing during a pause. After the pause the drafter is sent all held-back commits at once,
+because drafts may pay again. An honest drafter stops proposing by itself before that; a silent
+drafter is never left alone.
 """
 
 from __future__ import annotations

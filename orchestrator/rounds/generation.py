@@ -1,6 +1,6 @@
 """A request, and its state: the committed tokens and when they end.
 
-Pure. Only this state is authoritative; the services hold copies.
+Pure. Only the state in this module is authoritative; the services hold copies.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RunRequest:
     shape: DraftShape = NO_DRAFT_SHAPE
     cache_scope: bytes = b""
     completion: tuple[int, ...] = ()
-    traceparent: str = ""  # of the span in which the request runs
+    traceparent: str = ""  # traceparent of the span in which the request runs
     known: tuple[int, ...] = ()  # tokens that the completion may repeat
     prompt_logprobs: int | None = None
     prompt_logprobs_from: int = 1  # the first token has none
@@ -50,7 +50,7 @@ class RunRequest:
 
 @dataclass(slots=True)
 class Generation:
-    """A growing completion. Its prompt's log-probabilities have been reported below token
+    """A growing completion. The prompt's log-probabilities have been reported below token
     `prompt_logprobs_from`. `turn` is that of the newest opening, at either service.
     """
 

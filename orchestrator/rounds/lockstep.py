@@ -5,8 +5,8 @@ In lockstep each step needs a proposal for exactly its length; after an empty pr
 decodes plainly. While it does not wait, the verifier gets empty proposals for the next steps too,
 so that it decodes at its own pace. Proposals that come too late still show how late they are, so a
 drafter that recovers is used again. If both models share a processor, a proposal comes later while
-the verifier does not wait for it. It could come up to MAX_SLOWDOWN times sooner, so now and then
-the verifier waits for a proposal, which is a trial.
+the verifier does not wait for it. The proposal could come up to MAX_SLOWDOWN times sooner, so now
+and then the verifier waits for one, which is a trial.
 
 `WaitPolicy` has the averages and the decisions, and knows no clock. `Lockstep` measures what the
 policy learns from, and sends the empty proposals.
@@ -22,15 +22,15 @@ from functools import partial
 from tandem.orchestrator.rounds.stream import Timer, TimerHandle
 from tandem.protos.streams import Commit, Proposal
 
-SECONDS_WEIGHT, GAIN_WEIGHT = 0.25, 0.125  # weights of the newest values; tokens vary more
-OUTLIER_FACTOR = 2.0  # times an average: longer steps count as that long
-WAIT_FACTOR = 2  # times the seconds that a proposal saves: the longest wait for it
-MISSED_FACTOR = 4  # times the seconds that a proposal may save: the delay of one that did not come
-FIRST_GAIN, TRIAL_GAIN = 2.0, 1.0  # tokens that a proposal may add: at first, and when tried again
-TRIAL_STEPS = 64  # steps of one kind, with or without a proposal, before one of the other is tried
-FIRST_TRIAL = 8  # plain steps before a wait for a proposal that could be in time; then 16 ...
-MAX_SLOWDOWN = 4  # times later that a proposal comes, because the verifier does not wait for it
-ASSUMED_STEP_SECONDS = 0.02  # assumed for a step while none is measured
+SECONDS_WEIGHT, GAIN_WEIGHT = 0.25, 0.125  # weights of the newest values in averages
+OUTLIER_FACTOR = 2.0  # times an average; a longer step counts as that long
+WAIT_FACTOR = 2  # longest wait for a proposal, in units of the seconds that a proposal saves
+MISSED_FACTOR = 4  # assumed delay of a missing proposal, in units of what it may save
+FIRST_GAIN, TRIAL_GAIN = 2.0, 1.0  # assumed gain in tokens, at first and in a later trial
+TRIAL_STEPS = 64  # steps with (or without) a proposal before the other kind is tried
+FIRST_TRIAL = 8  # plain steps before the first trial of a proposal; the number then doubles
+MAX_SLOWDOWN = 4  # how much slower a drafter can be because the verifier does not wait
+ASSUMED_STEP_SECONDS = 0.02  # assumed seconds of a step before any was measured
 MAX_PENDING = 64  # lengths whose proposal may still come
 RUN_STEPS = 32  # plain steps that are measured as one run: their commits may arrive together
 MAX_STEPS_AHEAD = 48  # plain steps ordered at once; a verifier keeps 64 proposals of a session
@@ -46,11 +46,11 @@ class WaitPolicy:
 
     delay: float = 0.0
     gain: float = FIRST_GAIN
-    plain_seconds: float = 0.0  # 0 = not known
-    drafted_seconds: float = 0.0  # 0 = not known
-    in_a_row: int = 0  # steps of one kind: above 0 those with a draft, below 0 plain ones
+    plain_seconds: float = 0.0  # seconds of a plain step; 0 means not known
+    drafted_seconds: float = 0.0  # seconds of a step with a draft; 0 means not known
+    in_a_row: int = 0  # steps of one kind in a row: positive with a draft, negative without
     round_trip: float = 0.0
-    newest_delay: float = math.inf  # delay of the newest proposal; math.inf = it did not come
+    newest_delay: float = math.inf  # seconds of the newest proposal; math.inf if it is missing
     trial_interval: int = FIRST_TRIAL  # plain steps before the next trial, per token of `gain`
     steps_since_trial: int = 0  # plain steps since the newest trial
     trial_due: bool = False  # whether to wait for the next proposal, if it could be in time
@@ -58,7 +58,8 @@ class WaitPolicy:
     @property
     def wait_seconds(self) -> float:
         """The seconds to wait for the next proposal."""
-        most_drafted = TRIAL_STEPS if self.plain_seconds else 1  # before one plain step is tried
+        # most steps with a draft before a plain step is tried
+        most_drafted = TRIAL_STEPS if self.plain_seconds else 1
         if self.in_a_row >= most_drafted:
             return 0.0
         if self.delay <= self.saving:
@@ -85,8 +86,8 @@ class WaitPolicy:
         self.trial_interval, self.steps_since_trial, self.trial_due = FIRST_TRIAL, 0, False
 
     def proposal_came(self, delay: float, waited: bool = False) -> None:
-        """Note that a proposal came so many seconds after its commit. `waited` tells whether the
-        verifier waited for it.
+        """Note that a proposal came `delay` seconds after its commit. `waited` tells whether the
+        verifier waited for the proposal.
         """
         self.newest_delay = delay
         if waited and self.trial_due:
@@ -102,8 +103,8 @@ class WaitPolicy:
         self.newest_delay = math.inf
 
     def learn_step(self, seconds: float, commit: Commit) -> None:
-        """Learn from a step that took so long, 0 = not measured. The first step of an opening does
-        not count, because it reads the context too.
+        """Learn from a step that took `seconds` seconds; 0 means that the time was not measured.
+        The first step of an opening does not count, because it reads the context too.
         """
         if commit.epoch:
             return
@@ -126,7 +127,7 @@ class WaitPolicy:
             self.plain_seconds = _smoothed(self.plain_seconds, seconds)
         self.in_a_row = min(0, self.in_a_row) - 1
         self.steps_since_trial += 1
-        # A trial may cost as much as it may gain, so a larger gain puts the next one off.
+        # A trial may cost as much as it may gain, so a larger gain delays the next trial.
         if self.steps_since_trial >= self.trial_interval * max(1.0, self.gain):
             self.steps_since_trial, self.trial_due = 0, True
             self.trial_interval *= 2
@@ -136,7 +137,7 @@ class WaitPolicy:
 
 
 def _smoothed(average: float, newest: float) -> float:
-    """Return a moving average, 0 = none yet, after the newest value; an outlier counts less."""
+    """Return a moving average (0 if none yet) with the newest value; an outlier counts less."""
     if not average:
         return newest
     return average + SECONDS_WEIGHT * (min(newest, OUTLIER_FACTOR * average) - average)
@@ -155,12 +156,12 @@ class Lockstep:
         self.policy = WaitPolicy()
         self._timer = timer
         self._send = send
-        self._pending: dict[int, float] = {}  # length without a proposal -> when it was reached
+        self._pending: dict[int, float] = {}  # times when lengths without a proposal came
         self._length = -1  # the length that was reached last
         self._supplied = -1  # the longest length that the verifier has a proposal for
-        self._measured_since = -1.0  # when the step or run began; below 0 while the verifier waits
-        self._run_steps = 0  # steps of the run so far; 0 for a step that the verifier waited for
-        self._handle: TimerHandle | None = None  # ends the wait
+        self._measured_since = -1.0  # start of the step or run; negative while verifier waits
+        self._run_steps = 0  # steps of the run so far; 0 if the verifier waited for the step
+        self._handle: TimerHandle | None = None  # timer that ends the wait
 
     def wait(self, length: int, drafting: bool, round_trip: float = 0.0) -> None:
         """Wait for a proposal for this length, or send an empty one, unless the verifier has a
@@ -183,7 +184,7 @@ class Lockstep:
 
     def proposal_came(self, behind: int, length: int) -> bool:
         """Note that a proposal for the length `behind` came, while the text has `length` tokens.
-        Returns whether the verifier waits for it, so that it must be sent to the verifier.
+        Returns whether the verifier waits for the proposal, which must then be sent to it.
         """
         now = self._timer.now()
         waited = behind == length > self._supplied
@@ -203,8 +204,8 @@ class Lockstep:
 
     def committed(self, commit: Commit) -> None:
         """Note that a commit has come: the verifier has taken a step. Of a run, the policy learns
-        the mean seconds of a step, with the run's last step. For other steps it learns their own
-        seconds, without the round trip if the step was plain.
+        the mean seconds of a step, with the run's last step. For other steps the policy learns
+        their own seconds, without the round trip if the step was plain.
         """
         if self._measured_since < 0:
             return
@@ -229,9 +230,9 @@ class Lockstep:
         self._length, self._pending[length] = length, now
         if length > self._supplied:  # the verifier waits
             self._measured_since, self._run_steps = -1.0, 0
-        elif 0 < self._run_steps < RUN_STEPS:  # its next step belongs to the same run
+        elif 0 < self._run_steps < RUN_STEPS:  # the verifier's next step belongs to the same run
             self._run_steps += 1
-        else:  # its next step begins a run
+        else:  # the verifier's next step begins a run
             self._measured_since, self._run_steps = now, 1
 
     def _give_up(self, length: int) -> None:
@@ -239,7 +240,7 @@ class Lockstep:
         self._decode_plainly(length, 1)
 
     def _decode_plainly(self, length: int, steps: int) -> None:
-        """Have the verifier decode so many steps plainly; each adds one token."""
+        """Have the verifier decode `steps` steps plainly; each adds one token."""
         if length > self._supplied:
             self._measured_since = self._timer.now()
         for position in range(max(self._supplied + 1, length), length + steps):

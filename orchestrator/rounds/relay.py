@@ -1,8 +1,8 @@
 """Relays commits and proposals: the verifier's commits go to the drafter and to the reader, the
 drafter's proposals to the verifier.
 
-Read this file first. Events come in as plain calls, and cause plain calls: nothing waits here. The
-verifier decodes by itself, whatever the drafter does.
+This module is the best place to start reading. Events come in as plain calls and cause plain calls,
+so no code of this module waits. The verifier decodes by itself, whatever the drafter does.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from tandem.protos.errors import Busy, SessionMiss, TandemError, is_transient
 from tandem.protos.streams import Commit, Decoding, Drafting, EncodedProposal, Flow, Proposal
 from tandem.protos.types import NO_DRAFT_SHAPE, Method, Rule
 
-PAUSE_AT, RESUME_AT = 64, 16  # steps that the reader has not taken
-VERIFIER_PAUSES = (0.05, 1.0)  # seconds before a verifier is opened again: least, most
+PAUSE_AT, RESUME_AT = 64, 16  # unread steps at which the verifier is paused, resumed
+VERIFIER_PAUSES = (0.05, 1.0)  # least and most seconds before a verifier is opened again
 DRAFTER_PAUSES = (0.2, 2.0)
-VERIFIER_LOST_SECONDS = 30.0  # without a verifier, after which the request ends
-VERIFIER_BUSY_SECONDS = 600.0  # with only Busy from the verifier, after which the request ends
-LARGEST_PROPOSAL = 256 << 10  # bytes; a whole tree with its distributions is smaller
+VERIFIER_LOST_SECONDS = 30.0  # seconds without a verifier after which the request ends
+VERIFIER_BUSY_SECONDS = 600.0  # seconds of Busy alone after which the request ends
+# largest proposal in bytes; a whole tree with its distributions is smaller
+LARGEST_PROPOSAL = 256 << 10
 
 ToVerifier: TypeAlias = Decoding | EncodedProposal | Proposal | Flow
 ToDrafter: TypeAlias = Drafting | Commit
@@ -46,7 +47,7 @@ class Services:
 
 
 class Relay:
-    """One request's relay. It calls `changed` when there are steps to take, or no more come."""
+    """One request's relay, which calls `changed` when there are steps to take, or no more come."""
 
     def __init__(
         self, request: RunRequest, services: Services, changed: Callable[[], None]
@@ -67,7 +68,7 @@ class Relay:
         self._paused = False
         self._drafter_may_open = False
         self._last_step = self._timer.now()
-        self._drafter = ""  # name of the one that sent the newest proposal
+        self._drafter = ""  # name of the drafter that sent the newest proposal
         self._reported_drafter = ""  # name of the drafter in the newest step
         self.verifier: SessionStream[ToVerifier, Commit] = SessionStream(
             services.verifier, timer, self._open_verifier, self._on_commit, self._on_verifier_error
@@ -101,8 +102,9 @@ class Relay:
 
     def _open_verifier(self) -> None:
         """Open the verifier. In lockstep the drafter is opened again too, because its proposals
-        refer to what this very stream was sent. Else the drafter is opened at the first commit: it
-        may share a machine with the verifier, and must not delay the first token.
+        refer to what this very stream was sent. Without lockstep, the drafter is opened at the
+        first commit, because a drafter may share a machine with the verifier and must not delay the
+        first token.
         """
         if not self.verifier.link.connected:
             self.verifier.lost()
@@ -172,7 +174,7 @@ class Relay:
         self._changed()
 
     def _step(self, commit: Commit) -> Step:
-        """Commit a commit and return it as a step for the reader."""
+        """Add a commit to the text and return it as a step for the reader."""
         generation, now = self.generation, self._timer.now()
         reported = generation.take_prompt_logprobs(commit.start, commit.logprobs)
         tokens = generation.extend(commit.start, commit.tokens)
@@ -198,9 +200,7 @@ class Relay:
         )
 
     def _inform_drafter(self, commit: Commit) -> None:
-        """Send the drafter the commit, or hold it back, but not in lockstep: each proposal needs
-        it.
-        """
+        """Send the drafter the commit or hold it back, but not in lockstep: proposals need it."""
         due: Commit | None = commit
         if not self._lockstep:
             round_trip = self.drafter.link.round_trip + self.verifier.link.round_trip
@@ -222,7 +222,7 @@ class Relay:
         self.verifier.send(Flow(paused))
 
     def _on_verifier_error(self, error: TandemError) -> None:
-        """Retry until the verifier was away for too long; its open time does not count."""
+        """Retry until the verifier was away for too long, not counting its open time."""
         if self._lockstep:
             self._lockstep.stop()
         retry_after = error.retry_after if isinstance(error, Busy) else 0.0
@@ -244,5 +244,5 @@ class Relay:
 
 
 def _may_retry(error: TandemError) -> bool:
-    """Tell whether the same opening may succeed a little later."""
+    """Return whether the same opening may succeed a little later."""
     return isinstance(error, SessionMiss) or is_transient(error)

@@ -1,5 +1,5 @@
 """A step of a generation, and the reason why it had no draft although its request asked for drafts.
-An operator asks for this reason first when speculation does not pay. Pure.
+Operators ask for this reason first when speculation does not pay. Pure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Fallback(Enum):
     NOT_VERIFIED = auto()  # a draft came since the step before, and no token of it was verified
     NO_DRAFT = auto()  # the drafter had sent no draft since the step before
     NO_MATCH = auto()  # the newest tokens occurred nowhere before, and drafts are by suffix alone
-    BACKOFF = auto()  # many drafts brought nothing, and are tried again soon
+    BACKOFF = auto()  # many drafts were of no use, and drafting is tried again soon
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +32,16 @@ class Step:
     """
 
     commit: Commit
-    seconds: float = 0.0  # since the step before, or since the opening
+    seconds: float = 0.0  # seconds since the previous step, or since the opening
     finish: Finish | None = None
     matched_token_id: int | None = None  # the stop token that ended the generation
-    drafter_switches: int = 0  # openings so far after one that was answered
+    drafter_switches: int = 0  # how many openings followed one that a drafter had answered
     verifier_switches: int = 0
-    drafter_round_trip: float = 0.0  # seconds, smoothed; 0 = not known
+    drafter_round_trip: float = 0.0  # smoothed round trip in seconds; 0 means not known
     verifier_round_trip: float = 0.0
     fallback: Fallback | None = None
-    verifier_group: str = ""  # fingerprint of the verifier's model; empty = as before
-    drafter: str = ""  # address of the drafter; empty = as before
+    verifier_group: str = ""  # fingerprint of the verifier's model; empty if it is as before
+    drafter: str = ""  # address of the drafter; empty if it is as before
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
@@ -55,14 +55,14 @@ class DraftWatch:
     """Watches what has come from the drafter of one generation since its newest step."""
 
     requested: bool
-    alone: bool  # drafts are by suffix alone
+    alone: bool  # whether drafts are by suffix alone
     steps: int = 0
     arrived: bool = False
 
     def stepped(self, commit: Commit, willing: bool, opened: bool, paused: bool) -> Fallback | None:
-        """Return why this step had no draft, or None if it had one or needed none. The drafter is
-        `willing` if it has not refused, `opened` if the session is open there, and `paused` while
-        it is left alone.
+        """Return why this step had no draft, or None if the step had one or needed none. The
+        drafter is `willing` if it has not refused, `opened` if the session is open there, and
+        `paused` while it gets no commits.
         """
         arrived, self.arrived = self.arrived, False
         self.steps += 1

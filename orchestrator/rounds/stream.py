@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 from tandem.protos.errors import TandemError, TransportLost
 from tandem.protos.streams import PassTimes
 
-MAX_DOUBLINGS = 16  # doublings of a pause, at most, so that the power stays a float
+MAX_DOUBLINGS = 16  # most doublings of a pause, so that the power stays a float
 
 Sent = TypeVar("Sent")
 SentContra = TypeVar("SentContra", contravariant=True)
@@ -47,7 +47,7 @@ class ServiceLink(Protocol[SentContra, ReceivedCo]):
 
     @property
     def round_trip(self) -> float:
-        """The seconds to the service and back, smoothed; 0 = not known."""
+        """The seconds to the service and back, smoothed; 0 means not known."""
 
     def group(self, stream: int) -> str:
         """Return the fingerprint of the model where a stream is open; empty if it is not known."""
@@ -108,7 +108,7 @@ class Timer(Protocol):
         """Return the time in seconds."""
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> TimerHandle:
-        """Call after so many seconds, or a random part more, so that callers spread out."""
+        """Call after `seconds` seconds, or a random part more, so that callers spread out."""
 
 
 @dataclass(slots=True, eq=False)
@@ -122,12 +122,12 @@ class SessionStream(Generic[Sent, Received]):
     open: Callable[[], None]
     on_item: Callable[[Received], None]
     on_failure: Callable[[TandemError], None]
-    number: int = 0  # 0 = no stream is open
+    number: int = 0  # number of the open stream; 0 if none is open
     turn: int = 0  # the turn of the newest opening
     openings: int = 0
-    switches: int = 0  # openings after one that the service had answered
+    switches: int = 0  # how many openings followed one that the service had answered
     _answered: bool = False
-    failures: int = 0  # since an item arrived
+    failures: int = 0  # number of failures since an item arrived
     waited: float = 0.0  # seconds of pauses since an item arrived
     _retry: TimerHandle | None = None
     _retry_since: float = 0.0

@@ -27,15 +27,15 @@ Serve = Callable[..., AbstractAsyncContextManager[str]]
 
 
 def command(role: str, kind: type[Config], module: str) -> None:
-    """Run a service, which is `serving` of a module, by its command line. If it cannot start, it
-    prints one line and ends with exit code 1.
+    """Run a service, which is `serving` of a module, by its command line. If the service cannot
+    start, it prints one line and ends with exit code 1.
     """
     start(role, kind, lambda config: serve(role, config, module))
 
 
 def start(role: str, kind: type[Config], work: Callable[[Config], None]) -> None:
-    """Read the command line and run any `work` with the settings. If it cannot start, it prints one
-    line and ends with exit code 1.
+    """Read the command line and run any `work` with the settings. If the service cannot start, it
+    prints one line and ends with exit code 1.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing has to be ended in order yet
     try:
@@ -54,7 +54,7 @@ def start(role: str, kind: type[Config], work: Callable[[Config], None]) -> None
 
 
 def serve(role: str, config: ServiceConfig, module: str) -> None:
-    """Run a service, which is `serving` of a module."""
+    """Run the service that the function `serving` of a module starts."""
     serving = import_module(module).serving
     with tracing.exporting(config.otlp_endpoint, f"tandem-{role}"):
         asyncio.run(run(role, config, serving))
@@ -62,7 +62,7 @@ def serve(role: str, config: ServiceConfig, module: str) -> None:
 
 async def run(role: str, config: ServiceConfig, serve: Serve) -> None:
     """Run a service until it is stopped: one signal makes it drain, another ends it at once. Until
-    it serves, a signal ends the process at once.
+    the service serves, a signal ends the process at once.
     """
     from prometheus_client import REGISTRY
 
@@ -71,7 +71,8 @@ async def run(role: str, config: ServiceConfig, serve: Serve) -> None:
     serving = serve(config, REGISTRY, drain, pages)
     with served(config, pages) as metrics:
         async with process.parent_watched(), serving as address:
-            stop = process.stop_signals()  # before it is announced that the service serves
+            # signals are handled before the announcement that the service serves
+            stop = process.stop_signals()
             process.announce("serving", role=role, address=address, metrics=metrics)
             await stop.get()
             again = asyncio.create_task(stop.get())
@@ -83,6 +84,7 @@ def served(config: ServiceConfig, pages: Pages) -> Iterator[str]:
     """Serve the pages of a service while the scope lasts; yields their URL."""
     host = config.metrics_host or config.host
     asked = config.tls if config.metrics_tls else None
-    context = server_context(asked, ssl.CERT_OPTIONAL) if asked else None  # the pages demand it
+    # the page server demands certificates
+    context = server_context(asked, ssl.CERT_OPTIONAL) if asked else None
     with pages_served(host, config.metrics_port, pages, context) as address:
         yield f"{'https' if context else 'http'}://{address}"

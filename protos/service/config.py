@@ -1,6 +1,7 @@
 """The configuration of a service: flags, then the environment, then a YAML file, then defaults.
 
-It is validated where it is built, and passed down; nothing else reads these settings.
+The configuration is validated where it is built, and passed down; no other code reads these
+settings.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from tandem.protos.service.listening import ListeningSettings
 PREFIX = "TANDEM__"
 FILE = "TANDEM_CONFIG"
 
-MIN_LENGTH, MAX_LENGTH = 16, 256  # characters of a token
+MIN_LENGTH, MAX_LENGTH = 16, 256  # least and most characters of a token
 FOLLOWING_ERROR = "default_factory_not_called"  # an error that follows from another field's error
 # kinds of errors whose value is shown: it is not a token's, and not in the message yet
 SHOWABLE = ("int_", "float_", "bool_", "byte_", "literal_", "greater_", "less_", "string_pattern_")
@@ -70,7 +71,9 @@ class ServiceConfig(ListeningSettings):
     config: Path | None = Field(
         default=None, description=f"YAML file with a section for each role; or {FILE}"
     )
-    port: int = Field(default=0, ge=0, le=65535, description="0 takes a free port")
+    port: int = Field(
+        default=0, ge=0, le=65535, description="port of the service; 0 takes a free one"
+    )
     metrics_port: int = Field(
         default=0, ge=0, le=65535, description="port of the metrics page; 0 takes a free one"
     )
@@ -81,10 +84,10 @@ class ServiceConfig(ListeningSettings):
         default=30.0, ge=0, description="time for running work to finish when the service stops"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="debug, info, warning or error"
+        default="info", description="log level: debug, info, warning or error"
     )
     log_format: Literal["json", "console"] | None = Field(
-        default=None, description="json or console; by default console in a terminal"
+        default=None, description="log format: json or console; by default console in a terminal"
     )
 
     @classmethod
@@ -109,7 +112,7 @@ class ServiceConfig(ListeningSettings):
 
 class ExternalSettings(BaseSettings):
     """The settings of environment and file for each role, such as `TANDEM__VERIFIER__PORT`, or
-    `port` in the section `verifier`. Names and values are not checked yet.
+    `port` in the section `verifier`. Names and values of these settings are not checked yet.
     """
 
     model_config = SettingsConfigDict(
@@ -152,7 +155,7 @@ def external_settings(file: Path | str | None = None) -> ExternalSettings:
             if found["type"] == "extra_forbidden":
                 raise _unknown(str(found["loc"][0]), ROLES, f"{file}: ") from None
         raise Unusable(f"{file}: {_problems(error)}") from None
-    except Exception as error:  # the YAML parser's, which is imported only for a file
+    except Exception as error:  # the YAML parser's errors; the parser is imported only for a file
         raise Unusable(f"{file or 'environment'}: {' '.join(str(error).split())}") from None
 
 

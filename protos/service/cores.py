@@ -15,9 +15,9 @@ CPUS, NODES = "sys/devices/system/cpu", "sys/devices/system/node"
 
 def usable(root: Path = ROOT, numa: int | None = None) -> int:
     """Return how many physical cores of a NUMA node the process may run on, by default of the node
-    where it may run on most. A container's limit of processor time makes the number smaller; it is
-    at least 1. Two hardware threads of a core multiply no faster than one, and the memory of
-    another node is slow.
+    where it may run on most. A container's limit of processor time lowers the number, though never
+    below 1. Two hardware threads of a core multiply no faster than one, and the memory of another
+    node is slow.
     """
     allowed = _allowed()
     shares = (own & allowed for node, own in nodes(root).items() if numa in (None, node))
@@ -27,8 +27,8 @@ def usable(root: Path = ROOT, numa: int | None = None) -> int:
 
 def bind(numa: int, root: Path = ROOT) -> None:
     """Run only on the processors of a NUMA node from now on, with all threads that this thread is
-    going to start. Memory then lies at that node, because it lies where it is first written. Raises
-    Unusable.
+    going to start. Memory then lies at that node, because the system places memory where it is
+    first written. Raises Unusable.
     """
     allowed, found = _allowed(), nodes(root)
     if not (own := found.get(numa, set()) & allowed):
@@ -55,7 +55,7 @@ def _listed(file: Path) -> set[int]:
 
 def _allowed() -> set[int]:
     """Return the hardware threads that the process may run on."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
+    if hasattr(os, "sched_getaffinity"):  # macOS lacks this function
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
 
@@ -81,5 +81,5 @@ def _quota(root: Path, most: int) -> int:
     """
     with suppress(OSError, ValueError):
         time, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
-        return int(time) // int(period)  # "max" is not a number: there is no limit
+        return int(time) // int(period)  # "max" is not a number and means no limit
     return most

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 from tandem.protos.errors import Unavailable
 
-LAST_SECONDS = 0.5  # for work that is cut short to tell its client
+LAST_SECONDS = 0.5  # seconds for work that is cut short to tell its client
 
 
 class Drain:
@@ -16,7 +16,7 @@ class Drain:
 
     def __init__(self, seconds: float = 0.0) -> None:
         """Once the service takes no new work, running work has so many seconds."""
-        self.leaving = False  # whether senders of new work are to go elsewhere
+        self.leaving = False  # whether senders of new work should go elsewhere
         self.begun = False  # whether no new work is taken
         self._seconds = seconds
         self._running = 0
@@ -67,7 +67,7 @@ class Drain:
 
     async def leave(self, seconds: float) -> None:
         """Take new work for so many seconds more, in which its senders learn that the service is
-        stopping. After `cut` this returns at once.
+        stopping. After `cut` this method returns at once.
         """
         self.leaving = True
         await _until(self._cut, seconds)
@@ -85,7 +85,7 @@ class Drain:
 
 
 async def _until(event: asyncio.Event, seconds: float) -> None:
-    """Wait for an event, so many seconds at most."""
+    """Wait for an event, at most so many seconds."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -31,7 +31,7 @@ MAX_REQUESTS = 64  # requests at once, each with a thread
 READ_SECONDS = 10.0  # time that a client may take for its whole request
 METHODS = ("GET", "HEAD")
 PLAIN = ("Content-Type", "text/plain; charset=utf-8")
-CERTIFICATE = "SSL_CLIENT_VERIFY"  # web servers' name, in an environ, of a certificate's check
+CERTIFICATE = "SSL_CLIENT_VERIFY"  # name under which web servers report the check of a certificate
 
 
 class Pages:
@@ -55,7 +55,8 @@ class Pages:
             start_response("405 Method Not Allowed", [PLAIN, ("Allow", ", ".join(METHODS))])
             return [b"only GET and HEAD\n"]
         here, asked = environ.get("SERVER_NAME", ""), environ.get("HTTP_HOST", "")
-        if is_loopback(here) and not names_this_machine(asked):  # asked by a page in a browser
+        # a page in a browser may have sent this request
+        if is_loopback(here) and not names_this_machine(asked):
             start_response("403 Forbidden", [PLAIN])
             return [b"the host is not this machine\n"]
         path = environ.get("PATH_INFO") or "/"
@@ -72,7 +73,7 @@ class Pages:
 
 def metrics_page(registry: CollectorRegistry) -> WSGIApplication:
     """Return a page with the metrics of a registry, in the format that the client accepts. With
-    `?compat=vllm` it has the metrics that mean the same at vLLM, under vLLM's names.
+    `?compat=vllm` the page has the metrics that mean the same at vLLM, under vLLM's names.
     """
     from prometheus_client import make_wsgi_app
 
@@ -97,8 +98,8 @@ def _bytes(body: Any) -> Iterable[bytes]:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A server with a thread for each request, so that a slow client holds nobody up. Connections
-    above MAX_REQUESTS are closed.
+    """A server with a thread for each request, so that a slow client delays no other client.
+    Connections above MAX_REQUESTS are closed.
     """
 
     daemon_threads = True
@@ -107,7 +108,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._places = threading.Semaphore(MAX_REQUESTS)
         super().__init__((host, port), _Handler)
-        if tls:  # threads do the handshakes, or a silent client would hold up all others
+        if tls:  # threads do the handshakes; otherwise a silent client would hold up all others
             self.socket = tls.wrap_socket(
                 self.socket, server_side=True, do_handshake_on_connect=False
             )
@@ -191,7 +192,7 @@ class _Handler(WSGIRequestHandler):
 def pages_served(
     host: str, port: int, pages: WSGIApplication, tls: ssl.SSLContext | None = None
 ) -> Iterator[str]:
-    """Serve pages while the scope lasts; yields the address. Port 0 takes a free one. Certificates
+    """Serve pages while the scope lasts; yields the address. Port 0 takes a free port. Certificates
     that are loaded into `tls` later are used for connections from then on. Raises Unusable.
     """
     try:

@@ -1,5 +1,5 @@
 """`/healthz` and `/readyz`, the pages for the probes of containers. A service's event loop answers
-them from the moment when its port is open. Before that there are no such pages.
+them from the moment when its port is open. Before that, the metrics port has no such pages.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 ALIVE, READY = "/healthz", "/readyz"
-ANSWER_SECONDS = 5.0  # for the event loop to answer; probes wait a little longer
+ANSWER_SECONDS = 5.0  # seconds for the event loop to answer; probes wait a little longer
 
 
 def add_probes(pages: Pages, problems: Callable[[], Sequence[str]]) -> None:
     """Serve the probes' pages, also to clients without a certificate, because the kubelet shows
-    none. To be called on the service's event loop. The service is alive while the loop answers, and
+    none. Call this on the service's event loop. The service is alive while the loop answers, and
     ready if there are no `problems`.
     """
     loop = asyncio.get_running_loop()

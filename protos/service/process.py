@@ -18,7 +18,9 @@ from typing import Any, Never
 from tandem.protos.errors import TandemError
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
-CHILD = "TANDEM_CHILD"  # if set, stop when standard input closes, not to outlive the parent
+# variable that makes the process stop when its standard input closes, so that it does not outlive
+# its parent
+CHILD = "TANDEM_CHILD"
 
 
 def configure_logging(level: str, form: str | None = None) -> None:
@@ -65,7 +67,9 @@ def announcement(line: bytes) -> dict[str, str] | None:
 
 
 def refuse(role: str, problem: TandemError) -> Never:
-    """End the process with exit code 1. The reason goes to the parent, or to standard error."""
+    """End the process with exit code 1. The reason goes to the parent process or, without one, to
+    standard error.
+    """
     if os.environ.get(CHILD):
         announce("failed", role=role, problem=str(problem))
     else:
@@ -78,7 +82,7 @@ def raise_on_signals() -> None:
 
     def unwind(number: int, frame: object) -> Never:
         for each in STOPPING:
-            signal.signal(each, signal.SIG_IGN)  # a second one would cut the unwinding short
+            signal.signal(each, signal.SIG_IGN)  # a second signal would interrupt the unwinding
         raise SystemExit(128 + number)
 
     for number in STOPPING:

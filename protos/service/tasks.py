@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def background(*work: Coroutine[Any, Any, object]) -> AsyncIterator[list[asyncio.Task[Any]]]:
-    """Run coroutines while the scope lasts, then cancel them; yields their tasks. The first that
-    fails cancels the scope, which raises its error.
+    """Run coroutines while the scope lasts, then cancel them; yields their tasks. The first
+    coroutine that fails cancels the scope, which raises its error.
 
-    This is an `asyncio.TaskGroup` whose errors come without an ExceptionGroup around them, and hide
-    no cancellation of the scope: code that caught such an error and went on would never end.
+    The scope is an `asyncio.TaskGroup` whose errors come without an ExceptionGroup around them, and
+    hide no cancellation of the scope: code that caught such an error and went on would never end.
     """
     raised: BaseException | None = None
     cancelled = _cancelled()

@@ -19,7 +19,7 @@ import structlog
 
 from tandem.protos.errors import Unusable
 
-TRACEPARENT = "traceparent"  # in the metadata of calls
+TRACEPARENT = "traceparent"  # key in the metadata of calls
 W3C = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 EXPORT_SECONDS = 2  # time that a collector may take for the spans sent to it
 log = structlog.get_logger()
@@ -27,15 +27,15 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class Span:
-    """One operation, which may take several calls and threads. If no spans are made, it is only a
-    `traceparent` to pass on.
+    """One operation, which may take several calls and threads. If no spans are made, the object is
+    only a `traceparent` to pass on.
     """
 
     traceparent: str
     _tracer: Any = None
     _span: Any = None
     _context: Any = None
-    _since: int = 0  # when the newest part ended
+    _since: int = 0  # time at which the newest part ended
 
     def part(self, name: str, **attributes: str | float) -> None:
         """Add a part of the span that ends now and began when the part before ended."""

@@ -1,5 +1,5 @@
 """Tandem's metrics under vLLM's names, so that dashboards and queries for vLLM work. Only metrics
-that mean the same at vLLM are among them.
+that mean the same at vLLM are included.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 OURS, THEIRS = "tandem_", "vllm:"
-MODEL = "tandem_model_info"  # its label `model` is the name of the model
+MODEL = "tandem_model_info"  # the label `model` of this metric is the name of the model
 SAME = frozenset(
     OURS + name
     for name in (

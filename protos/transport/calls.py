@@ -21,7 +21,9 @@ USUAL_CODES = (
     *("UNAVAILABLE", "INTERNAL", "UNAUTHENTICATED", "PERMISSION_DENIED"),
 )
 DURATION_BUCKETS = (0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60)
-NEAR_SECONDS, NEAR_FRACTION = 0.05, 0.02  # left of a deadline that is over: clocks differ a bit
+# seconds, and fraction of the time, that may be left of a deadline that is over, because clocks
+# differ
+NEAR_SECONDS, NEAR_FRACTION = 0.05, 0.02
 
 Code = Callable[[str], None]
 
@@ -69,7 +71,7 @@ class CallMetrics:
                     self._total.labels(*labels, code)
 
     def observe(self, method: str, context: aio.ServicerContext[Any, Any]) -> None:
-        """Observe a call that begins. It is counted when it has ended, however it ends."""
+        """Observe a call that begins. The call is counted when it has ended, however it ends."""
         left = context.time_remaining()
         near = max(NEAR_SECONDS, NEAR_FRACTION * left) if left is not None else 0.0
         began = time.perf_counter()
@@ -84,8 +86,8 @@ class CallMetrics:
         self._total.labels(*UNKNOWN, "UNIMPLEMENTED").inc()
 
     def counting(self, method: str, direction: str, convert: Any) -> Any:
-        """Return a method's serialiser or deserialiser with a count of bytes. It applies `convert`;
-        None passes bytes on.
+        """Return a method's serialiser or deserialiser with a count of bytes. The function applies
+        `convert`; None passes bytes on.
         """
         service, _ = self._methods.get(method, UNKNOWN)
         count = self._bytes.labels(service, direction).inc

@@ -18,8 +18,8 @@ from tandem.protos.address import DNS, split
 from tandem.protos.tls import CertificateFiles, Pem, Tls
 
 Fetch: TypeAlias = Callable[[], grpc.ServerCertificateConfiguration]
-_FILES: dict[Tls, CertificateFiles] = {}  # all files that this process has used
-_REFRESHING = threading.Lock()  # handshakes are in threads
+_FILES: dict[Tls, CertificateFiles] = {}  # the files that this process has used
+_REFRESHING = threading.Lock()  # held while files are read; handshakes run in several threads
 
 
 def _newest(tls: Tls) -> Pem:
@@ -48,7 +48,7 @@ def port_credentials(tls: Tls, certificates: bool) -> grpc.ServerCredentials:
         used = pem
         return _configuration(pem)
 
-    first, again = _configuration(used), cast(Fetch, fetch)  # its stub knows no None
+    first, again = _configuration(used), cast(Fetch, fetch)  # the stub declares no None
     return grpc.dynamic_ssl_server_credentials(first, again, certificates)
 
 

@@ -1,4 +1,6 @@
-"""Guards decide who may call what. They are asked before every call of every method but health."""
+"""Guards decide who may call what. Guards are asked before every call of every method except
+health.
+"""
 
 from __future__ import annotations
 

@@ -22,18 +22,18 @@ from tandem.protos.transport.status import is_cancelled
 
 Request = health_pb2.HealthCheckRequest
 Response = health_pb2.HealthCheckResponse
-MAX_WATCHES = 64  # calls of Watch at once on one connection, each for one service
+MAX_WATCHES = 64  # most calls of Watch at once on one connection, each for one service
 log = structlog.get_logger()
 
 
 class Health(health_pb2_grpc.HealthServicer):
-    """The health of a process by all owners' reports; to be made and used on one event loop."""
+    """The health of a process by all owners' reports; make and use it on one event loop."""
 
     def __init__(self) -> None:
         self._names = {""}
         self._problems: dict[str, str] = {}
         self._closed = False
-        self._watches = Counter[str]()  # running calls of Watch, by connection
+        self._watches = Counter[str]()  # number of running calls of Watch by connection
         self._changed = asyncio.Event()
 
     def report(self, owner: str, problem: str | None) -> None:
@@ -59,7 +59,7 @@ class Health(health_pb2_grpc.HealthServicer):
         return list(self._problems.values())
 
     async def until(self, serving: bool, seconds: float | None = None) -> None:
-        """Wait until the property `serving` has this value, for so many seconds at most."""
+        """Wait until the property `serving` has this value, for at most `seconds` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.serving != serving:
@@ -91,8 +91,8 @@ class Health(health_pb2_grpc.HealthServicer):
     async def Watch(
         self, request: Any, context: aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Any]:
-        """Yield the status of a service now, and whenever it changes. Raises Busy above
-        the limit.
+        """Yield the status of a service now, and whenever it changes. Raises Busy if a connection
+        has too many watches.
         """
         peer = context.peer()
         if self._watches[peer] >= MAX_WATCHES:
@@ -106,7 +106,8 @@ class Health(health_pb2_grpc.HealthServicer):
                 if status != sent:
                     yield Response(status=status)
                 sent = status
-                if closed:  # with this status; the process may have closed since, unreported
+                # the process may have closed with this status, unreported, in the meantime
+                if closed:
                     return
                 await changed.wait()
         finally:
@@ -126,14 +127,14 @@ class Health(health_pb2_grpc.HealthServicer):
 
 
 async def is_serving(channel: aio.Channel, service: str, seconds: float) -> bool:
-    """Tell whether a service reports within so many seconds that it serves. The result is False if
-    the channel is closed meanwhile, which gRPC reports as a cancellation.
+    """Tell whether a service reports within `seconds` seconds that it serves. The result is False
+    if the channel is closed meanwhile, which gRPC reports as a cancellation.
     """
     return await _status(channel, service, seconds) == Response.SERVING
 
 
 async def answers(channel: aio.Channel, seconds: float) -> bool:
-    """Tell whether a process reports any status within so many seconds."""
+    """Tell whether a process reports any status within `seconds` seconds."""
     return await _status(channel, "", seconds) is not None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-SECONDS = 0.25  # between two messages at most
+SECONDS = 0.25  # most seconds between two messages
 SLOWEST_CONNECTION = 50_000 / 8  # bytes per second of the slowest connection that is used
 MAX_MISSED = 5  # heartbeats after which the other end is lost: at most 1.5 s after it fell silent
 

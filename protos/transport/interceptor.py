@@ -24,7 +24,7 @@ from tandem.protos.transport import status
 from tandem.protos.transport.calls import CallMetrics
 from tandem.protos.transport.guard import AllowAll, Guard
 
-MAX_CONCURRENT_CALLS = 2048  # calls of Tandem's services; health has no limit
+MAX_CONCURRENT_CALLS = 2048  # most calls of Tandem's services at once; health has no limit
 REQUEST_ID, MAX_ID_LENGTH = "x-request-id", 128  # characters
 
 log = structlog.get_logger()
@@ -84,7 +84,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
 
 
 def _uncounted(context: Any) -> None:
-    """Do nothing: a server without metrics counts no calls."""
+    """Do nothing, because a server without metrics counts no calls."""
 
 
 async def _single_request(requests: AsyncIterator[Any]) -> Any:
@@ -124,7 +124,7 @@ def _stream(behaviour: Any, wrapping: CallWrapping, streams: bool) -> Any:
     async def call(requests: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         async with _scope(context, wrapping, requests, streams) as given:
             responses = behaviour(given, context)
-            if inspect.isawaitable(responses):  # a handler that writes through the context
+            if inspect.isawaitable(responses):  # the handler writes through the context
                 await responses
                 return
             async for response in responses:

@@ -1,37 +1,38 @@
 """The round trip of a stream's messages. Each message has its sender's clock, and the other end
-sends back the clock of the newest message that it has read. Pure: time is an argument.
+sends back the clock of the newest message that it has read. The module is pure: time is an
+argument.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-ROUND_TRIP_WINDOW = 32  # answers after which a shorter round trip is mostly forgotten
+ROUND_TRIP_WINDOW = 32  # number of answers after which a shorter round trip is mostly forgotten
 
 
 class RoundTrip:
     """The round trip of one stream, over all of its calls."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0  # round trip, smoothed
+        self.seconds = 0.0  # smoothed round trip in seconds
         self.newest = 0.0  # clock of the newest message that was read
-        self.unread = 0  # bytes of later messages
-        self._messages: deque[tuple[float, int]] = deque()  # unread messages: clock, bytes
+        self.unread = 0  # number of bytes of later messages
+        self._messages: deque[tuple[float, int]] = deque()  # clock and bytes of each unread message
 
     def called(self) -> None:
-        """Note that a new call has begun. Messages sent on the call before are lost."""
+        """Note that a new call has begun. Messages that were sent on an earlier call are lost."""
         self._messages.clear()
         self.unread = 0
 
     def sent(self, clock: float, size: int) -> None:
-        """Note that a message of so many bytes was sent."""
+        """Note that a message of `size` bytes was sent."""
         self._messages.append((clock, size))
         self.unread += size
 
     def received(self, clock: float, now: float, busy: bool) -> bool:
         """Learn from an answer, and tell whether it is the first to show that messages up to this
-        clock were read. The other end answers only when it has something to send. So the shortest
-        times are the true ones, and longer ones count only if the other end is `busy`.
+        clock were read. The other end answers only when it has something to send. The shortest
+        times are therefore the true ones, and longer times count only if the other end is `busy`.
         """
         if not self.newest < clock <= now:
             return False

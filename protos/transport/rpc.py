@@ -31,12 +31,13 @@ from tandem.protos.transport.health import Health
 from tandem.protos.transport.interceptor import REQUEST_ID, ErrorInterceptor
 
 MAX_MESSAGE_BYTES = 4 << 20
-MAX_NEW_CALLS = 10_000  # calls that are not looked at yet
+MAX_NEW_CALLS = 10_000  # most calls that no handler has begun
 DRAIN_SECONDS = 5.0
-LAST_SECONDS = 0.5  # for answers that are on their way
-WHILE_DRAINED = 86_400.0  # seconds: longer than any drain
-POLL_SECONDS = 0.1  # between two looks at whether a channel is connected
-FREE_PORTS = range(20_000, 32_768)  # above those of Ray's workers, below the ephemeral ones
+LAST_SECONDS = 0.5  # seconds for unfinished answers
+WHILE_DRAINED = 86_400.0  # longer than any drain, in seconds
+POLL_SECONDS = 0.1  # seconds between two checks whether a channel is connected
+# ports above those of Ray's workers and below the ephemeral ones
+FREE_PORTS = range(20_000, 32_768)
 
 LIMITS = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -51,13 +52,13 @@ CLIENT_OPTIONS = [
     # connection; without the timeout a frozen peer goes unnoticed
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 2000),  # the time for one attempt, not a pause
+    ("grpc.min_reconnect_backoff_ms", 2000),  # limits one attempt, although the name says backoff
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
 SERVER_OPTIONS = [
     *LIMITS,
-    ("grpc.max_concurrent_streams", MAX_NEW_CALLS),  # calls of one connection, read or not
-    ("grpc.server.max_pending_requests", MAX_NEW_CALLS),  # above it some are cancelled
+    ("grpc.max_concurrent_streams", MAX_NEW_CALLS),  # most calls of one connection, read or not
+    ("grpc.server.max_pending_requests", MAX_NEW_CALLS),  # above the limit gRPC cancels calls
     ("grpc.server.max_pending_requests_hard_limit", MAX_NEW_CALLS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
@@ -68,7 +69,7 @@ SERVER_OPTIONS = [
 @dataclass(frozen=True, slots=True)
 class Security:
     """How a port is protected: by TLS, by a guard, and by whether callers must have certificates.
-    At `certificate_port`, another port of the same services, callers must have them in any case.
+    At `certificate_port`, another port of the same services, callers must always have certificates.
     """
 
     tls: Tls | None = None
@@ -145,17 +146,18 @@ async def serving(
     """Serve one or several servicers until the scope ends; yields the address.
 
     Reports to `health` apply to every service. When the scope ends, no service is SERVING any more,
-    but new calls are taken while `leave(lame_duck_seconds)` is awaited. Then the port is closed,
-    and running calls go on while `drained` is awaited. Without `leave` the port stays open
+    but new calls are taken while `leave(lame_duck_seconds)` is awaited. After that the port is
+    closed, and running calls go on while `drained` is awaited. Without `leave` the port stays open
     meanwhile; without `drained` calls have a few seconds to end. `calls` counts every call, refused
     ones too. At a `shared` port, other servers that share it may listen. Raises Unusable if the
     port is taken.
 
-    gRPC cancels calls that arrive while it closes a port. So every connection is renewed within
-    the lame-duck time: by then load balancers connect their clients to other servers.
+    gRPC cancels calls that arrive while it closes a port. Every connection is therefore renewed
+    within the lame-duck time: by then load balancers connect their clients to other servers.
     """
     if port:
-        free_port(host, port, shared)  # first, because gRPC itself would write lines of its own
+        # checked first, because gRPC itself would write its own log lines
+        free_port(host, port, shared)
     intercepting = ErrorInterceptor(security.guard, calls), *interceptors
     server = aio.server(interceptors=intercepting, options=_options(lame_duck_seconds, shared))
     health = health or Health()
@@ -182,7 +184,8 @@ async def serving(
 
 def _options(lame_duck_seconds: float, shared: bool) -> list[tuple[str, int]]:
     """Return the options of a server."""
-    age = [("grpc.max_connection_age_ms", round(lame_duck_seconds * 500))]  # gRPC adds 10 % at most
+    # gRPC lengthens the age by at most 10 %
+    age = [("grpc.max_connection_age_ms", round(lame_duck_seconds * 500))]
     reused = ("grpc.so_reuseport", int(shared))  # by default two servers silently share a port
     return [*SERVER_OPTIONS, reused, *(age if lame_duck_seconds else ())]
 

@@ -129,8 +129,9 @@ def _with_details(kind: type[TandemError], message: str, status: status_pb2.Stat
 
 
 def is_cancelled() -> bool:
-    """Tell whether this very task is to end, rather than a call that it waits for. If this process
-    ends a call, or closes its channel, gRPC reports that as if the task were cancelled.
+    """Tell whether the current task is being cancelled, rather than a call that it waits for. If
+    this process ends a call, or closes its channel, gRPC reports the end as if the task were
+    cancelled.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

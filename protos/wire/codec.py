@@ -230,6 +230,6 @@ def encode_generation(defaults: GenerationDefaults) -> common_pb2.GenerationDefa
 def decode_generation(message: common_pb2.GenerationDefaults) -> GenerationDefaults:
     """Convert a message to a model's defaults."""
     given = {field.name: value for field, value in message.ListFields()}
-    # the repeated fields are those whose names end so; their values are no tuples yet
+    # repeated fields are those with such names; their values are not tuples yet
     lists = {name: tuple(given[name]) for name in given if name.endswith("_tokens")}
     return GenerationDefaults(**given | lists)

@@ -1,6 +1,6 @@
 """The options of a request by their names: every field of the client API's groups.
 
-They are taken from the API's own description, so that none is forgotten.
+The options are taken from the API's own description, so that none is forgotten.
 """
 
 from __future__ import annotations

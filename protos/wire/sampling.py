@@ -14,8 +14,8 @@ from tandem.protos.wire.drafting import decode_choice
 from tandem.v1 import common_pb2
 
 REPETITION_RANGE = 0.01, 100.0
-MAX_PENALTY = 2.0  # for presence and frequency, either sign
-MAX_BIAS = 100.0  # for one token, either sign
+MAX_PENALTY = 2.0  # limit of presence and frequency penalties, of either sign
+MAX_BIAS = 100.0  # limit of the bias of one token, of either sign
 
 
 def problems(sampling: SamplingParams) -> Iterator[Violation]:
@@ -38,7 +38,7 @@ def problems(sampling: SamplingParams) -> Iterator[Violation]:
     for token, bias in sampling.logit_bias:
         if found := list(_number(f"logit_bias[{token}]", bias, -MAX_BIAS, MAX_BIAS)):
             yield from found
-            break  # one is enough: there may be a thousand
+            break  # one problem is enough, because there may be a thousand
 
 
 def _number(name: str, value: float, least: float, most: float) -> Iterator[Violation]:

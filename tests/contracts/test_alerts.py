@@ -1,4 +1,6 @@
-"""Rules, alerts and dashboards are those of the metrics that there are, and of the runbook."""
+"""Rules, alerts and dashboards use only metrics that exist, and the runbook describes every
+alert.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,15 @@ from tests.documents import ROOT, rows, section, spans
 RULES, GRAFANA = ROOT / "deploy" / "prometheus", ROOT / "deploy" / "grafana"
 RUNBOOK = ROOT / "docs" / "runbook.md"
 BY_CLIENTS = InvalidRequest, Busy, DeadlineExceeded, Unauthenticated, PermissionDenied
-QUICK = {"10s", "15s", "30s"}  # not at the first glance, and still within a minute of the fault
+# durations before an alert fires: not at the first evaluation, but within a minute of the fault
+QUICK = {"10s", "15s", "30s"}
 AGGREGATION = re.compile(r"\b(sum|avg|min|max|count|group|topk|bottomk|quantile)\b(.{0,60})", re.S)
 MATCHING = re.compile(r"\bon ?\(([^)]*)\)")
 RUNBOOK_URL = re.compile(r"(https://[\w./-]+/docs/runbook\.md)#(\w+)")
 
 
 def run(program: str, *words: str) -> None:
-    """A program of Prometheus, if it is installed."""
+    """Run a program of Prometheus, if it is installed."""
     if not (path := shutil.which(program)):
         pytest.skip(f"no {program} here; `make tools` installs it")
     done = subprocess.run([path, *words], capture_output=True, text=True)
@@ -46,7 +49,7 @@ def loaded(name: str) -> Any:
 
 @cache
 def rules(name: str) -> list[dict[str, Any]]:
-    """Those of a file."""
+    """Return the rules of a file."""
     return [rule for group in loaded(name)["groups"] for rule in group["rules"]]
 
 
@@ -61,7 +64,7 @@ def recorded() -> frozenset[str]:
 
 @cache
 def documented() -> frozenset[str]:
-    """Every name of a sample."""
+    """Return the names of all documented samples."""
     found = set()
     for cells in rows(section(ROOT / "docs" / "metrics.md", "Metrics of each service")):
         for name in (span.partition("{")[0] for cell in cells[:2] for span in spans(cell)):
@@ -78,7 +81,7 @@ def test_every_alert_fires_with_its_fault_and_not_without_it() -> None:
 
 
 def test_every_rule_keeps_the_label_that_tells_deployments_apart() -> None:
-    """Staging and production in one Prometheus never share a figure."""
+    """Staging and production that share a Prometheus never share a figure."""
     for rule in rules("rules.yml") + alerts():
         for operator, rest in AGGREGATION.findall(rule["expr"]):
             assert re.match(r" by \(namespace\b", rest), f"{operator}{rest}"

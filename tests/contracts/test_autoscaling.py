@@ -1,4 +1,4 @@
-"""Pods are scaled by metrics that the adapter makes of what they export."""
+"""Pods are scaled by metrics that the adapter derives from the metrics which pods export."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ WANTED = {
 
 @cache
 def adapter() -> dict[str, dict[str, Any]]:
-    """The adapter's rules by the names of their metrics."""
+    """Return the adapter's rules by the names of their metrics."""
     text = (DEPLOY / "prometheus" / "adapter.yml").read_text(encoding="utf-8")
     return {rule["name"]["as"]: rule for rule in yaml.safe_load(text)["rules"]}
 
 
 def rendered(query: str) -> str:
-    """What the adapter asks Prometheus when the cluster asks for two pods."""
+    """Return the adapter's query to Prometheus when the cluster asks about two pods."""
     for template, text in RENDERED.items():
         query = query.replace(template, text)
     return query
@@ -51,7 +51,7 @@ def rendered(query: str) -> str:
 
 @pytest.fixture
 def scaled(tmp_path: Path) -> list[dict[str, Any]]:
-    """The objects of the overlay `cpu` with the component."""
+    """Return the objects of the overlay `cpu` with the component."""
     here = os.path.relpath(DEPLOY / "kustomize", tmp_path)
     made = {
         "resources": [f"{here}/overlays/cpu"],
@@ -65,7 +65,7 @@ def scaled(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 def scalers(made: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Autoscalers by what they scale."""
+    """Return the autoscalers by the objects that they scale."""
     return {
         each["spec"]["scaleTargetRef"]["name"]: each["spec"]
         for each in made
@@ -110,7 +110,7 @@ def test_model_services_have_a_session_for_every_request_that_front_ends_decode(
 
 
 def test_the_adapter_s_queries_have_a_number_for_each_pod(tmp_path: Path) -> None:
-    """Of two, one of which has nothing to do; and no other namespace is counted."""
+    """One of the two pods is idle; pods of other namespaces are not counted."""
     series = [
         {"series": f'{name}{{namespace="{space}",pod="{pod}"}}', "values": values}
         for name, both in SERIES.items()

@@ -1,4 +1,4 @@
-"""What Serve reads of cells: how many there should be, settings, and the file that ships."""
+"""What Ray Serve reads about cells: their number, their settings, and the file that ships."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_ports_of_a_cell_move_together_above_those_of_the_others() -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_cells_that_start_at_once_do_not_take_each_other_s_ports(shared: bool) -> None:
-    """None of them has opened that of the client API yet."""
+    """At that time no cell has opened its port of the client API yet."""
     given = {"verifier": "a:1", "tokenizer": models.TARGET, "share_ports": shared}
     ports = {"port": rpc.free_port(HOST), "metrics_port": rpc.free_port(HOST)}
     config = completed(OrchestratorConfig, "orchestrator", given | ports)

@@ -1,4 +1,4 @@
-"""`tandem certs`: what it makes, and what it does not replace."""
+"""What `tandem certs` makes, and what it does not replace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read(path: Path) -> x509.Certificate:
 
 
 def run(*arguments: str) -> int:
-    """The exit code of the command."""
+    """Return the exit code of the command."""
     try:
         app(["certs", *arguments])
     except SystemExit as end:

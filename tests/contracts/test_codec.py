@@ -1,4 +1,4 @@
-"""What is encoded is decoded as it was."""
+"""Decoding an encoded value gives the same value."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ small = st.integers(0, 1 << 20)
 
 
 def sampled(draft: types.Draft) -> dict[str, Any]:
-    """The draft with siblings that differ, and something that they may have been drawn from."""
+    """Return the draft with differing siblings, and a distribution that they may come from."""
     found = tuple(range(len(draft)))
     behind = [tuple(found[node] for node in nodes) for nodes in tree.children(draft.parents)]
     weights = tuple(types.Distribution((*each, 1000), (1,) * len(each) + (7,)) for each in behind)
@@ -93,7 +93,7 @@ whole = st.builds(proposal_of, drafts | drawn, small)
 
 @st.composite
 def grown(draw: st.DrawFn) -> streams.Proposal:
-    """The newest nodes of a tree; their parents may have been sent before."""
+    """Draw the newest nodes of a tree, whose parents may have been sent before."""
     size, first = draw(st.integers(0, types.MAX_NODES)), draw(st.integers(1, 1 << 14))
     steps = st.integers(0, 255).map(lambda steps: -steps / SCORE_STEPS)
     return streams.Proposal(
@@ -171,7 +171,7 @@ PAIRS += [(values, partial(encode, STREAM), decode) for values, encode, decode i
 
 
 def over_the_wire(message: Message) -> Any:
-    """The message, made of its bytes."""
+    """Return the message that is parsed from its bytes."""
     return type(message).FromString(message.SerializeToString())
 
 
@@ -186,7 +186,7 @@ def test_what_is_sent_arrives(
     decode: Callable[[Any], Any],
     data: st.DataObject,
 ) -> None:
-    """Over real bytes, and what does not count for equality as well."""
+    """The value goes over real bytes; fields that equality ignores are compared as well."""
     value = data.draw(values)
     message = over_the_wire(encode(value))
     assert asdict(decode(message)) == asdict(value)

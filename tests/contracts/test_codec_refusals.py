@@ -1,4 +1,4 @@
-"""What cannot be a value is refused by the name of its field."""
+"""A message that is not a valid value is refused, and the error names the field."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ from tandem.v1 import common_pb2, drafter_pb2, verifier_pb2
 
 
 def context(**fields: Any) -> common_pb2.Context:
-    """A good context but for these fields."""
+    """Return a valid context with these fields changed."""
     return common_pb2.Context(**{"session_id": bytes(16), "turn": 1, "tokens": [1], **fields})
 
 
 def proposal(tokens: Sequence[int], parents: Sequence[int], **fields: Any) -> common_pb2.Proposal:
-    """A message of nodes with such parents."""
+    """Return a proposal of nodes with these parents."""
     return common_pb2.Proposal(tokens=tokens, parents=parents, **fields)
 
 
 def drawn(*weights: dict[int, int]) -> list[common_pb2.Distribution]:
-    """What the children behind the committed tokens, node 0, node 1, ... were drawn from."""
+    """Return the distributions that the children of the committed tokens, of node 0, of node 1, ...
+    were drawn from.
+    """
     return [common_pb2.Distribution(tokens=each, weights=each.values()) for each in weights]
 
 
@@ -168,7 +170,7 @@ OPENINGS = [
 
 
 def refusal(decode: Callable[[Any], Any], value: Any) -> dict[str, str]:
-    """The problem of every field that is refused."""
+    """Return the problem of every field that is refused."""
     with pytest.raises(InvalidRequest) as refused:
         decode(value)
     return {violation.field: violation.problem for violation in refused.value.violations}
@@ -190,7 +192,7 @@ def test_what_cannot_be_a_value_is_refused_by_field(
 
 
 def nodes(parents: tuple[int, ...]) -> Proposal:
-    """Nodes 6, 7, ...: those before them came in other proposals."""
+    """Return nodes 6, 7, ...; earlier nodes came in other proposals."""
     return Proposal(behind=9, tokens=(1,) * len(parents), parents=parents, first=6)
 
 
@@ -212,7 +214,9 @@ def test_what_a_draft_was_not_drawn_from_is_refused() -> None:
 
 @given(st.binary(max_size=200), st.integers(0, 1 << 20))
 def test_no_bytes_make_a_draft_that_is_no_tree(content: bytes, first: int) -> None:
-    """Whoever sends it: a node's parent was numbered before it, and a whole draft is a tree."""
+    """Whoever sends it, a decoded proposal has each node's parent before the node, and a whole
+    draft is a tree.
+    """
     tokens, parents = list(content[::2]), list(content[1::2])
     try:
         proposal = decode_proposal(common_pb2.Proposal(first=first, tokens=tokens, parents=parents))

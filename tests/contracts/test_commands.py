@@ -1,4 +1,6 @@
-"""Command lines before anything is loaded: quick, and a line where something is missing."""
+"""Command lines fail early: before anything is loaded, quickly, and with one line if something is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +53,9 @@ FRONT = (
 def run(
     *lines: tuple[str, ...], missing: tuple[str, ...] = (), **environment: str
 ) -> tuple[list[tuple[int, str]], list[str]]:
-    """Run command lines, each a module and its arguments, one after the other in a process in which
-    some packages are not installed. Return exit code and standard error of each, and the slow
-    packages that they imported.
+    """Run command lines, each a module and its arguments, one after the other in a process without
+    some packages. Return the exit code and standard error of each, and the slow packages that it
+    imported.
     """
     done = subprocess.run(
         [sys.executable, "-c", RUN, json.dumps([lines, missing, SLOW])],
@@ -67,7 +69,7 @@ def run(
 
 
 def refused(found: list[tuple[int, str]]) -> list[str]:
-    """The one line on standard error of each that refused to start."""
+    """Return the one line on standard error of each command that refused to start."""
     for code, printed in found:
         assert (code, printed.count("\n")) == (1, 1), printed
     return [printed for _, printed in found]
@@ -148,7 +150,7 @@ asyncio.run(command.run("drafter", config, serve))
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_service_that_loads_at_once(number: signal.Signals) -> None:
-    """While PyTorch is imported, and while a thread reads the model."""
+    """The signal comes while PyTorch is imported, or while a thread reads the model."""
     command = [sys.executable, "-m", *VERIFIER]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None

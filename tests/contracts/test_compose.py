@@ -1,4 +1,6 @@
-"""The compose file: locked-down containers, settings that services accept, files that exist."""
+"""The compose file: containers are locked down, services accept their settings, and mounted files
+exist.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ SETTINGS = DEPLOY / "compose" / "tandem.yaml"
 
 
 def services() -> dict[str, Any]:
-    """All containers by their names."""
+    """Return all containers by their names."""
     found: dict[str, Any] = compose()["services"]
     return found
 

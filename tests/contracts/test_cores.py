@@ -1,4 +1,4 @@
-"""How many cores a process takes, from what the system says in files."""
+"""How many cores a process takes, by the system's files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from tandem.protos.service import cores
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Four cores of two hardware threads each, of which three cores may be used."""
+    """Write a machine with four cores of two hardware threads each, of which the process may use
+    three cores.
+    """
     for number in range(8):
         folder = tmp_path / f"sys/devices/system/cpu/cpu{number}/topology"
         folder.mkdir(parents=True)
@@ -50,7 +52,9 @@ def test_a_system_that_says_nothing_has_the_cores_it_counts(
 
 @pytest.fixture
 def two_sockets(machine: Path) -> Path:
-    """The same on two nodes of two cores each, of which the process may use two, and one."""
+    """Write the same machine as two nodes of two cores each; the process may use two cores of one
+    and one of the other.
+    """
     for node, cpus in enumerate(("0-1,4-5\n", "2-3,6-7\n")):
         folder = machine / f"sys/devices/system/node/node{node}"
         folder.mkdir(parents=True)
@@ -92,7 +96,7 @@ def test_nodes_without_a_processor_of_the_process_leave_the_count_as_it_was(mach
 def test_cores_without_lists_are_told_apart_by_package_and_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two packages that both have cores 0 and 1, of two hardware threads each."""
+    """Both packages have cores 0 and 1, with two hardware threads each."""
     for number in range(8):
         folder = tmp_path / f"sys/devices/system/cpu/cpu{number}/topology"
         folder.mkdir(parents=True)
@@ -122,7 +126,7 @@ def test_a_node_that_cannot_be_used_is_refused_with_those_that_can(
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no processes")
 def test_threads_that_start_later_stay_on_the_node(tmp_path: Path) -> None:
-    """In a process of its own, on a node of one processor."""
+    """The test runs in a process of its own, on a node with one processor."""
     folder = tmp_path / "sys/devices/system/node/node7"
     folder.mkdir(parents=True)
     (folder / "cpulist").write_text(f"{(one := min(os.sched_getaffinity(0)))}\n")

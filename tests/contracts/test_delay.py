@@ -1,4 +1,6 @@
-"""What the benchmarks' distant link promises: bytes in order, never early, and faults on demand."""
+"""The benchmarks' simulated link delivers bytes in order, never early, and makes faults on
+demand.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @asynccontextmanager
 async def echo() -> AsyncIterator[str]:
-    """A service that answers with what it is sent; yields its address."""
+    """Serve an echo; yields its address."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
@@ -36,7 +38,7 @@ async def echo() -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def distant(state: State) -> AsyncIterator[tuple[Link, Streams]]:
-    """A link in some state to an echo, and a connection through it."""
+    """Connect to an echo through a link in some state."""
     async with echo() as address, linked(address) as link:
         await link.become(state)
         reader, writer = await asyncio.open_connection(HOST, link.port)
@@ -49,15 +51,15 @@ async def distant(state: State) -> AsyncIterator[tuple[Link, Streams]]:
 
 
 async def asked(streams: Streams, data: bytes) -> None:
-    """Return when all of it came back."""
+    """Send a message, and return when all of it has come back."""
     reader, writer = streams
     writer.write(data)
     assert await reader.readexactly(len(data)) == data
 
 
 async def a_whole_connection_later() -> None:
-    """Return when another link has carried bytes there and back: what was sent before and is not
-    held would have arrived, as all is done by one event loop.
+    """Return when another link has carried bytes there and back. By then, everything that was sent
+    before and is not held has arrived, because one event loop does all the work.
     """
     async with distant(State()) as (_, streams):
         await asked(streams, b"later")
@@ -67,7 +69,7 @@ async def a_whole_connection_later() -> None:
 async def test_nothing_comes_before_a_round_trip_and_a_connection_takes_one_more(
     extra: float,
 ) -> None:
-    """More delay is added to answers once."""
+    """The added delay applies once, to the answer."""
     clock = asyncio.get_running_loop().time
     began = clock()
     async with distant(State(ROUND_TRIP, extra)) as (_, streams):
@@ -93,8 +95,9 @@ async def test_a_lost_segment_comes_when_it_was_sent_again() -> None:
 async def test_a_slow_link_carries_so_many_bits_per_second_for_all_its_connections(
     rate: float,
 ) -> None:
-    """In each direction; what waits longer is not lost."""
-    clock, half = asyncio.get_running_loop().time, b"x" * int(rate / 80)  # of a fifth of a second
+    """The rate applies to each direction, and bytes that wait longer are not lost."""
+    # bytes that the rate carries in a tenth of a second
+    clock, half = asyncio.get_running_loop().time, b"x" * int(rate / 80)
     async with distant(State(ROUND_TRIP, rate=rate)) as (link, first):
         second = await asyncio.open_connection(HOST, link.port)
         await asked(first, b"is there"), await asked(second, b"too")

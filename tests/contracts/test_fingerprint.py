@@ -18,7 +18,7 @@ VOCABULARY = {"a": 0, "b": 1, "ab": 2, "世": 3}
 def write(
     folder: Path, vocabulary: Any, added: list[dict[str, Any]] | None = None, **more: Any
 ) -> Path:
-    """A model directory with this tokenizer."""
+    """Write a model directory with this tokenizer."""
     content = {"model": {"vocab": vocabulary, **more}} | (
         {"added_tokens": added} if added is not None else {}
     )
@@ -40,7 +40,9 @@ def test_the_embedded_pair_fits_together() -> None:
 
 
 def test_only_the_tokens_and_their_numbers_matter(plain: Path, tmp_path: Path) -> None:
-    """Not their order in the file, nor how text is split, nor the kind of the tokenizer."""
+    """The order of the tokens in the file, the way to split text and the kind of the tokenizer do
+    not matter.
+    """
     turned = write(tmp_path / "turned", dict(reversed(VOCABULARY.items())), merges=["a b"])
     pairs = [[token, -float(index)] for token, index in VOCABULARY.items()]
     unigram = write(tmp_path / "unigram", pairs)
@@ -64,7 +66,9 @@ def test_one_changed_token_changes_the_fingerprint(
 
 
 def numbered(count: int, **changed: str) -> dict[int, str]:
-    """A vocabulary of so many tokens; `changed`: of which ids, as `t7="other"`."""
+    """Return a vocabulary of this many tokens; `changed` names other tokens for some ids, as in
+    `t7="other"`.
+    """
     return {index: changed.get(f"t{index}", f"token {index}") for index in range(count)}
 
 
@@ -72,9 +76,9 @@ def numbered(count: int, **changed: str) -> dict[int, str]:
     ("draft", "expected"),
     [
         (numbered(200), Likeness.EQUAL),
-        (numbered(201), Likeness.NEARLY),  # a token was added
+        (numbered(201), Likeness.NEARLY),  # one token was added
         (numbered(220), Likeness.NEARLY),
-        (numbered(150), Likeness.NEARLY),  # or many are not there
+        (numbered(150), Likeness.NEARLY),  # many tokens are missing
         (numbered(200, t7="other", t198="another"), Likeness.NEARLY),
         (numbered(200, t7="other", t8="another", t9="a third"), Likeness.FOREIGN),
         (numbered(150, t7="other", t8="another"), Likeness.FOREIGN),

@@ -1,4 +1,6 @@
-"""What a page of another site, open in a browser here, may ask of a port on loopback."""
+"""Which requests a page of another site, open in a browser on this machine, may make to a loopback
+port.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def test_names_of_this_machine_are_those_that_lead_nowhere_else(
 
 
 def ask(port: int, method: str, **headers: str) -> int:
-    """The status of an answer."""
+    """Return the status of an answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT)
     try:
         given = {name.replace("_", "-"): value for name, value in headers.items()}

@@ -1,4 +1,6 @@
-"""`generation_config.json` as models have it: what is a default, and what is named as unused."""
+"""`generation_config.json` as models have it: which settings become defaults, and which are
+reported as unused.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,13 @@ VOCABULARY = 100
 
 
 def read(folder: Path, **given: Any) -> tuple[GenerationDefaults, list[str]]:
-    """What a file with these settings has."""
+    """Return what is read from a file with these settings."""
     (folder / FILE).write_text(json.dumps(given), encoding="utf-8")
     return generation_defaults(folder, VOCABULARY)
 
 
 def test_what_qwen3_sets_are_its_defaults(tmp_path: Path) -> None:
-    """As vLLM has it, `do_sample` decides nothing: a request is greedy at temperature 0."""
+    """As in vLLM, `do_sample` decides nothing: a request is greedy at temperature 0."""
     for sampling in (True, False):
         found = read(
             tmp_path,

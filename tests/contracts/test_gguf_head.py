@@ -1,4 +1,4 @@
-"""The head of a GGUF file: whatever is wrong with it is one line."""
+"""Whatever is wrong with the head of a GGUF file, the error is one line."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tandem.protos.errors import Unusable
 
 
 def text(value: str) -> bytes:
-    """A string as the format has it."""
+    """Return a string in the file format."""
     return struct.pack("<Q", len(value)) + value.encode()
 
 
 def listed(kind: int, items: list[bytes]) -> bytes:
-    """A list of values of a type."""
+    """Return a list of values of a type in the file format."""
     return struct.pack("<IQ", kind, len(items)) + b"".join(items)
 
 
 def head(*entries: tuple[str, int, bytes]) -> bytes:
-    """A file without weights."""
+    """Return a file without weights."""
     keys = b"".join(text(key) + struct.pack("<I", kind) + value for key, kind, value in entries)
     return b"GGUF" + struct.pack("<IQQ", 3, 0, len(entries)) + keys
 
@@ -57,7 +57,9 @@ def test_a_damaged_head_is_one_line(content: bytes, tmp_path: Path) -> None:
 
 
 def test_turn_ends_that_converters_do_not_name_end_a_turn(tmp_path: Path) -> None:
-    """If they are control tokens, not text; and where a turn has several parts, not their end."""
+    """Such a token ends a turn if it is a control token, but not if it is text; where a turn has
+    several parts, the end of a part does not count.
+    """
     file = tmp_path / "model.gguf"
 
     def ends(tokens: dict[str, int]) -> tuple[int, ...]:

@@ -26,14 +26,14 @@ SHAPE = Shape(
 
 @pytest.fixture(scope="module")
 def grown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Grown]:
-    """The embedded draft model, a little larger, and what is said of it."""
+    """Return the embedded draft model, a little larger, and the messages about it."""
     out = tmp_path_factory.mktemp("grown")
     return out, grow(models.DRAFT, out, SHAPE)
 
 
 @pytest.fixture(scope="module")
 def pair(grown: tuple[Path, Grown]) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """The model and the grown one as transformers loads them."""
+    """Return the model and the grown one, as transformers loads them."""
     small, large = (
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         for folder in (models.DRAFT, grown[0])

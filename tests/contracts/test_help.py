@@ -1,4 +1,4 @@
-"""What `--help` says fits a terminal of 80 columns, with the whole name of every option."""
+"""The output of `--help` fits a terminal of 80 columns and shows the whole name of every option."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tandem.orchestrator.requests.request import DEFAULT_MAX_NEW_TOKENS
 
 
 def commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[Any, tuple[str, ...]]]:
-    """A command and all those within."""
+    """Return a command and all its subcommands."""
     yield command, words
     for name, each in getattr(command, "commands", {}).items():
-        if "ignore_unknown_options" not in each.context_settings:  # has a help of its own
+        if "ignore_unknown_options" not in each.context_settings:  # the command has its own help
             yield from commands(each, (*words, name))
 
 

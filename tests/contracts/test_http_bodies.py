@@ -1,4 +1,4 @@
-"""How much of the bodies of requests is held at once."""
+"""How much memory the bodies of requests may take at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tandem.protos.errors import Busy, InvalidRequest
 
 
 def request(*pieces: bytes) -> Request:
-    """One whose body comes in pieces."""
+    """Return a request whose body comes in pieces."""
 
     async def come() -> AsyncIterator[dict[str, Any]]:
         for piece in pieces:

@@ -1,4 +1,6 @@
-"""How long a connection to the HTTP port lasts on which nothing is asked, or nothing read."""
+"""How long a connection to the HTTP port stays open without a request, or with an answer that is
+not read.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +19,27 @@ from tandem.orchestrator.http import server
 from tests.waiting import until
 
 SECONDS = 0.1
-LARGE = 16 << 20  # more than the system holds for a client
+LARGE = 16 << 20  # more than the system buffers for a client
 HEAD = b"GET / HTTP/1.1\r\nhost: x\r\n"
-LINE = "0100007F:{:04X} 0100007F:{:04X} "  # of a connection on loopback in the system's table
+LINE = "0100007F:{:04X} 0100007F:{:04X} "  # the line of a loopback connection in the system's table
 
 
 def server_holds(line: str) -> bool:
-    """Whether the server's end of a connection is there."""
+    """Return whether the server's end of a connection exists."""
     return line in Path("/proc/net/tcp").read_text(encoding="ascii")
 
 
 def connected(url: str, sent: bytes) -> socket.socket:
-    """A connection on which bytes wait before the server accepts it: they are in time."""
+    """Return a connection on which bytes wait before the server accepts it, so that they count as
+    in time.
+    """
     connection = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
     connection.sendall(sent)
     return connection
 
 
 async def read(url: str, sent: bytes) -> bytes:
-    """What comes until the server closes the connection."""
+    """Return what comes until the server closes the connection."""
     reader, writer = await asyncio.open_connection(sock=connected(url, sent))
     received = await reader.read()
     writer.close()
@@ -46,11 +50,13 @@ async def read(url: str, sent: bytes) -> bytes:
 async def test_a_connection_without_a_whole_head_is_closed(
     monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    """The first, and those after an answer; one that waits for its answer is not."""
+    """The server closes a connection before the first request and after an answer; a connection
+    that waits for its answer stays open.
+    """
     monkeypatch.setattr(server, "HEAD_SECONDS", SECONDS)
 
     async def slow(request: Request) -> Response:
-        """Answers after a connection of later has been closed."""
+        """Answer after a connection that was made later has been closed."""
         assert await read(str(request.app.state.url), b"") == b""
         return PlainTextResponse("done")
 

@@ -1,4 +1,4 @@
-"""The HTTP pages of a service: what is at which path, and metrics under vLLM's names."""
+"""The HTTP pages of a service: their paths, and metrics under vLLM's names."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_more_connections_at_once_than_the_limit_are_closed(
         silent[0].close()
 
         def has_room() -> bool:
-            """Once the thread of the closed connection has ended."""
+            """Return whether a connection is free, once the thread of the closed one has ended."""
             try:
                 return get(address, "/hello")[0] == 200
             except (http.client.HTTPException, OSError):
@@ -131,7 +131,7 @@ def test_a_request_that_comes_byte_by_byte_has_as_long_as_any(
             connection.setblocking(False)
 
             def closed() -> bool:
-                """Whether one more byte comes too late."""
+                """Return whether one more byte comes too late."""
                 try:
                     connection.sendall(b"x")
                     return not connection.recv(1)

@@ -1,4 +1,6 @@
-"""Models by their names on the hub: what is downloaded, and what is said if that does not work."""
+"""Models by their names on the Hugging Face hub: what is downloaded, and the message if that
+fails.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,14 @@ print(json.dumps(found))
 
 
 class Hub(BaseHTTPRequestHandler):
-    """What the library asks of the hub for one repository: its files, and each of them."""
+    """A fake hub that answers the library's requests about one repository: its file list, and each
+    file.
+    """
 
     files = {file.name: file.read_bytes() for file in models.TARGET.iterdir()} | ELSE
 
     def do_GET(self) -> None:
-        """Called by the server."""
+        """The HTTP server calls this method."""
         path = self.path.partition("?")[0]
         if path.startswith(f"/api/models/{NAME}/revision/"):
             siblings = [{"rfilename": name} for name in self.files]
@@ -65,7 +69,7 @@ class Hub(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def answer(self, status: int, content: bytes, kind: str) -> None:
-        """Send headers, and for a GET the content."""
+        """Send headers and, for a GET, the content."""
         self.send_response(status)
         for name, value in {
             "Content-Type": kind,
@@ -84,7 +88,7 @@ class Hub(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving() -> Iterator[str]:
-    """A hub while the scope lasts; yields its address."""
+    """Serve a hub while the scope lasts; yields its address."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -92,8 +96,8 @@ def serving() -> Iterator[str]:
 
 
 def resolve(folder: Path, endpoint: str, *asked: tuple[str, str], offline: str = "0") -> list[Any]:
-    """What a process makes of names and what of them it needs, one after the other: the name and
-    the files that are then there, or why not. Its cache of the hub is a folder.
+    """Resolve names in a process of its own, one after the other; return the path and its files, or
+    the error of each. The fake hub's content is a folder.
     """
     environment = {"HF_HOME": str(folder), "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": offline}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The Dockerfile: hadolint has nothing to say, and what its images run and ask exists."""
+"""The Dockerfile: hadolint finds nothing, and every program that its images run exists."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Instructions = list[tuple[str, str]]
 
 
 def stages() -> dict[str, Instructions]:
-    """The instructions of each stage, those of the stages that it is made from included."""
+    """Return the instructions of each stage, including those of the stages that it builds on."""
     found: dict[str, Instructions] = {}
     text = DOCKERFILE.read_text(encoding="utf-8").replace("\\\n", " ")
     name = ""
@@ -42,7 +42,7 @@ def stages() -> dict[str, Instructions]:
 
 
 def last(role: str, word: str) -> str:
-    """What holds of an instruction in a role's image."""
+    """Return the last instruction of a kind in a role's image, which is the one that counts."""
     return [rest for name, rest in stages()[role] if name == word][-1]
 
 
@@ -63,7 +63,7 @@ def test_an_image_runs_its_service_as_nobody(role: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 async def test_a_container_is_healthy_when_its_readiness_page_says_so(role: str) -> None:
-    """The very command of the image, with another port."""
+    """The test runs the image's own command, with another port."""
     command = json.loads(last(role, "HEALTHCHECK").partition("CMD ")[2])
     assert "9090" in last(role, "EXPOSE").split()
     problems: list[str] = []

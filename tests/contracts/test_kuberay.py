@@ -1,4 +1,4 @@
-"""The manifest for KubeRay: pods that are locked down, cells that accept their settings."""
+"""The manifest for KubeRay: pods are locked down, and cells accept their settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.manifests import (
     settings_of,
 )
 
-# What KubeRay 1.5 takes, of its fields those that are used here.
+# The schema is KubeRay 1.5's, limited to the fields that are used here.
 SERVICE = {
     *("excludeHeadPodFromServeSvc", "rayClusterConfig", "rayClusterDeletionDelaySeconds"),
     *("serveConfigV2", "serveService"),
@@ -71,7 +71,7 @@ def test_cells_accept_their_settings(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_http_clients_and_prometheus_find_cells_at_the_ports_that_they_have() -> None:
-    """KubeRay adds the label of the node's type; the head has neither port."""
+    """KubeRay adds the label of the node's type; the head node has neither port."""
     (http,) = [each for each in objects(KUBERAY, "Service") if each["metadata"]["name"] == "tandem"]
     (monitor,) = [
         each

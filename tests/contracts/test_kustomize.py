@@ -1,4 +1,4 @@
-"""Manifests for Kubernetes: valid, locked down, and in agreement with the services' settings."""
+"""Manifests for Kubernetes are valid, locked down, and agree with the services' settings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SECRET = "a-token-that-is-long-enough"
 
 
 def test_every_object_fits_the_schema_of_kubernetes(tmp_path: Path) -> None:
-    """Each once, and those that KubeRay makes."""
+    """Each object is checked once, with those that KubeRay makes."""
     (service,) = objects(KUBERAY, "RayService")
     serve = {"apiVersion": "v1", "kind": "Service"} | service["spec"]["serveService"]
     made = [*ray_pods().values(), serve, *objects(KUBERAY, "ConfigMap", "NetworkPolicy", "Service")]
@@ -65,7 +65,7 @@ def test_checkov_finds_what_is_waived_and_nothing_else(tmp_path: Path) -> None:
 
 
 def environment_of(container: dict[str, Any]) -> dict[str, str]:
-    """Its variables, those of secrets and fields too."""
+    """Return a container's variables, including those from secrets and fields."""
     given = {each["name"]: each.get("value", SECRET) for each in container["env"]}
     return {name: value for name, value in given.items() if name.startswith("TANDEM__")}
 
@@ -126,7 +126,7 @@ def test_what_objects_select_exists(name: str) -> None:
 
 
 def test_every_file_of_the_models_is_in_the_lists() -> None:
-    """The lists are of the embedded pair; one list for each service."""
+    """The lists name the files of the embedded pair, one list for each service."""
     sums = {
         path.relative_to(models.EMBEDDED).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in models.EMBEDDED.rglob("*")
@@ -154,8 +154,8 @@ def test_drafters_at_the_edge_have_no_port_that_others_connect_to() -> None:
 
 
 def test_clients_outside_of_the_cluster_reach_front_ends_that_know_them_by_a_secret() -> None:
-    """All that is added to the overlay `cpu`: one Service, one rule, and the file of the clients,
-    which `docs/deploying.md` makes.
+    """The component adds to the overlay `cpu` one Service, one rule, and the file of clients, made
+    as `docs/deploying.md` says.
     """
     (service,) = [
         each for each in objects("public", "Service") if each["spec"].get("type") == "LoadBalancer"

@@ -1,4 +1,4 @@
-"""A port that is closed behind a load balancer, and a client that only has gRPC's defaults."""
+"""A port that closes behind a load balancer, and a client with gRPC's default settings."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tandem.protos.transport import rpc
 from tests.waiting import until
 
 CALLERS = 8
-SECONDS = 1.0  # of the lame duck: connections are renewed after half of it
+SECONDS = 1.0  # lame-duck time; clients renew connections after half of it
 
 
 async def test_no_call_is_lost_when_a_port_is_closed() -> None:
-    """gRPC cancels calls that are on their way when it stops a server."""
+    """When gRPC stops a server, it cancels calls that are under way."""
     async with AsyncExitStack() as scope, AsyncExitStack() as other:
         first = AsyncExitStack()
 
         async def leave(seconds: float) -> None:
-            """Until no caller waits for an answer of the first server."""
+            """Wait until no caller waits for an answer of the first server."""
             places.append(second)
             await moved.wait()
             enough = [count + 2 for count in counts]

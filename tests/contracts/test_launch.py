@@ -1,4 +1,6 @@
-"""Children of `tandem up`, played by one-line programs: refused, restarted, given up."""
+"""One-line programs in place of the services of `tandem up`: some are refused, some restarted, some
+given up.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from tandem.protos.errors import Unusable
 
 SERVES = 'print(\'{"event": "serving", "address": "here"}\', flush=True)'
 REFUSES = 'print(\'{"event": "failed", "problem": "no room"}\'); raise SystemExit(1)'
-WAITS = "import sys; sys.stdin.read()"  # which `tandem up` keeps open
+WAITS = "import sys; sys.stdin.read()"  # `tandem up` keeps the standard input open
 
 
 def child(program: str, role: str = "verifier") -> Service:
@@ -27,7 +29,7 @@ def child(program: str, role: str = "verifier") -> Service:
 
 
 def once(marker: Path, first: str, then: str) -> str:
-    """A program that does one thing at its first start and another later."""
+    """Return a program that does one thing at its first start and another later."""
     return (
         f"import os\nif os.path.exists({str(marker)!r}):\n  {then}\n"
         f"else:\n  open({str(marker)!r}, 'w').close()\n  {first}\n"
@@ -42,7 +44,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Service]]:
-    """Has one-line programs play the services of `tandem up`, by their roles."""
+    """Have one-line programs take the place of the services of `tandem up`, by their roles."""
 
     def play(**programs: str) -> dict[str, Service]:
         services = {role: child(program, role) for role, program in programs.items()}
@@ -76,7 +78,7 @@ async def test_a_child_that_cannot_start_any_more_is_given_up_after_growing_paus
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
 
-    # of this module alone: what other tests started goes on sleeping
+    # replaces the sleep of this module alone: processes of other tests go on sleeping
     monkeypatch.setattr(launch, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": sleep}))
     program = once(tmp_path / "marker", SERVES, REFUSES)
     with pytest.raises(Unusable, match="the verifier did not start again, 3 times: no room"):
@@ -88,7 +90,7 @@ async def test_a_child_that_cannot_start_any_more_is_given_up_after_growing_paus
 async def test_a_service_that_cannot_be_kept_alive_ends_up_and_no_child_is_left(
     tmp_path: Path, played: Callable[..., dict[str, Service]]
 ) -> None:
-    """And no task is lost: whatever ends one of them ends the whole, with its reason."""
+    """In addition no task is lost: whatever ends one of them ends the whole, with its reason."""
     services = played(
         verifier=once(tmp_path / "marker", SERVES, REFUSES),
         drafter=f"{SERVES}; {WAITS}",

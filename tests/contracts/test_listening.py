@@ -1,4 +1,6 @@
-"""Settings of where a service listens: beyond loopback it is protected, or says that it is not."""
+"""The settings for listening: beyond loopback a port is protected, or says explicitly that it is
+not.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ def test_drafters_register_by_one_token_or_as_clients(tmp_path: Path) -> None:
 
 
 def asked(port: str, own: Tls, ca: Path) -> bytes:
-    """The certificate of a metrics page that answers, at the first connection."""
+    """Return the certificate that a metrics page shows at the first connection."""
     context = ssl.create_default_context(cafile=ca)
     if own.cert and own.key:
         context.load_cert_chain(own.cert, own.key)
@@ -102,14 +104,14 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def page(folder: Path) -> Iterator[str]:
-    """The port of a metrics page."""
+    """Return the port of a metrics page."""
     context, pages = server_context(tls_of(folder, "verifier")), Pages(CollectorRegistry())
     with pages_served("127.0.0.1", 0, pages, context) as address:
         yield address.rpartition(":")[2]
 
 
 def test_a_metrics_page_asks_for_certificates_and_shows_its_newest(folder: Path, page: str) -> None:
-    """A client that is silent keeps nobody else from its page."""
+    """A silent client keeps no other client from the page."""
     own = tls_of(folder, "client")
     with socket.create_connection(("127.0.0.1", int(page))):
         before = asked(page, own, own.ca)

@@ -1,4 +1,6 @@
-"""Log lines: JSON for machines, a console for people, and nothing of a request's text."""
+"""Log lines are JSON for machines or a console for people, and contain nothing of a request's
+text.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ except ZeroDivisionError as error:
 
 @cache
 def logged(form: str | None) -> str:
-    """What a process that is not in a terminal writes to standard error."""
+    """Return what a process without a terminal writes to standard error."""
     words = [sys.executable, "-c", PROGRAM.format(form=form)]
     done = subprocess.run(words, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
@@ -42,7 +44,7 @@ def test_outside_of_a_terminal_logs_are_json() -> None:
 
 @pytest.mark.parametrize("form", ["json", "console"])
 def test_no_format_shows_local_variables(form: str) -> None:
-    """They may hold a prompt; a traceback's lines of code may not."""
+    """Variables may hold a prompt; the code lines of a traceback do not."""
     lines = logged(form)
     assert "ZeroDivisionError" in lines and "an event" in lines and "too little" not in lines
     assert lines.startswith("{") == (form == "json")

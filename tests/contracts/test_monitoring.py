@@ -1,4 +1,6 @@
-"""What Prometheus' operator and Grafana get in a cluster is what they get from Compose's files."""
+"""In a cluster, Prometheus' operator and Grafana get the same rules and dashboards as in
+Compose.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ WATCHED = ("cpu", KUBERAY)
 
 
 def generated(folder: Path, *words: str) -> int:
-    """The exit code of the generator of a folder's rules."""
+    """Return the exit code of the generator of a folder's rules."""
     script = folder / "prometheus" / "generate.py"
     return subprocess.run([sys.executable, str(script), *words]).returncode
 
 
 def groups(*names: str) -> list[dict[str, Any]]:
-    """The groups of rules of some files."""
+    """Return the groups of rules in some files."""
     texts = [(RULES / name).read_text(encoding="utf-8") for name in names]
     return [group for text in texts for group in yaml.safe_load(text)["groups"]]
 
@@ -50,7 +52,7 @@ def test_grafana_s_sidecar_finds_every_dashboard_by_its_label(name: str) -> None
 def test_monitors_and_rules_have_the_release_of_the_operator_which_an_overlay_sets(
     tmp_path: Path,
 ) -> None:
-    """As docs/deploying.md shows it."""
+    """The overlay is the one that docs/deploying.md shows."""
     for name in (*WATCHED, "edge-drafter"):
         found = objects(name, "PodMonitor", "PrometheusRule")
         releases = {each["metadata"]["labels"]["release"] for each in found}

@@ -1,4 +1,6 @@
-"""Mistakes that are planted by hand, as that takes hours: each can be."""
+"""The planted mistakes run by hand, because they take hours; here is checked that each can still be
+planted.
+"""
 
 from __future__ import annotations
 

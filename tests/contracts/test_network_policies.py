@@ -1,5 +1,5 @@
-"""Network policies of each overlay, read as a cluster reads them: what has to reach what may, from
-both ends, and nothing else does.
+"""The network policies of each overlay, evaluated as a cluster evaluates them at both ends:
+required connections are allowed, and no others.
 """
 
 from __future__ import annotations
@@ -23,21 +23,25 @@ PROBED = (CLIENT_API, VERIFIER, DRAFTER, 8000, 9090, DNS, OTLP, DASHBOARD, 6379,
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A pod, or what is beyond the namespace: its labels, its namespace's, its ports by name."""
+    """A pod, or a peer outside the namespace: its labels, its namespace's labels, and its ports by
+    name.
+    """
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
     namespace: Mapping[str, str] = field(default_factory=lambda: {NAME: NAMESPACE})
     ports: Mapping[str, int] = field(default_factory=dict)
-    address: str = ""  # beyond the cluster
+    address: str = ""  # set for an end outside the cluster
 
     @property
     def ours(self) -> bool:
-        """Whether the overlay has it."""
+        """Return whether the end is in the overlay."""
         return self.namespace.get(NAME) == NAMESPACE
 
     def number(self, port: Mapping[str, Any]) -> int:
-        """Of a port as a rule has it, by its number or its name; 0 if there is none of the name."""
+        """Return the number of a port that a rule gives by number or by name; 0 if the name is
+        unknown.
+        """
         known = port["port"]
         return known if isinstance(known, int) else self.ports.get(known, 0)
 
@@ -53,7 +57,7 @@ PEERS = (
 
 
 def pods(overlay: str) -> list[End]:
-    """Those of an overlay, each once."""
+    """Return the pods of an overlay, each once."""
     found = [
         (each["metadata"]["name"], each["spec"]["template"])
         for each in objects(overlay, "Deployment", "StatefulSet")
@@ -69,7 +73,7 @@ def pods(overlay: str) -> list[End]:
 
 
 def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """As Kubernetes selects."""
+    """Return whether a selector selects these labels by Kubernetes' rules."""
     exact = selector.get("matchLabels", {}).items() <= labels.items()
     return exact and all(_holds(each, labels) for each in selector.get("matchExpressions", ()))
 
@@ -83,7 +87,7 @@ def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 
 def is_peer(peer: Mapping[str, Any], end: End) -> bool:
-    """Whether a rule's peer is that end."""
+    """Return whether a network policy's rule names this end of a connection as a peer."""
     if "ipBlock" in peer:
         return bool(end.address) and peer["ipBlock"]["cidr"] == "0.0.0.0/0"
     if end.address:
@@ -98,13 +102,13 @@ def is_peer(peer: Mapping[str, Any], end: End) -> bool:
 
 @cache
 def policies(overlay: str) -> list[dict[str, Any]]:
-    """Those of an overlay."""
+    """Return the policies of an overlay."""
     return [each["spec"] for each in objects(overlay, "NetworkPolicy")]
 
 
 def allowed(overlay: str, caller: End, callee: End, port: int, incoming: bool) -> bool:
-    """Whether the policies that select the callee let it be called, or those of the caller let it
-    call.
+    """Return whether the policies for the callee (`incoming`) or for the caller allow the
+    connection.
     """
     own, other = (callee, caller) if incoming else (caller, callee)
     kind, way, key = ("Ingress", "ingress", "from") if incoming else ("Egress", "egress", "to")
@@ -122,7 +126,7 @@ def allowed(overlay: str, caller: End, callee: End, port: int, incoming: bool) -
 
 
 def reached(overlay: str) -> Iterator[tuple[str, str, int]]:
-    """All (caller, callee, port) that both ends allow."""
+    """Return all (caller, callee, port) that both ends allow."""
     ends = [*pods(overlay), *PEERS]
     for caller, callee, port in product(ends, ends, PROBED):
         if caller is callee or not (caller.ours or callee.ours):
@@ -134,7 +138,7 @@ def reached(overlay: str) -> Iterator[tuple[str, str, int]]:
 
 
 def wanted(overlay: str) -> set[tuple[str, str, int]]:
-    """What settings, Prometheus, traces, names and Ray need."""
+    """Return the connections that settings, Prometheus, traces, name lookups and Ray need."""
     names = {end.name for end in pods(overlay)}
     cells = names & {"orchestrator", "worker"}
     models = {("verifier", VERIFIER), ("drafter", DRAFTER)}

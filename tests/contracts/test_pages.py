@@ -1,4 +1,4 @@
-"""What the documents name exists: files, headings, commands, options, events."""
+"""Everything that the documents name exists: files, headings, commands, options and log events."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ KINDS = {"sh", "bash", "console", "python", "yaml", "text", "mermaid"}
 
 
 def source() -> str:
-    """All code of the services."""
+    """Return all code of the services."""
     files = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     return "\n".join(path.read_text(encoding="utf-8") for path in files)
 
 
 def anchors(page: Path) -> set[str]:
-    """What links to its headings end in."""
+    """Return the fragments by which links address a page's headings."""
     heads = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 

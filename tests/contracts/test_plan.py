@@ -1,4 +1,4 @@
-"""What `tandem up` starts, by what was given and what is set outside."""
+"""What `tandem up` starts, depending on its options and on settings in the environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tandem.protos.service.config import configured
 
 
 def flags(plan: Plan) -> dict[str, list[str]]:
-    """What `tandem up` starts each role with."""
+    """Return the flags that `tandem up` passes to each role."""
     return {role: words for role, _, words in plan.services()}
 
 
@@ -56,7 +56,7 @@ def test_up_leaves_a_core_of_its_node_to_the_drafter(monkeypatch: pytest.MonkeyP
 def test_up_takes_no_draft_model_for_a_target_that_nobody_chose_for_it(
     given: dict[str, Path], method: str
 ) -> None:
-    """Drafts are looked up in the text then, or there are none if that is asked for."""
+    """Drafts then come from the text itself; if they are turned off, there are none."""
     words = flags(Plan(**given))
     has_drafter = not method
     assert ("drafter" in words) is has_drafter
@@ -110,7 +110,7 @@ def test_up_goes_by_the_models_hosts_and_ports_that_are_set_outside(
 
 
 def test_up_waits_as_long_as_a_model_loads() -> None:
-    """The launcher sees by itself whether the verifier still lives."""
+    """The launcher itself notices whether the verifier is still running."""
     waits = configured(OrchestratorConfig, "orchestrator", flags(Plan())["orchestrator"])
     alone = OrchestratorConfig.model_fields["start_seconds"].default
     assert waits.start_seconds > 100 * alone

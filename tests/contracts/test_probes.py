@@ -1,4 +1,4 @@
-"""`/healthz` and `/readyz`: what probes of containers are told, also without a certificate."""
+"""What `/healthz` and `/readyz` answer to container probes, also without a certificate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.waiting import LIMIT
 
 
 def get(url: str, context: ssl.SSLContext | None = None) -> tuple[int, str]:
-    """The status and the body of a page."""
+    """Return the status and the body of a page."""
     try:
         with urlopen(url, timeout=LIMIT, context=context) as page:
             return page.status, page.read().decode()
@@ -51,7 +51,7 @@ async def test_a_service_whose_event_loop_hangs_is_neither(monkeypatch: pytest.M
     pages = Pages(CollectorRegistry())
     with pages_served("127.0.0.1", 0, pages) as address:
         add_probes(pages, lambda: ())
-        for path in (ALIVE, READY):  # asked on the loop itself, which waits for the answer
+        for path in (ALIVE, READY):  # runs on the event loop itself, which waits for the answer
             assert get(f"http://{address}{path}") == (503, "the event loop does not answer\n")
 
 
@@ -69,7 +69,7 @@ def test_a_service_whose_event_loop_has_ended_is_neither() -> None:
 async def test_a_probe_needs_no_certificate_where_the_metrics_page_asks_for_them(
     tmp_path: Path,
 ) -> None:
-    """The kubelet shows none, and checks none."""
+    """The kubelet shows no certificate and checks none."""
     folder = made(tmp_path / "certs")
     files = settings(folder, "verifier")
     config = ModelServiceConfig(model=models.TARGET, metrics_tls=True, **files)

@@ -1,4 +1,4 @@
-"""What every port offers: health, reflection, and a clear word when it is taken."""
+"""What every port offers: health, reflection, and a clear error when the port is taken."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ CALLS = 2000  # at once
 
 
 async def serves(channel: aio.Channel, name: str = "") -> bool:
-    """Whether a service, or the process, reports that it serves."""
+    """Return whether a service, or the process, reports that it serves."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=LIMIT)
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 def run(channel: aio.Channel) -> Any:
-    """A call of a service of ours."""
+    """Call a method of Tandem's."""
     return orchestrator_pb2_grpc.OrchestratorServiceStub(channel).StreamGenerate(
         orchestrator_pb2.StreamGenerateRequest(), timeout=LIMIT
     )
@@ -98,7 +98,7 @@ async def test_watches_of_health_have_a_limit_and_checks_have_none(
         watches[0].cancel()
 
         async def watched() -> bool:
-            """Once the one before has left its place."""
+            """Watch health, once the previous watcher has left."""
             with suppress(aio.AioRpcError):
                 return (await stub.Watch(asked, timeout=LIMIT).read()).status == serving
             return False
@@ -115,7 +115,7 @@ async def test_a_service_far_away_is_connected_to_at_once() -> None:
 
 
 class Hanging(orchestrator_pb2_grpc.OrchestratorServiceServicer):
-    """Answers when it is allowed to."""
+    """A service that answers when the test allows it."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
@@ -149,7 +149,9 @@ async def test_a_server_full_of_calls_refuses_more_and_still_answers_health(
 
 
 class Flooding(orchestrator_pb2_grpc.OrchestratorServiceServicer):
-    """Sends more than a caller that reads nothing can be sent, and gives up."""
+    """A service that sends more than fits into the buffers of a caller which reads nothing, and
+    gives up.
+    """
 
     def __init__(self) -> None:
         self.gave_up = 0
@@ -181,7 +183,9 @@ async def test_a_call_that_has_ended_leaves_its_place_though_its_caller_reads_no
 
 
 async def test_many_new_calls_at_once_are_all_answered() -> None:
-    """gRPC's own limit of 1,000 that no handler has begun would cancel some of them."""
+    """gRPC limits calls that no handler has begun to 1,000 by default and would cancel some of
+    these.
+    """
     servicer = Hanging()
     servicer.go.set()
     async with rpc.serving("127.0.0.1", 0, servicer) as address, rpc.connect(address) as channel:
@@ -212,7 +216,7 @@ async def test_a_port_in_use_is_refused_by_its_number(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
 async def test_a_host_may_be_of_ipv6(host: str) -> None:
-    """With brackets or without; what is announced can be connected to as it is."""
+    """The host may have brackets or not, and the announced address can be connected to."""
     async with rpc.serving(host, 0, object()) as address, rpc.connect(address) as channel:
         assert address.startswith("[::1]:")
         assert await serves(channel)
@@ -228,7 +232,7 @@ def status_of(url: str) -> int:
 
 
 def test_a_port_that_is_kept_for_a_service_is_given_to_nobody_else() -> None:
-    """Ray and others take any free ports by the dozen before the service opens its own."""
+    """Ray and others take free ports by the dozen before the service opens its own port."""
     kept = rpc.free_port("127.0.0.1")
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Settings: where they come from, what wins, and what is said about a name that does not exist."""
+"""Settings: their sources, their precedence, and the message about an unknown name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def refusal(*arguments: str, role: str = "verifier") -> str:
-    """The line that refuses a command line."""
+    """Return the line that refuses a command line."""
     with pytest.raises(Unusable) as refused:
         configured(ModelServiceConfig, role, [MODEL, *arguments])
     assert "\n" not in str(refused.value)
@@ -133,7 +133,8 @@ def test_a_refusal_has_the_field_the_limit_and_the_value(flag: str, line: str) -
 
 def test_a_refusal_has_no_token(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
-    file.write_text(f"orchestrator: {{registration_token: {'4711' * 4}}}")  # a number to YAML
+    # YAML reads the text as a number
+    file.write_text(f"orchestrator: {{registration_token: {'4711' * 4}}}")
     with pytest.raises(Unusable, match="registration_token: Input should be") as refused:
         configured(OrchestratorConfig, "orchestrator", [f"--config={file}"])
     assert "4711" not in str(refused.value)

@@ -1,4 +1,4 @@
-"""Cells that share their ports: several servers at one, each with pages of its own."""
+"""Cells that share their ports: several servers listen on one port, and each has its own pages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tandem.protos.transport.health import is_serving
 from tests.waiting import LIMIT
 
 HOST = "127.0.0.1"
-OWN = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own for each channel
+OWN = [("grpc.use_local_subchannel_pool", 1)]  # gives each channel its own connection
 
 
 async def test_servers_listen_at_one_port_if_all_of_them_say_so() -> None:

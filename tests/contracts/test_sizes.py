@@ -1,4 +1,4 @@
-"""Code stays small: what a reader can hold in the head is a promise too."""
+"""Code stays small: files and functions have limits, so that a reader can follow each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONGEST_FILE, LONGEST_FUNCTION = 250, 50
 
 
 def test_no_file_and_no_function_is_longer_than_a_reader_can_follow() -> None:
-    """A function from its `def` to its end."""
+    """A function counts from its `def` to its end."""
     too_long = {}
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         if "_pb2" in path.name:

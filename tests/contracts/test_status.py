@@ -1,4 +1,4 @@
-"""What is raised on one side of a call is raised on the other, over real gRPC on loopback."""
+"""An error raised on one side of a call arrives as the same error on the other, over gRPC."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SENT: list[TandemError] = [
 class Refusing(
     verifier_pb2_grpc.VerifierServiceServicer, orchestrator_pb2_grpc.OrchestratorServiceServicer
 ):
-    """Raises the same error whatever it is asked; forgets to answer when it has none."""
+    """A service that always raises the same error, or that never answers if it has none."""
 
     def __init__(self, error: Exception | None) -> None:
         self._error = error
@@ -89,13 +89,13 @@ class Refusing(
 
 
 def reply(tokens: Iterable[int]) -> orchestrator_pb2.StreamGenerateResponse:
-    """A message of a stream, with these tokens."""
+    """Return a message of a stream, with these tokens."""
     return orchestrator_pb2.StreamGenerateResponse(chunk=orchestrator_pb2.Chunk(token_ids=tokens))
 
 
 @asynccontextmanager
 async def refusing(error: Exception | None) -> AsyncIterator[aio.Channel]:
-    """A channel to a server that refuses."""
+    """Connect to a server that refuses every call."""
     async with (
         rpc.serving("127.0.0.1", 0, Refusing(error)) as address,
         rpc.connect(address) as channel,
@@ -105,7 +105,7 @@ async def refusing(error: Exception | None) -> AsyncIterator[aio.Channel]:
 
 @asynccontextmanager
 async def hanging() -> AsyncIterator[tuple[aio.Server, Refusing, aio.Channel]]:
-    """A server that never answers and can be stopped at once, and a channel to it."""
+    """Connect to a server that never answers and can be stopped at once."""
     server, servicer = aio.server(), Refusing(None)
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -116,7 +116,7 @@ async def hanging() -> AsyncIterator[tuple[aio.Server, Refusing, aio.Channel]]:
 
 
 async def failure_of(channel: aio.Channel, seconds: float = LIMIT) -> aio.AioRpcError:
-    """How a call fails."""
+    """Return the error with which a call fails."""
     with pytest.raises(aio.AioRpcError) as failure:
         await verifier_pb2_grpc.VerifierServiceStub(channel).DescribeVerifier(
             verifier_pb2.DescribeVerifierRequest(), timeout=seconds
@@ -125,7 +125,7 @@ async def failure_of(channel: aio.Channel, seconds: float = LIMIT) -> aio.AioRpc
 
 
 def same(arrived: TandemError, error: TandemError) -> bool:
-    """Whether all of an error has arrived."""
+    """Return whether an error arrived in full."""
     return (type(arrived), str(arrived), vars(arrived)) == (type(error), str(error), vars(error))
 
 
@@ -188,7 +188,7 @@ def test_an_error_of_another_system_is_a_failure_of_the_peer() -> None:
 
 @pytest.mark.parametrize("size", [1000, 5000, 20_000])
 async def test_an_error_arrives_as_its_kind_however_long_its_text(size: int) -> None:
-    """A client may write the bad value; what is echoed must not be more than a header can hold."""
+    """A client may put anything into a bad value; a header can hold only a part of it."""
     async with refusing(
         InvalidRequest.of("model", f"is {'x' * size!r}; served is 'tiny'")
     ) as channel:

@@ -1,4 +1,4 @@
-"""What `tandem status` and `tandem top` print, and `tandem up` of what its services hold."""
+"""What `tandem status` and `tandem top` print, and what `tandem up` prints about models."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SMALL = ModelDescription(
     masked_tokens=20,
 )
 NEARLY = "nearlyequal,20masked"
-CELLS = {  # of both in the table
+CELLS = {  # cells of both services in the table
     "verifier": (
         *("Some-Instruct-Model-Of-70B-Q4_K_M.gguf", "cuda:0,experimental"),
         *("bfloat16,dequantisedfrommxfp4", "75.0GiB", "131072", "2", "avx512bf16,onednn"),
@@ -48,7 +48,7 @@ CELLS = {  # of both in the table
 
 
 class Orchestrator(orchestrator_pb2_grpc.OrchestratorServiceServicer):
-    """Reports a verifier that serves, or does not; or none, or another problem."""
+    """Reports a verifier that serves or does not, no verifier, or another problem."""
 
     def __init__(self, serving: bool, *problems: str, models: int = 1) -> None:
         self.serving, self.problems, self.models = serving, problems, models
@@ -168,7 +168,7 @@ def test_progress_shows_addresses_of_ipv6_whole(capsys: pytest.CaptureFixture[st
 
 
 def cells(lines: list[str]) -> dict[str, tuple[str, ...]]:
-    """The cells of the table of what services hold, put together again, without spaces."""
+    """Return the cells of the table of models, each joined from its lines, without spaces."""
     (head,) = (number for number, line in enumerate(lines) if line.split() == [*status_view.HELD])
     starts = [lines[head].index(name) for name in status_view.HELD]
     found: dict[str, list[str]] = {}
@@ -186,7 +186,7 @@ def cells(lines: list[str]) -> dict[str, tuple[str, ...]]:
 
 
 def announced(model: ModelDescription, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
-    """What a service says of its model on its standard output."""
+    """Return what a service prints about its model on standard output."""
     announce_model(model)
     fact: dict[str, str] = json.loads(capsys.readouterr().out)
     assert fact.pop("event") == "loaded"
@@ -194,7 +194,7 @@ def announced(model: ModelDescription, capsys: pytest.CaptureFixture[str]) -> di
 
 
 def test_up_prints_one_table_of_what_its_services_hold(capsys: pytest.CaptureFixture[str]) -> None:
-    """When all serve, of what each said last; not again for what is started again later."""
+    """The table shows the last description of each service; a later restart prints none."""
     facts = {"verifier": announced(LARGE, capsys), "drafter": announced(SMALL, capsys)}
     progress = terminal.StartProgress(terminal.console())
     for role in ("drafter", "verifier"):
@@ -233,7 +233,7 @@ def test_status_shows_the_same_facts_as_up(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_what_a_service_does_not_say_is_no_figure() -> None:
-    """One that never answered has no line."""
+    """A service that never answered has no line."""
     older = api.ReplicaStatus(model="target", device="cpu", dtype="float32", exactness="exact")
     lines = status_view.held_lines([("verifier", older), ("drafter", api.ReplicaStatus())])
     assert cells(lines) == {"verifier": ("target", "cpu", "float32", *"-----", "exact")}

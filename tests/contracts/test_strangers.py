@@ -1,4 +1,6 @@
-"""What who may not call costs a server: nothing of a message is read before its caller is known."""
+"""A caller that is not authorised costs a server little: the server reads nothing of a message
+before it knows the caller.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from tests.contracts.test_status import CLIENT_API, VERIFIER, Refusing
 
 
 class Stranger:
-    """A guard that lets nobody in."""
+    """A guard that refuses everybody."""
 
     def check(self, method: str, context: Any) -> None:
         raise errors.Unauthenticated("a token is needed")
@@ -22,7 +24,9 @@ class Stranger:
 
 @pytest.mark.parametrize("kind", ["unary_unary", "unary_stream", "stream_stream"])
 async def test_who_may_not_call_is_refused_before_a_message_is_read(kind: str) -> None:
-    """A stranger begins a message and never ends it, as a stream that sends nothing does here."""
+    """The unauthorised caller begins a message and never ends it; here a stream that sends nothing
+    stands for that.
+    """
     paths = {"unary_unary": "Generate", "unary_stream": "StreamGenerate"}
     service = CLIENT_API if kind in paths else VERIFIER
     security = rpc.Security(guard=Stranger())

@@ -1,4 +1,4 @@
-"""The committed stubs are what the schemas say."""
+"""The committed stubs match the schemas."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tandem.v1 import common_pb2, orchestrator_pb2
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Stubs made now."""
+    """Generate the stubs anew."""
     folder = tmp_path_factory.mktemp("stubs")
     generate.generate(folder)
     return folder
@@ -27,7 +27,7 @@ def test_the_committed_stubs_are_fresh(fresh: Path) -> None:
 
 
 def test_the_client_api_and_internal_schemas_do_not_import_each_other() -> None:
-    """So that an internal message can be changed without looking at clients."""
+    """An internal message can then change without effect on clients."""
     imports = {
         path.stem: set(re.findall(r'import "tandem/v1/(\w+).proto"', path.read_text()))
         for path in (generate.ROOT / generate.STUBS).glob("*.proto")
@@ -50,7 +50,7 @@ def test_a_changed_or_missing_stub_is_stale(fresh: Path, tmp_path: Path) -> None
 
 
 def numbers(message: type[Message]) -> dict[str, int]:
-    """Of the fields of a message, by name."""
+    """Return the field numbers of a message, by name."""
     return {field.name: field.number for field in message.DESCRIPTOR.fields}
 
 
@@ -63,7 +63,7 @@ def test_fields_that_clients_depend_on_keep_their_numbers() -> None:
 
 
 def test_what_a_service_holds_was_added_after_what_there_was() -> None:
-    """A field that was removed left a number that is not used again."""
+    """The number of a removed field is not used again."""
     held = numbers(common_pb2.ModelDescription)
     assert held.keys() == ModelDescription.__dataclass_fields__.keys()
     assert 9 not in held.values()

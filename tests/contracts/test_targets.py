@@ -1,4 +1,4 @@
-"""`/targets`: the document by which Prometheus finds the metrics of all cells."""
+"""`/targets` is the document from which Prometheus learns the metrics addresses of all cells."""
 
 from __future__ import annotations
 

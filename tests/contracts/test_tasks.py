@@ -1,4 +1,4 @@
-"""A background task that fails is an error of its scope."""
+"""If a background task fails, its scope raises the error."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_who_is_cancelled_cancels_the_tasks() -> None:
 
 @pytest.mark.parametrize("run", [background, first_done])
 async def test_a_failure_hides_no_cancellation(run: Callable[..., Any]) -> None:
-    """Who tries again after every failure would never end."""
+    """A task that swallowed its cancellation and tried again would never end."""
     begun = asyncio.Event()
 
     async def failing() -> None:

@@ -1,4 +1,4 @@
-"""Ports with TLS: who may connect, and certificates that are replaced while calls run."""
+"""Ports with TLS: who may connect, and how certificates are replaced while calls run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ SWAPS, MESSAGES = 4, 20
 
 
 class Counting(orchestrator_pb2_grpc.OrchestratorServiceServicer):
-    """Counts to `MESSAGES`, waits until the caller leaves, and knows who called."""
+    """A service that counts to `MESSAGES`, waits until the caller leaves, and records who
+    called.
+    """
 
     def __init__(self) -> None:
         self.callers: list[str] = []
@@ -51,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def serving(tls: Tls, *peers: str) -> AsyncIterator[tuple[Counting, str]]:
-    """A port with TLS."""
+    """Open a port with TLS."""
     servicer = Counting()
     security = rpc.Security(tls, Peers(peers) if peers else None)
     async with rpc.serving("127.0.0.1", 0, servicer, security=security) as address:
@@ -59,7 +61,7 @@ async def serving(tls: Tls, *peers: str) -> AsyncIterator[tuple[Counting, str]]:
 
 
 async def first(channel: aio.Channel) -> list[int]:
-    """The first message of a call, which then ends."""
+    """Return the first message of a call, which then ends."""
     call = orchestrator_pb2_grpc.OrchestratorServiceStub(channel).StreamGenerate(
         orchestrator_pb2.StreamGenerateRequest(), timeout=LIMIT
     )
@@ -99,7 +101,7 @@ async def test_a_token_leaves_the_machine_encrypted_or_not_at_all(address: str) 
 
 
 async def test_a_host_name_must_be_in_the_certificate(folder: Path) -> None:
-    """That of a name of several addresses too."""
+    """A certificate must also fit a host name with several addresses."""
     own = tls_of(folder, "client")
     async with serving(tls_of(folder, "verifier")) as (_, address):
         port = address.rpartition(":")[2]
@@ -125,7 +127,7 @@ async def test_a_known_peer_that_may_not_call_is_refused_by_name(folder: Path) -
 
 
 async def test_certificates_are_swapped_under_streams_and_no_stream_ends(tmp_path: Path) -> None:
-    """Those of the port, and those of the channel: each new call shows the newest certificate."""
+    """The port's and the channel's certificates change, and each new call shows the newest one."""
     made(tmp_path)
     tls, peer = tls_of(tmp_path, "verifier"), tls_of(tmp_path, "client")
     async with (
@@ -164,7 +166,7 @@ async def test_another_ca_for_both_sides_is_used_without_a_restart(tmp_path: Pat
 async def test_a_new_channel_uses_the_certificate_of_before_while_half_of_a_pair_is_new(
     tmp_path: Path,
 ) -> None:
-    """Of the same files; without one of before it is refused."""
+    """The channel is one for the same files; without an earlier channel it is refused."""
     folder, other = made(tmp_path / "old"), tls_of(made(tmp_path / "new"), "client")
     own, unknown = tls_of(folder, "client"), tmp_path / "unknown"
     assert other.key and own.key

@@ -1,4 +1,6 @@
-"""What commits and proposals cost on the wire: no text, no probabilities, a few bytes per token."""
+"""The size of commits and proposals on the wire: no text, no probabilities, a few bytes per
+token.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,16 @@ from tandem.protos.wire.drafting import encode_proposal
 from tandem.v1 import drafter_pb2, verifier_pb2
 
 VOCABULARY = 128_000
-COMMIT, REPORT, PROPOSAL = 40, 24, 200  # bytes at the most: with figures, without, of NODES nodes
+# most bytes of a commit with figures, of one without, and of a proposal of NODES nodes
+COMMIT, REPORT, PROPOSAL = 40, 24, 200
 TOKENS, NODES = 4, 32
-ONCE = 20  # of a message without commits and proposals
-CONDITIONS = 18  # twice a second
+ONCE = 20  # bytes of a message beside its commits and proposals
+CONDITIONS = 18  # bytes that are sent twice a second
 STREAMS, POSITIONS = 1 << 20, 1 << 17
 
 
 def some_commit(rng: random.Random) -> Commit:
-    """Everything that is said in each step of a session."""
+    """Draw a commit with everything that a session's step reports."""
     tokens = tuple(rng.randrange(VOCABULARY) for _ in range(TOKENS))
     late, unused = rng.randrange(64), rng.randrange(64)
     start, expected = rng.randrange(POSITIONS), rng.uniform(1, 4)
@@ -28,7 +31,7 @@ def some_commit(rng: random.Random) -> Commit:
 
 
 def some_proposal(rng: random.Random) -> Proposal:
-    """The newest nodes of a tree that has grown for long: their parents are some window of nodes
+    """Draw the newest nodes of a tree that has grown for long; their parents are nodes a window
     back, or the committed tokens.
     """
     first = rng.randrange(1, 1 << 14)
@@ -52,7 +55,7 @@ def stream(rng: random.Random) -> int:
 
 
 def test_commits_and_proposals_fit_their_budgets(rng: random.Random) -> None:
-    """Of a commit a drafter receives no figures."""
+    """A drafter gets commits without figures."""
     for _ in range(1000):
         commit = some_commit(rng)
         assert encode_commit(stream(rng), commit).ByteSize() <= COMMIT

@@ -1,9 +1,9 @@
-"""What needs a CUDA device; elsewhere it is skipped.
+"""These tests need a CUDA device; elsewhere they are skipped.
 
     python -m pytest tests/gpu
 
-needs neither Ray nor pytest-asyncio nor a network, and of the packages of `pyproject.toml` those of
-the drafter and the verifier.
+The tests need neither Ray nor pytest-asyncio nor a network, and of the packages of `pyproject.toml`
+only those of the drafter and the verifier.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logging.disable_progress_bar()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what lies here if there is nothing to run it on."""
+    """Skip these tests on a machine without a CUDA device."""
     if torch.cuda.is_available():
         return
     for item in items:
@@ -34,7 +34,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Makes the directory of a tiny random model, with the embedded tokenizer."""
+    """Return a function that makes the directory of a tiny random model, with the embedded
+    tokenizer.
+    """
     made: dict[str, Path] = {}
 
     def make(name: str) -> Path:

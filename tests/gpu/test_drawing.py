@@ -1,4 +1,4 @@
-"""What the kernel draws on a CUDA device is what the definition draws there."""
+"""On a CUDA device, the kernel draws the same tokens as the definition."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ OPTIONS = [
 
 
 def rounded(count: int, seed: int) -> torch.Tensor:
-    """Many are equal, as those of a model that computes in bfloat16."""
+    """Return a row with many equal logits, as a model that computes in bfloat16 makes it."""
     return (peaked(count, seed) + 20.0).bfloat16().float()
 
 
 def rows_of(kind: Callable[[int, int], torch.Tensor], count: int) -> torch.Tensor:
-    """On the device, [count, vocab]."""
+    """Return rows on the device, [count, vocab]."""
     return torch.stack([kind(VOCABULARY, seed) for seed in range(count)]).cuda()
 
 
@@ -53,7 +53,8 @@ def test_a_thousand_rows_are_drawn_from_as_defined(
         codes = draw_batch([each])[0].tolist()
         assert decided(each, codes) == draws(rows, params, range(start, start + 16))
         left += codes.count(UNSURE)
-    assert left <= (512 if kind is rounded else 80)  # a row whose last likely logits are equal is
+    # a row is left over if its last likely logits are equal
+    assert left <= (512 if kind is rounded else 80)
 
 
 def test_a_row_is_drawn_from_in_any_company_as_alone() -> None:

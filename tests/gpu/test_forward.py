@@ -1,4 +1,4 @@
-"""The forward pass on a CUDA device: right, exact, captured, bounded."""
+"""The forward pass on a CUDA device is right, exact, captured and bounded in memory."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from tests.talks import SIZE, differing_rows, largest_difference, some_tokens, s
 
 Family = Callable[[str], Path]
 SESSIONS = 6
-LONG = 500_000_000  # cycles, some .3 s
+LONG = 500_000_000  # GPU cycles, about 0.3 s
 POSITIONS = SESSIONS * SIZE
 CUDA = torch.device("cuda")
-HALVES = {"bfloat16": 0.2, "float16": 0.03}  # how far logits of about 3 may be off; a mistake: 1
+# tolerance of logits of about 3; a mistake changes them by 1
+HALVES = {"bfloat16": 0.2, "float16": 0.03}
 ON_CUDA = (AttentionBackend.TILES, *BY_ROWS)
 FUSED = (
     "llama",
@@ -65,7 +66,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_kernels_attend_as_is_defined(dtype: torch.dtype, layer: LayerGeometry) -> None:
-    """Whatever the sizes of heads, with a window, capped scores and sinks."""
+    """The test covers several head sizes, a window, capped scores and sinks."""
     assert attention.why_unsupported([layer], dtype, CUDA) is None
 
 
@@ -111,7 +112,7 @@ def test_windows_and_caps_are_exact(name: str, family: Family) -> None:
 
 
 def test_what_cannot_be_captured_is_launched(family: Family) -> None:
-    """The experts of gpt-oss, whose code looks at how many rows each of them has."""
+    """The model has gpt-oss experts, whose code looks at how many rows each expert has."""
     forward = forward_of(family("gpt_oss"), "float32")
     assert forward.backend is AttentionBackend.GRAPHS
     assert forward.problem and "cannot be captured" in forward.problem
@@ -124,7 +125,7 @@ def test_what_cannot_be_captured_is_launched(family: Family) -> None:
 def test_a_row_is_the_same_alone_and_in_company(
     name: str, backend: AttentionBackend, dtype: str, family: Family
 ) -> None:
-    """Bit for bit, across cuts, in trees, and in passes of several sizes."""
+    """The logits agree bit for bit across cuts, in trees, and in passes of several sizes."""
     forward = forward_of(family(name), dtype, backend)
     assert differing_rows(forward, random.Random(1)) == []
 
@@ -139,7 +140,9 @@ def test_the_self_test_finds_passes_by_rows_exact(
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_a_replayed_pass_gives_what_an_eager_one_gives(exact: bool, family: Family) -> None:
-    """With other sessions each time: a graph that kept anything of the first would show."""
+    """Each replay has other sessions, so a graph that kept anything of the first pass would be
+    noticed.
+    """
     both = [forward_of(family("llama"), "bfloat16", backend, exact) for backend in BY_ROWS]
     pairs = list(zip(*(talks(forward, SESSIONS) for forward in both), strict=True))
     rng = random.Random(2)
@@ -164,7 +167,9 @@ def test_a_replayed_pass_gives_what_an_eager_one_gives(exact: bool, family: Fami
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_nothing_is_captured_while_serving(exact: bool, family: Family) -> None:
-    """Neither in a self-test nor in trees: all forms were captured at start."""
+    """Neither the self-test nor trees capture anything, because all shapes were captured at
+    start.
+    """
     forward, rng = forward_of(family("llama"), "bfloat16", exact=exact), random.Random(4)
     runner = forward._runner
     assert isinstance(runner, CudaGraphs)
@@ -193,7 +198,7 @@ def test_what_was_launched_can_be_awaited(family: Family) -> None:
 
 
 def test_memory_does_not_grow_with_steps(family: Family) -> None:
-    """Once each form was met, steps leave nothing behind."""
+    """After each shape was used once, steps allocate no more memory."""
     forward, rng = forward_of(family("llama"), "bfloat16"), random.Random(3)
     sessions = talks(forward, SESSIONS)
 

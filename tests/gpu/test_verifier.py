@@ -15,7 +15,7 @@ from tandem import models
 from tandem.protos.types import NO_DRAFT, Context, DraftShape, SamplingParams
 
 prometheus, config, rpc, clients, drafter_service, verifier_service = (
-    pytest.importorskip(module)  # a package that they need may be missing on a rented machine
+    pytest.importorskip(module)  # a rented machine may lack a package that they need
     for module in (
         "prometheus_client",
         "tandem.engine.config",
@@ -33,12 +33,12 @@ BEGINNINGS = (
     "The old man looked at the sea and",
 )
 SHAPES = (None, DraftShape.chain(4), DraftShape(4, 4, 16), DraftShape(6, 3, 40))
-TOKENS = 150  # a row's last 96 positions are attended apart
+TOKENS = 150  # the last 96 positions of a row are attended to separately
 
 
 @asynccontextmanager
 async def serving(dtype: str) -> AsyncIterator[tuple[Any, Any]]:
-    """Clients of the embedded pair on the device: verifier and drafter."""
+    """Serve the embedded pair on the device; yields clients of the verifier and the drafter."""
     async with AsyncExitStack() as scope:
         channels = []
         for module, folder in ((verifier_service, models.TARGET), (drafter_service, models.DRAFT)):
@@ -56,7 +56,7 @@ async def generate(
     sampling: SamplingParams,
     shape: DraftShape | None,
 ) -> list[int]:
-    """A text, drafted in this shape or not at all."""
+    """Generate a text, drafted in this shape or without drafts."""
     name, text, held, epochs = secrets.token_bytes(16), prompt, [0, 0], [0, 0]
 
     def context(service: int) -> Context:
@@ -80,7 +80,9 @@ async def generate(
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_text_is_the_same_with_any_drafts_and_without(dtype: str, temperature: float) -> None:
-    """One by one without drafts, or all at once, so that every step holds other company."""
+    """Requests run one by one without drafts, or all at once, so that every step has another
+    batch.
+    """
     tokenizer = Tokenizer.from_file(str(models.TARGET / "tokenizer.json"))
     prompts = [tuple(tokenizer.encode(text).ids) for text in BEGINNINGS]
     sampling = SamplingParams(temperature=temperature, seed=7)

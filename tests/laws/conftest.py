@@ -1,4 +1,6 @@
-"""The builds of the kernels that this processor runs, and drafters that are left alone often."""
+"""Fixtures: the builds of the kernels that this processor can run, and settings that make short
+tests reach rare events.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,15 @@ from tandem.orchestrator.rounds import backoff
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """An emulated processor, on which all would take a quarter of an hour, runs every so many."""
+    """On an emulated processor, running all tests would take a quarter of an hour, so only a fixed
+    part of them runs there.
+    """
     items[:] = items[:: int(os.environ.get("EVERY", "1"))]
 
 
 @pytest.fixture(params=runnable(), ids=lambda file: file.name.partition(".")[0])
 def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernels:
-    """One of them, in use; without any, the test is skipped."""
+    """Use one of the kernel builds in the test; skip the test if the processor can run none."""
     one = Kernels(request.param)
     monkeypatch.setattr("tandem.engine.forward.cpu.kernels.WORTH_SHARING", 1)
     for module in ("kernels", "panels"):
@@ -28,16 +32,17 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ke
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafters are left alone often, so that it happens in texts as short as these."""
+    """Make pauses of drafters frequent, so that even a short text contains some."""
     monkeypatch.setattr(backoff, "PATIENCE", 4)
     monkeypatch.setattr(backoff, "PAUSES", (0.4, 0.8))
 
 
 @pytest.fixture
 def drawn_as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are on a processor here, but are drawn from as a device's are.
+    """Sample rows on the CPU in the way that rows on a GPU are sampled.
 
-    Modules are named, not imported: an emulated processor lacks packages that sampling needs.
+    The modules are named by strings, not imported, because an emulated processor lacks packages
+    that sampling needs.
     """
     drawing = "tandem.engine.sampling.drawing"
     batched = "tandem.verifier_service.batched_sampling"

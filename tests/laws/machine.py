@@ -1,4 +1,6 @@
-"""A model of the model: a forward pass of zeros that can be held and can fail, and jobs for it."""
+"""A fake model: a forward pass that returns zeros and can be held or made to fail, and jobs for
+it.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,12 @@ TABLE = PageTable()
 
 
 def segment(*tokens: int, table: PageTable = TABLE) -> Segment:
-    """Tokens to be fed to a new session, with logits for all."""
+    """Return a segment of tokens for a new session that asks for the logits of all of them."""
     return Segment(table, 0, tokens, tree.chain(len(tokens)), len(tokens))
 
 
 def steps(count: int, tokens: int = 1, table: PageTable = TABLE) -> Job:
-    """A job that takes some steps and answers with the shapes of its logits."""
+    """A job that takes `count` steps and returns the shapes of the logits that it got."""
     shapes = []
     for _ in range(count):
         logits = yield segment(*range(tokens), table=table)
@@ -38,8 +40,8 @@ def steps(count: int, tokens: int = 1, table: PageTable = TABLE) -> Job:
 
 
 class Machine:
-    """A forward pass that is held until it is open, that fails at a step if told to, and that may
-    have a clock of its own.
+    """A fake forward pass that can be held, can fail at a given step, and can have its own
+    clock.
     """
 
     def __init__(self) -> None:
@@ -47,7 +49,7 @@ class Machine:
         self.began = threading.Event()
         self.fails_at: int | None = None
         self.between: Callable[[], None] = lambda: None  # called in every step, on its thread
-        self.wait: Callable[[], None] = lambda: None  # until a pass that was launched is done
+        self.wait: Callable[[], None] = lambda: None  # waits until a launched pass is done
         self.now = 0.0
         self.costs = (0.0, 0.0)  # seconds for a step and a token
         self.batches: list[list[Segment]] = []
@@ -57,15 +59,15 @@ class Machine:
 
     @property
     def sizes(self) -> list[int]:
-        """How many sessions were in each step."""
+        """Return the number of sessions in each step."""
         return [len(batch) for batch in self.batches]
 
     def fed(self, table: PageTable) -> list[Segment]:
-        """What was fed to a KV range, in order."""
+        """Return the tokens that were fed to a page table, in order."""
         return [segment for batch in self.batches for segment in batch if segment.table is table]
 
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """Zeros, once the machine is open."""
+        """Return zeros once the machine is open."""
         self.began.set()
         assert self.open.wait(LIMIT)
         self.between()
@@ -76,12 +78,14 @@ class Machine:
         return [torch.zeros(segment.num_logits, VOCABULARY) for segment in segments]
 
     def clock(self) -> float:
-        """Seconds, if only steps take time; looking takes hardly any."""
+        """Return the time on a clock that only steps advance; reading it advances it hardly at
+        all.
+        """
         self.now += 1e-6
         return self.now
 
     def rest(self, wanted: Sequence[bytes]) -> None:
-        """What the thread does when it has time; for whose sessions calls wait."""
+        """Record what the thread does while idle, and for which sessions calls wait."""
         self.wanted.append(list(wanted))
         self.idle.append(threading.current_thread().name)
 
@@ -95,8 +99,8 @@ class Machine:
     async def running(
         self, queue_limit: int = 100, limits: StepLimits = LIMITS
     ) -> AsyncIterator[ModelThread]:
-        """A thread whose first step is held by a job of its own, so that what is queued now meets
-        in the next.
+        """A thread whose first step is held by a job of its own, so that jobs queued now share the
+        next step.
         """
         with self.thread(queue_limit, limits) as thread:
             first = asyncio.create_task(thread.run(b"first", lambda: steps(1)))
@@ -111,7 +115,7 @@ class Machine:
 def queue(
     thread: ModelThread, owner: bytes, start: Callable[[], Job | None]
 ) -> asyncio.Task[object]:
-    """A coroutine that waits for a job."""
+    """Return a coroutine that queues a job and waits for its result."""
     return asyncio.create_task(thread.run(owner, start))
 
 
@@ -122,13 +126,13 @@ async def settle() -> None:
 
 
 async def results(*tasks: asyncio.Task[object]) -> list[object]:
-    """What the tasks return or raise; they must not hang."""
+    """Return what the tasks return or raise; a task that hangs fails the test."""
     async with asyncio.timeout(LIMIT):
         return await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def answers(machine: Machine, *tasks: asyncio.Task[object]) -> list[object]:
-    """The same, when all have been queued, of a machine that is opened then."""
+    """Return the results of tasks that are all queued before the machine is opened."""
     await settle()
     machine.open.set()
     return await results(*tasks)

@@ -1,5 +1,5 @@
-"""A network with our layers and some memory: passes through it as transformers computes them, and
-by its program.
+"""A network with this project's layers and some KV memory; its passes can run as in transformers or
+as a program.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ POSITIONS = 2048
 
 @dataclass(frozen=True)
 class Passes:
-    """A network, and the pool that its attention goes through."""
+    """A network, and the KV pool that its attention reads."""
 
     network: PreTrainedModel
     pool: KVPool
@@ -39,7 +39,7 @@ class Passes:
 
     @classmethod
     def of(cls, network: PreTrainedModel, dtype: torch.dtype = torch.float32) -> Passes:
-        """Those of a network of which what can be is replaced."""
+        """Return passes of a network in which all replaceable layers are replaced."""
         network.to(dtype).requires_grad_(False)
         with recording_inputs(network) as groups:
             found = install_attention(network, CONTEXT)
@@ -48,7 +48,7 @@ class Passes:
         return cls(network, pool, found.context_length)
 
     def run(self, plan: PathPlan) -> torch.Tensor:
-        """The logits of a step by the network's own code."""
+        """Compute the logits of a step with the network's own code."""
         with in_step(AttentionStep(plan, self.pool, self.context)), torch.inference_mode():
             logits: torch.Tensor = self.network(
                 input_ids=plan.token_ids,
@@ -60,11 +60,11 @@ class Passes:
         return logits
 
     def program(self) -> Program:
-        """The network's program. Raises Unrecordable."""
+        """Return the network's program. Raises Unrecordable."""
         return proved_program(self.network, self.run, self.pool, self.context, VOCABULARY)
 
     def tables(self, count: int) -> list[PageTable]:
-        """Memory for sessions, whose pages lie in no order."""
+        """Return page tables of sessions whose pages lie in random order."""
         tables = [self.pool.allocate(64) for _ in range(2 * count)]
         found = [table for table in tables if table]
         for table, other in zip(found[:count], found[count:], strict=True):
@@ -75,8 +75,8 @@ class Passes:
 def step(
     tables: Sequence[PageTable], fed: list[int], rng: random.Random, most: int
 ) -> list[tuple[PageTable, Segment]]:
-    """What some sessions that have been `fed` so many tokens are fed next: a chunk of a prompt,
-    some with a tree below it, which does not stay.
+    """Return the next segments of sessions that hold `fed` tokens each: a chunk of a prompt, in
+    some with a tree below it that is dropped afterwards.
     """
     found = []
     for number in rng.sample(range(len(tables)), rng.randint(1, len(tables))):
@@ -97,7 +97,7 @@ Way = Callable[[PathPlan], torch.Tensor]
 
 
 def logits(way: Way, segments: Sequence[Segment]) -> torch.Tensor:
-    """What a step gives, [wanted rows of all, vocab]."""
+    """Return the logits that a step computes for all wanted rows, [rows, vocab]."""
     return way(path_plan(segments)).clone()
 
 
@@ -107,8 +107,8 @@ def of_family(family: str, dtype: torch.dtype = torch.float32) -> Passes:
 
 
 def differing(scene: Passes, kernels: Kernels, seed: int, steps: int = 6) -> int:
-    """Steps of three sessions in which a program's logits are others than the network's; each way
-    has memory of its own, so that it goes on from the keys that it stored.
+    """Return the steps in which a program's logits differ from the network's. Each way has its own
+    memory, so that the way continues from the keys that it stored itself.
     """
     program, rng = scene.program(), random.Random(seed)
     ours, theirs = scene.tables(3), scene.tables(3)

@@ -1,4 +1,4 @@
-"""Services that keep the session rule, at the other end of a relay."""
+"""Simulated services that keep the session rule, at the other end of a relay."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ CLOSED = "closed"
 
 
 def follows(tokens: Sequence[int], model: int = 0) -> int:
-    """The target, model 0: a token that depends on all before it."""
+    """Return the next token of the target (model 0), which depends on all tokens before it."""
     return hash((*tokens, -1) if model else tuple(tokens)) % VOCABULARY
 
 
 def likely(tokens: Sequence[int], model: int = 0) -> TokenLogprobs:
-    """How likely the target finds the last of these."""
+    """Return how likely the target finds the last of the tokens."""
     return TokenLogprobs(-float(hash((*tokens, -2 - model)) % 97))
 
 
 @dataclass(eq=False)
 class Job:
-    """An opening that is served."""
+    """An opening that a simulated service serves."""
 
     call: Call
     stream: int
@@ -46,13 +46,14 @@ class Job:
     paused: bool = False
     waits: bool = False
     drafted: int = 0  # nodes
-    source: int = 0  # of the proposals that it heard
-    told: int = 0  # tokens of the prompt, up to where
-    paths: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by node: the text up to there
+    source: int = 0  # the source of the proposals that it received
+    told: int = 0  # how many tokens of the prompt were reported
+    # the text that ends at each node
+    paths: dict[int, tuple[int, ...]] = field(default_factory=dict)
     inbox: deque[tuple[int, int]] = field(
         default_factory=lambda: deque(maxlen=MAX_WAITING_PROPOSALS)
     )
-    # of proposals: behind what, and how many nodes
+    # base length and number of nodes of each proposal
 
 
 @dataclass
@@ -65,7 +66,7 @@ class Held:
 
 
 class Service(Server):
-    """The session rule."""
+    """A simulated service that keeps the session rule."""
 
     def __init__(self, *world: Any) -> None:
         super().__init__(*world)
@@ -78,7 +79,7 @@ class Service(Server):
         raise NotImplementedError
 
     def take(self, job: Job, item: Any) -> None:
-        """Take an item of a stream that is served."""
+        """Handle an item of a stream that is being served."""
         raise NotImplementedError
 
     def receive(self, call: Call, item: OnStream | Closing) -> None:
@@ -118,7 +119,9 @@ class Service(Server):
         call.answer(OnStream(stream, error))
 
     def close(self, closing: Closing) -> None:
-        """Forget a session, unless it was opened with a newer turn; whose it is is told."""
+        """Forget a session unless a newer turn has opened it; the message says whose session it
+        is.
+        """
         held = self.held.get(closing.session_id)
         if held and ("close" not in self.fences or held.turn <= closing.turn):
             del self.held[closing.session_id]
@@ -127,7 +130,7 @@ class Service(Server):
             held.job.live = False
 
     def evict(self) -> None:
-        """No room for anybody."""
+        """Evict all sessions."""
         for held in self.held.values():
             if held.job.live:
                 held.job.live = False
@@ -135,7 +138,7 @@ class Service(Server):
         self.held.clear()
 
     def restart(self) -> None:
-        """Another process takes over after a while."""
+        """Start another process after a while."""
         self.up = False
         self.held.clear()
         for job in self.jobs:
@@ -149,7 +152,9 @@ class Service(Server):
             job.live &= job.call is not call
 
     def _rise(self) -> None:
-        """With another model for a while, if somebody has made a mistake."""
+        """Come up again, sometimes with another model for a while, as after an operator's
+        mistake.
+        """
         if self.up:
             return
         self.up, self.model = True, int(self.evil > 0 and self.rng.random() < self.evil)
@@ -158,7 +163,7 @@ class Service(Server):
 
 
 class Verifier(Service):
-    """Decodes by itself; a proposal makes a step longer, and nothing else."""
+    """A simulated verifier that decodes by itself; a proposal only makes its steps longer."""
 
     def begin(self, job: Job) -> None:
         if wanted := job.opening.prompt_logprobs:
@@ -226,7 +231,7 @@ class Verifier(Service):
             job.live = False
 
     def _tell(self, job: Job, text: list[int]) -> None:
-        """A piece of the prompt."""
+        """Send a piece of the prompt's log-probabilities."""
         stop = min(job.told + self.rng.randint(1, 4), job.opening.prompt_logprobs.until)
         places = range(job.told, stop)
         told = tuple(likely(text[: place + 1], self.model) for place in places)

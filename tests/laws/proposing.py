@@ -1,4 +1,4 @@
-"""A drafter that keeps the session rule, at the other end of a relay."""
+"""A simulated drafter that keeps the session rule, at the other end of a relay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.laws.wires import OnStream
 
 
 class Drafter(Service):
-    """Proposes rightly, wrongly and absurdly."""
+    """A simulated drafter whose proposals are right, wrong or nonsense."""
 
     def begin(self, job: Job) -> None:
         if self.rng.random() < self.evil / 10:
@@ -24,7 +24,9 @@ class Drafter(Service):
         self._proposal(job)
 
     def _proposal(self, job: Job) -> None:
-        """A trunk with a sibling at every node, in one message or, its second half, in two."""
+        """Return a trunk with a sibling at every node, in one message or with its second half in
+        another.
+        """
         text, rng = self.held[job.opening.context.session_id].tokens, self.rng
         path, first, behind = list(text), job.drafted + 1, len(text)
         tokens: list[int] = []
@@ -35,7 +37,7 @@ class Drafter(Service):
         job.drafted += len(tokens)
         whole = job.opening.lockstep
         if not whole and rng.random() < self.evil:
-            behind = rng.randrange(behind + 9)  # a lie, or nonsense
+            behind = rng.randrange(behind + 9)  # sometimes false or nonsense
         cut = len(tokens) if whole else rng.randrange(1, len(tokens) + 1)
         for half in (slice(0, cut), slice(cut, None)):
             start = first + (half.start or 0)
@@ -43,6 +45,7 @@ class Drafter(Service):
             hung = tuple(number - back if back else 0 for number, back in places)
             turn = job.opening.context.turn
             proposal = Proposal(behind, tuple(tokens[half]), hung, first=start, source=turn)
-            for _ in range(1 if whole else rng.choice((0, 1, 1, 1, 2))):  # lost, or said twice
+            # the message may be lost or repeated
+            for _ in range(1 if whole else rng.choice((0, 1, 1, 1, 2))):
                 if proposal.tokens:
                     job.call.answer(OnStream(job.stream, EncodedProposal(behind, 99, proposal)))

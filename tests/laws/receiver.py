@@ -1,4 +1,4 @@
-"""A verifier's view of a drafter: it sees proposals and the text, and nothing else."""
+"""A verifier's view of a drafter, which consists of the proposals and the text alone."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ Path = tuple[int, ...]
 
 @dataclass
 class Receiver:
-    """Knows a text and, of the nodes that it was sent, where in a text each one lies: `known` are
-    the whole texts that they end, with their log-probabilities behind their parents.
+    """Knows a text and the place of each received node: `known` maps the whole text that a node
+    ends to the node's log-probability given its parent.
     """
 
     text: Path
     numbered: dict[int, Path] = field(default_factory=dict)
     known: dict[Path, float] = field(default_factory=dict)
     proposals: list[Proposal] = field(default_factory=list)
-    repeated: int = 0  # nodes that were known already
+    repeated: int = 0  # how many received nodes were known already
 
     def take(self, proposal: Proposal) -> None:
-        """Nodes arrive; each must follow something that is known."""
+        """Receive nodes; each must follow a text that is known."""
         assert proposal.first == len(self.numbered) + 1, "numbers go on from 1, without a gap"
         assert proposal.behind <= len(self.text)
         self.proposals.append(proposal)
@@ -36,11 +36,13 @@ class Receiver:
             self.known[(*above, token)] = score
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """The text goes on."""
+        """Extend the text."""
         self.text += tuple(tokens)
 
     def ahead(self) -> set[Path]:
-        """The tokens behind the text to each node that is still possible."""
+        """Return, for each node that is still possible, the tokens from the end of the text to
+        it.
+        """
         length = len(self.text)
         return {
             path[length:]

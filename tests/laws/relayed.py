@@ -1,9 +1,9 @@
-"""Schedules of faults for real relays, with simulated services, links and time.
+"""Random schedules of faults for real relays, with simulated services, links and time.
 
-Links break and half-open ones linger, services restart, evict and ask to wait, openings arrive late
-and twice, drafters lie, proposals are lost and repeated, cells die and live on for a while,
-replicas are removed and come back or are slow for a while, and one may serve another model.
-Verifiers are of two groups.
+Links break, and half-open ones linger. Services restart, evict sessions and ask callers to wait.
+Openings arrive late and twice. Drafters send false proposals; proposals are lost and repeated.
+Cells die, or live on for a while. Replicas are removed and come back, are slow for a while, and one
+may serve another model. The verifiers form two groups.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tests.laws.proposing import Drafter
 from tests.laws.wires import SLOW, Clock, Link
 
 PROMPT, LENGTH = (1, 2, 3), 40
-MOST_REPLICAS = 3  # of a service
+MOST_REPLICAS = 3  # most replicas of each service
 SHAPES = DraftShape(0), *[DraftShape(8, 2, 32)] * 3
 
 
 def alone(prompt: Sequence[int] = PROMPT) -> list[int]:
-    """What the target decodes by itself."""
+    """Return the text that the target decodes without drafts."""
     text = list(prompt)
     while len(text) < len(prompt) + LENGTH:
         text.append(follows(text))
@@ -35,7 +35,7 @@ def alone(prompt: Sequence[int] = PROMPT) -> list[int]:
 
 
 class VerifierLink(Link):
-    """Has its cell check to which verifier a text goes."""
+    """A link to verifiers that makes its cell check which verifier a text goes to."""
 
     def __init__(self, cell: Cell, server: Verifier) -> None:
         super().__init__(server)
@@ -47,8 +47,8 @@ class VerifierLink(Link):
 
 
 class Cell:
-    """One cell's part of a request: links to all replicas, and a relay whose steps are read now
-    and then.
+    """One cell's part of a request: links to all replicas, and a relay whose steps the client reads
+    now and then.
     """
 
     def __init__(self, world: World) -> None:
@@ -78,7 +78,9 @@ class Cell:
         self.read()
 
     def read(self) -> None:
-        """The client, if it is still there, takes what there is; slow replicas are left."""
+        """Read the steps that are ready if the client is still there, and leave replicas that are
+        slow.
+        """
         for balanced in self.balanced:
             balanced.leave_outliers(self.world.clock.now())
         while self.relay.steps:
@@ -90,7 +92,9 @@ class Cell:
         self.timer = self.world.clock.call_later(pause, self.read)
 
     def check(self, chosen: VerifierLink, group: str) -> None:
-        """A text leaves its group only when every verifier of it is lost, or has just refused."""
+        """Check that a text leaves its verifier group only if each verifier of the group is lost or
+        has just refused it.
+        """
         links = {str(number): link for number, link in enumerate(self.links[0])}
         refused = self.balanced[0]._sessions[self.session].refused
         usable = [links[name] for name in self.balanced[0].names if name not in refused]
@@ -98,7 +102,7 @@ class Cell:
         self.world.strayed |= same and chosen.server.group != group
 
     def die(self) -> None:
-        """It learns that nobody wants it any more."""
+        """Let the cell learn that nobody waits for its answer any more."""
         self.timer.cancel()
         self.relay.end()
 
@@ -114,7 +118,7 @@ class World:
         faults: int = 12,
         telling: bool = False,
     ) -> None:
-        """With `telling`, the log-probabilities of a long prompt are wanted, too."""
+        """With `telling`, the request asks for the log-probabilities of its long prompt, too."""
         self.telling, self.prompt = telling, PROMPT * 20 if telling else PROMPT
         self.rng, self.clock = random.Random(seed), Clock()
         self.verifiers, self.drafters = (
@@ -158,7 +162,7 @@ class World:
             self.cell = Cell(self)
 
     def remove_replica(self, cell: Cell, service: int) -> None:
-        """One is to be used no more, for a while."""
+        """Remove a replica from a cell for a while."""
         balanced, links = cell.balanced[service], cell.links[service]
         number = self.rng.randrange(len(links))
         name, link = str(number), links[number]
@@ -167,8 +171,9 @@ class World:
             self.clock.call_later(5 * self.rng.random(), lambda: balanced.add(name, link))
 
     def run(self) -> bool:
-        """Whether the text is the target's own, whole, in time, and from verifiers of one group
-        while there were some, and nobody else closed the sessions of the newest cell.
+        """Return whether the text is the target's own, complete, in time, and from verifiers of one
+        group as long as the group had any, and whether no other cell closed the newest cell's
+        sessions.
         """
         assert self.cell
         finished = self.clock.pass_until(lambda: len(self.text) >= LENGTH and self.told())
@@ -178,6 +183,8 @@ class World:
         return finished and right and not (closed or self.strayed)
 
     def told(self) -> bool:
-        """Whether the newest cell has told of the whole prompt, and each of its tokens once."""
+        """Return whether the newest cell has reported the whole prompt, and each of its tokens
+        once.
+        """
         places = range(2, len(self.prompt) + 1) if self.telling else ()
         return bool(self.cell and self.cell.told == [likely(self.prompt[:end]) for end in places])

@@ -1,5 +1,5 @@
-"""A model of a drafter or verifier: real sessions over a real pool whose keys are the tokens that
-they stand for and whose values are the scope of these.
+"""A model of a drafter or verifier: real sessions over a real pool. A position's key is its token,
+and its value is the scope that wrote it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Message:
-    """A call on its way, and the committed tokens as its sender knew them, which the service never
+    """A call under way, with the committed tokens as its sender knows them, which the service never
     sees.
     """
 
@@ -35,7 +35,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the service holds afterwards, and of which opening of the session."""
+    """What the service holds after a call, and by which opening of the session."""
 
     held: int
     epoch: int
@@ -43,17 +43,17 @@ class Answer:
 
 
 def tiny_pool(blocks: int = BLOCKS) -> KVPool:
-    """A pool of one layer, one head and one number per token."""
+    """A pool with one layer, one head and one number per token."""
     return KVPool([LayerGeometry(1, 1, 1)], blocks * PAGE, torch.float32, torch.device("cpu"))
 
 
 def mark(scope: bytes) -> int:
-    """What is written for a scope."""
+    """Return the value that is written for a scope."""
     return int.from_bytes(scope[:3], "little")
 
 
 def nodes_of(tree: Any) -> Iterator[PrefixNode]:
-    """All pages that are cached."""
+    """Return the nodes of all cached pages."""
     left = list(tree._roots.values())
     while left:
         node = left.pop()
@@ -63,11 +63,11 @@ def nodes_of(tree: Any) -> Iterator[PrefixNode]:
 
 
 class Unfenced(Sessions):
-    """Sessions that forget at which turn they are: what the fence is compared with."""
+    """Sessions that forget their turn, which the fence against late openings compares."""
 
     @contextmanager
     def acquire(self, context: Context, nodes: int) -> Iterator[Session]:
-        """As the rule, but every turn is a new one."""
+        """Follow the session rule, except that every turn counts as new."""
         if session := self._open.get(context.session_id):
             session.turn = -1
         with super().acquire(context, nodes) as session:
@@ -75,7 +75,7 @@ class Unfenced(Sessions):
 
 
 class Replica:
-    """A process that serves; no two openings of a session have the same epoch, not even in two
+    """A serving process; no two openings of a session have the same epoch, not even in two
     processes.
     """
 
@@ -97,7 +97,7 @@ class Replica:
 
     @contextmanager
     def at_work(self, context: Context, nodes: int = 0) -> Iterator[Session]:
-        """A call that the service has begun: what it starts with must be the sender's own."""
+        """Begin a call on the service; the tokens that it starts with must be the sender's."""
         with torch.inference_mode(), self.sessions.acquire(context, nodes) as session:
             assert session.table.capacity >= context.length + nodes, "no space for what was asked"
             assert not context.epoch or session.length == context.base
@@ -107,7 +107,7 @@ class Replica:
     def serve(self, message: Message, proposals: Tokens = (), path: Sequence[int] = ()) -> Answer:
         """Append the context and the proposals, then keep the proposals of a path.
 
-        The tokens that the rule kept must be the sender's.
+        The tokens that the session rule keeps must be the sender's.
         """
         context = message.context
         with self.at_work(context, len(proposals)) as session:
@@ -140,15 +140,17 @@ class Replica:
         self.sessions.expire()
 
     def holds(self, session_id: bytes) -> bool:
-        """Whether a session still has its memory."""
+        """Return whether a session still has its memory."""
         return session_id in self.opened and self.opened[session_id].table.capacity > 0
 
     def held(self, session: Session) -> Tokens:
-        """The committed tokens as a session's pages have them."""
+        """Return the committed tokens that a session's pages hold."""
         return self._rows(self.pool.keys[0], session, session.length)
 
     def check_memory(self) -> None:
-        """Pages are somebody's or cached, and cached ones hold what they are cached for."""
+        """Check that each page in use is held by a session or cached, and that cached pages hold
+        the right tokens.
+        """
         sessions = [each for each in self.opened.values() if each.table.capacity]
         held = {page for session in sessions for page in session.table.pages}
         nodes = list(nodes_of(self.pool.prefixes))
@@ -164,7 +166,7 @@ class Replica:
             assert set(self.pool.values[0][slots, 0, 0].tolist()) == {float(mark(node.scope))}
 
     def _writers(self, session: Session, length: int) -> set[int]:
-        """Of which scope the first tokens of a session's pages are."""
+        """Return the scopes that wrote the first tokens of a session's pages."""
         return set(self._rows(self.pool.values[0], session, length))
 
     def _rows(self, store: torch.Tensor, session: Session, length: int) -> Tokens:

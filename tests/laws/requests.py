@@ -1,4 +1,4 @@
-"""Requests for a tiny model, and what is run of them."""
+"""Requests for a tiny model, and the runs that they become."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SERVED = ServedModel(MODEL, SHAPE, 1000, {"<|end|>": 42})
 
 
 def tokenise(text: str) -> tuple[int, ...]:
-    """A token a character."""
+    """Make one token of each character."""
     return tuple(ord(letter) % 100 for letter in text)
 
 
@@ -29,19 +29,19 @@ def run_of(
     served: ServedModel = SERVED,
     tokenise: Callable[[str], tuple[int, ...]] = tokenise,
 ) -> RunRequest:
-    """What is run."""
+    """Return the run that a request becomes."""
     return checked(decode_request(request), served, tokenise)
 
 
 def ask(**fields: Any) -> api.GenerateRequest:
-    """A good request but for these fields."""
+    """Return a valid request with these fields changed."""
     if not {"text", "token_ids"} & fields.keys():
         fields["text"] = "abc"
     return api.GenerateRequest(**fields)
 
 
 def violations(request: api.GenerateRequest) -> dict[str, str]:
-    """Fields and problems of a refused request."""
+    """Return the fields and problems of a refused request."""
     with pytest.raises(InvalidRequest) as refused:
         run_of(request)
     return {violation.field: violation.problem for violation in refused.value.violations}
@@ -63,5 +63,5 @@ def speculation(**fields: Any) -> api.GenerateRequest:
 
 
 def ids(*tokens: int) -> api.GenerateRequest:
-    """A request of tokens."""
+    """Return a request whose prompt is token ids."""
     return ask(token_ids=api.TokenIds(ids=tokens))

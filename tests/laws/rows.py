@@ -1,4 +1,4 @@
-"""Rows of logits as models make them and as they do not, and options for them, for hypothesis."""
+"""Realistic and unrealistic rows of logits, and sampling options for them, for hypothesis."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ Kind = Callable[[int, int], torch.Tensor]
 
 
 def barred(count: int, seed: int) -> torch.Tensor:
-    """All but a few tokens are impossible, [count]."""
+    """Return a row in which all but a few tokens are impossible, [count]."""
     row = torch.full((count,), -math.inf)
     row[: 1 + seed % 9] = flat(1 + seed % 9, seed)[:count]
     return row
 
 
 def rounded(count: int, seed: int) -> torch.Tensor:
-    """Of a model that computes in bfloat16: many are equal, [count]."""
+    """Return a row with many equal logits, as a model that computes in bfloat16 makes it,
+    [count].
+    """
     return (peaked(count, seed) + 20.0).bfloat16().float()
 
 
 def steps(count: int, seed: int) -> torch.Tensor:
-    """Few different values, [count]."""
+    """Return a row with few different values, [count]."""
     return (1.5 * flat(count, seed)).round()
 
 

@@ -1,4 +1,4 @@
-"""A relay between simulated services, and what its reader gets."""
+"""A relay between simulated services, and a reader of its results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GREEDY, LOCKSTEP = SamplingParams(), SamplingParams(rule=Rule.REJECT)
 
 
 class Scene:
-    """One relay, calm services that remember what they were sent, and a reader."""
+    """One relay, its reader, and services without faults that remember what they were sent."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Scene:
         return sent
 
     def sent_to(self, service: Service, *kinds: type[Any]) -> list[tuple[int, Any]]:
-        """Values of these kinds, with their streams."""
+        """Return the values of these kinds that a service was sent, each with its stream."""
         items = [item for item in self.sent[service] if isinstance(item, OnStream)]
         return [(item.stream, item.value) for item in items if isinstance(item.value, kinds)]
 
@@ -61,14 +61,14 @@ class Scene:
         return [opening for _, opening in self.sent_to(service, Decoding, Drafting)]
 
     def closed(self, service: Service) -> list[bytes]:
-        """The sessions that it was to forget."""
+        """Return the sessions that a service was told to forget."""
         return [item.session_id for item in self.sent[service] if isinstance(item, Closing)]
 
     def wait(self, done: Callable[[], bool], seconds: float = 100.0) -> bool:
         return self.clock.pass_until(done, self.clock.time + seconds)
 
     def finish(self) -> list[int]:
-        """Read to the end: the text."""
+        """Read to the end, and return the text."""
         assert self.wait(lambda: self.relay.ended)
         assert self.relay.error is None
         text = [token for step in self.relay.steps for token in step.tokens]
@@ -76,7 +76,7 @@ class Scene:
         return text
 
     def refuse(self, service: Service, error: TandemError | None) -> None:
-        """Answer every opening with an error, or as usual."""
+        """Have a service answer every opening with an error, or as usual without one."""
         if error is None:
             del service.open  # type: ignore[method-assign]
         else:

@@ -1,4 +1,4 @@
-"""Segments as services feed them, and what a step costs, to draw from."""
+"""Hypothesis strategies for segments as services feed them, and for the costs of a step."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tandem.protos import tree
 
 
 def straight(start: int, capacity: int) -> PageTable:
-    """Pages one after the other, for so many positions from a slot on."""
+    """Return a table with consecutive pages for this many positions, from a slot on."""
     first = start // PAGE
     return PageTable(list(range(first, first + page_aligned(capacity) // PAGE)))
 
 
 TABLE = straight(0, 1 << 16)
-SLOWLY = (0.02, 0.004, 1e-7, 1e-4)  # seconds for a step, a token, a key, a session
+SLOWLY = (0.02, 0.004, 1e-7, 1e-4)  # seconds for a step, for a token, for a key and for a session
 
 
 class Known(CostModel):
-    """A cost model that has nothing to learn."""
+    """A cost model whose costs are known and that learns nothing."""
 
     def __init__(self, *terms: float) -> None:
         super().__init__()
@@ -35,13 +35,15 @@ class Known(CostModel):
 def composed(
     segments: Sequence[Segment], cost: CostModel, limits: StepLimits, pace: float
 ) -> list[tuple[int, Segment]]:
-    """A step to which no rows can be added: indices into `segments`, what of each is fed."""
+    """Compose a step to which no rows can be added; return the indices of its segments and how much
+    of each is fed.
+    """
     batch = compose(segments, lambda _: iter(()), cost, limits, pace)
     return [(allocation.index, allocation.chunk) for allocation in batch.allocations]
 
 
 def trees(most: int) -> st.SearchStrategy[tuple[int, ...]]:
-    """Parents of trees."""
+    """Draw the parents of a token tree."""
     return st.integers(0, most).flatmap(
         lambda size: st.tuples(*(st.integers(-1, node - 1) for node in range(size)))
     )
@@ -49,7 +51,9 @@ def trees(most: int) -> st.SearchStrategy[tuple[int, ...]]:
 
 @st.composite
 def verifying(draw: st.DrawFn, least: int, most: int) -> Segment:
-    """Committed tokens with a drafted tree below the last: logits of that one and the tree."""
+    """Draw committed tokens with a drafted tree below the last one; the logits of that token and of
+    the tree are wanted.
+    """
     length, drafted = draw(st.integers(least, most)), draw(trees(12))
     parents = tree.hang(length, drafted)
     context, wanted = draw(st.integers(0, 300)), 1 + len(drafted)
@@ -58,7 +62,7 @@ def verifying(draw: st.DrawFn, least: int, most: int) -> Segment:
 
 @st.composite
 def drafting(draw: st.DrawFn) -> Segment:
-    """A level of a tree whose nodes above are cached."""
+    """Draw one level of a tree whose upper nodes are cached."""
     parents = draw(trees(20).filter(len))
     fed = draw(st.integers(1, len(parents)))
     wanted = draw(st.integers(1, fed))

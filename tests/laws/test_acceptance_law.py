@@ -1,4 +1,4 @@
-"""The law of the emitted tokens is the target's, whatever is drafted, under every option."""
+"""The emitted tokens have the target's distribution, whatever is drafted and under every option."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.laws.world import (
 )
 
 FORK, BUSH = (-1, -1, 0, 1), (-1, -1, 0, 0)
-WIDE_TREE = Draft((0, 3, 1, 2, 0), (-1, 0, 0, -1, -1))  # a token is twice behind the root
+WIDE_TREE = Draft((0, 3, 1, 2, 0), (-1, 0, 0, -1, -1))  # one token is twice a child of the root
 DRAFTING: dict[str, Callable[[World, Tokens, Script], Draft]] = {
     "a sampled fork": lambda world, text, script: world.draft(text, FORK, script),
     "a sampled bush": lambda world, text, script: world.draft(text, BUSH, script),
@@ -40,7 +40,7 @@ DRAFTING: dict[str, Callable[[World, Tokens, Script], Draft]] = {
 @options
 @pytest.mark.parametrize("drafting", DRAFTING)
 def test_rejection_emits_the_law_of_the_target(params: SamplingParams, drafting: str) -> None:
-    """Of drafts that say what they were drawn from, and of others."""
+    """The drafts may or may not state the distribution that they were drawn from."""
     world, text = World(params), (2,)
 
     def emitted(script: Script) -> Tokens:
@@ -59,7 +59,7 @@ def test_rejection_emits_the_law_of_the_target(params: SamplingParams, drafting:
 
 @pytest.mark.parametrize("knowing", [0, 1], ids=["ally", "adversary"])
 def test_matched_drafts_emit_the_law_of_the_target_whatever_the_drafter_knows(knowing: int) -> None:
-    """The ally proposes what the noise will have drawn, the adversary what it will not."""
+    """One drafter proposes exactly what the noise will draw, the other what it will not draw."""
     world = World(OPTIONS[1])
 
     def emitted(script: Script) -> Tokens:
@@ -95,7 +95,7 @@ def test_a_node_is_the_same_place_as_the_text_that_ends_there(params: SamplingPa
 
 @pytest.mark.parametrize("rule", Rule)
 def test_noise_is_that_of_a_nodes_own_place(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of no other level is used again, nor that of another node."""
+    """The noise of another level or of another node is never used a second time."""
     params, text = SamplingParams(temperature=1.0, rule=rule), (2, 1)
     positions: list[int] = []
 

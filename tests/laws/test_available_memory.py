@@ -1,5 +1,5 @@
-"""How much memory there is, from the files in which a system says so, and what keys and values get
-of it.
+"""How available memory is read from the system's files, and which part of it keys and values
+get.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from tests.geometries import MODELS, SIZES, layers_of
 MACHINE = "MemTotal:       2000 kB\nMemAvailable:    1000 kB\n"
 SHARE = ModelServiceConfig.model_fields["kv_share"].default
 CPU = torch.device("cpu")
-TRIED = 768  # positions of a self-test
+TRIED = 768  # positions that a self-test needs
 BYTES = st.integers(1, 1 << 40)
 
 
 class Nothing(PageAllocator):
-    """Pages without memory."""
+    """An allocator whose pages have no memory."""
 
     def copy(self, source: PageTable, target: PageTable, start: int, stop: int) -> None:
-        """There is nothing."""
+        """Do nothing: there is no memory."""
 
     def _give_back(self, page: int, everywhere: bool) -> None:
-        """There is nothing."""
+        """Do nothing: there is no memory."""
 
     def _copy_windowed(self, source: int, target: int) -> None:
-        """There is nothing."""
+        """Do nothing: there is no memory."""
 
 
 def write_group(root: Path, controller: Controller, path: str, limit: str) -> None:
-    """A group that uses 100,000 bytes, of which 10,000 are given back when they are needed."""
+    """Write a control group that uses 100,000 bytes, of which 10,000 can be reclaimed."""
     folder = root / controller.folder / path
     folder.mkdir(parents=True, exist_ok=True)
     (folder / controller.limit).write_text(limit + "\n")
@@ -64,7 +64,9 @@ def write_group(root: Path, controller: Controller, path: str, limit: str) -> No
 
 
 def write_system(root: Path, machine: str | None, groups: str = "0::/\n") -> None:
-    """What the machine has left, and the groups that the process is in."""
+    """Write the files that say how much memory the machine has left and which groups the process is
+    in.
+    """
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text(groups)
     if machine:
@@ -102,8 +104,8 @@ def test_the_lesser_of_what_machine_and_group_have_left(
 def test_a_limit_of_any_group_that_the_process_is_part_of_counts(
     tmp_path: Path, controller: Controller, groups: str, limited: str
 ) -> None:
-    """Of both versions of control groups; a container sees its own group at the top, although its
-    name is that outside.
+    """The test covers both versions of control groups. A container sees its own group at the top,
+    although the group has its outside name.
     """
     write_system(tmp_path, MACHINE, groups)
     write_group(tmp_path, controller, "other", "200000")
@@ -112,7 +114,9 @@ def test_a_limit_of_any_group_that_the_process_is_part_of_counts(
 
 
 def test_keys_and_values_take_their_share_of_what_is_left() -> None:
-    """Of a device of 80 GB with a vocabulary of 128,000 they leave to passes what these take."""
+    """On a device of 80 GB with a vocabulary of 128,000, keys and values leave enough memory for
+    passes.
+    """
     free, passes = 80_000_000_000, passes_bytes(128_000)
     assert passes == LIBRARIES + LOGITS * 4 * 128_000
     assert 2e9 < passes < 3e9
@@ -126,9 +130,9 @@ def test_keys_and_values_take_their_share_of_what_is_left() -> None:
 def test_two_services_that_start_at_once_do_not_take_more_than_there_is(
     memory: int, loaded: float, part: float
 ) -> None:
-    """A verifier and a drafter whose weights take up to half of the memory: each looks when its own
-    weights are there, whenever that is; what keys and values will be is not seen, since their
-    pages are not touched.
+    """The weights of a verifier and a drafter take up to half of the memory. Each service reads the
+    free memory after it has loaded its own weights, at any time. A service cannot see the other
+    service's KV cache, because that memory is not touched yet.
     """
     weights = loaded * part * memory, loaded * (1 - part) * memory
     for order in set(permutations([0, 0, 1, 1])):
@@ -151,7 +155,7 @@ def test_three_services_without_large_weights_share_a_machine() -> None:
 def test_models_of_today_have_a_long_context_on_a_machine_of_24_gb(
     name: str, dtype: torch.dtype
 ) -> None:
-    """All their layers, and 16 GB left when the weights are there."""
+    """All layers see the whole context, and 16 GB are left after the weights are loaded."""
     own, positions = SIZES[name]["max_position_embeddings"], cache_bytes(16 << 30, SHARE)
     positions //= position_bytes(layers_of(name), dtype)
     assert positions >= positions_for(16_384, TRIED)
@@ -188,7 +192,9 @@ def test_so_many_sessions_of_the_whole_context_fit_as_are_reported(longest: int,
 def test_so_long_a_text_fits_where_layers_have_windows_and_no_longer_one(
     full: int, windowed: int, window: int, step: int, more: int, longest: int
 ) -> None:
-    """Read in chunks, each before what the windows have left is given up for the next."""
+    """The text is read in chunks; a chunk is fed before the memory that the windows have left is
+    given up for the next.
+    """
     shape = footprint(full, windowed, window, step)
     positions = positions_for(1, 0, shape) + more
     context, pool = context_of(positions, longest, shape), Nothing(positions, shape)
@@ -212,7 +218,9 @@ def test_so_long_a_text_fits_where_layers_have_windows_and_no_longer_one(
 def test_windows_make_the_contexts_and_sessions_that_the_documents_name(
     size: int, before: tuple[int, int], after: tuple[int, int]
 ) -> None:
-    """Of Gemma 3 1B, of whose layers every sixth sees all; texts of 32,768 tokens."""
+    """The model is Gemma 3 1B, in which every sixth layer sees the whole text; texts have 32,768
+    tokens.
+    """
     window, number = SIZES["Gemma-3-1B"]["sliding_window"], count(1)
     layers = [
         replace(layer, window=window if next(number) % 6 else None)

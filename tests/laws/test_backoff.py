@@ -1,4 +1,6 @@
-"""A drafter whose proposals bring nothing is left alone, is sent all later, and is tried again."""
+"""A drafter whose proposals gain nothing gets a pause; it is sent all that it missed later, and is
+tried again.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ LONGEST = PAUSES[1]
 
 
 class Course:
-    """A text, step by step: what is accepted in each, and when its drafter is sent what. A proposal
-    comes `answers` seconds after everything that it is sent.
+    """A text, step by step: what each step accepts, and what its drafter is sent when. A proposal
+    comes `answers` seconds after each message to the drafter.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class Course:
         return self
 
     def silences(self, since: float = 0.0) -> Iterator[float]:
-        """Between two things that the drafter is sent: seconds."""
+        """Return the seconds between two messages to the drafter."""
         times = (now for now, _ in self.sent if now >= since)
         return (after - before for before, after in pairwise(times))
 
@@ -55,7 +57,9 @@ def test_a_drafter_that_brings_anything_worth_having_is_sent_every_step() -> Non
 
 
 def test_one_that_is_silent_is_sent_every_step() -> None:
-    """It may be reading a long text, or find that drafting is not worth its time."""
+    """A silent drafter may be reading a long text, or may find that drafting is not worth its
+    time.
+    """
     course = Course(lambda now: 0, answers=1000.0).run(60)
     assert max(course.silences()) < 2 * STEP
 
@@ -100,7 +104,7 @@ def test_one_that_has_become_good_is_sent_everything_within_the_longest_pause() 
 
 
 def test_what_is_accepted_in_a_pause_ends_it() -> None:
-    """Proposals may have been on their way when it began."""
+    """Proposals may have been under way when the pause began."""
     course = Course(lambda now: 0)
     course.accepted = lambda now: course.backoff.paused(now)
     course.run(20)
@@ -108,7 +112,7 @@ def test_what_is_accepted_in_a_pause_ends_it() -> None:
 
 
 def test_one_that_is_far_away_is_given_the_time_to_show_something() -> None:
-    """Before the first pause, and in every trial."""
+    """The drafter has this time before the first pause and in every trial."""
     round_trip = 0.8
     course = Course(lambda now: 0, round_trip, round_trip).run(60)
     began = 0.0

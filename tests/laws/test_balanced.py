@@ -1,4 +1,4 @@
-"""Several replicas are as good as one that never fails."""
+"""Several replicas serve as reliably as one that never fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tandem.protos.types import Context, SamplingParams
 
 
 class FakeLink:
-    """Remembers what it is given."""
+    """A link that remembers what it is given."""
 
     def __init__(self, round_trip: float = 0.0, load: tuple[float, float] = (0.0, 0.0)) -> None:
         self.connected, self.round_trip, self.load = True, round_trip, load
@@ -77,7 +77,7 @@ def opening(session: int, client: bytes = b"", group: str = "") -> Decoding:
 
 
 class Three:
-    """Three replicas, and where a stream is."""
+    """Three replicas, and the replica that each stream is at."""
 
     def __init__(self) -> None:
         self.links = {name: FakeLink() for name in "abc"}
@@ -174,7 +174,7 @@ def test_sessions_of_a_client_share_a_replica_until_it_is_crowded(three: Three) 
 
 
 def test_cells_together_share_a_clients_sessions_among_replicas() -> None:
-    """Each knows from the replicas how many sessions they have of the others."""
+    """Each cell learns from the replicas how many sessions the other cells have there."""
     cells = [Three() for _ in range(8)]
     for number in range(64):
         cell = cells[number % len(cells)]

@@ -1,4 +1,4 @@
-"""What goes into one step: no more than the limits allow and decoding sessions can bear."""
+"""A step takes no more than the limits allow and than decoding sessions can wait for."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.laws.segments import (
 def test_a_step_keeps_the_limits_and_feeds_what_comes_next_of_each(
     segments: list[Segment], cost: CostModel, limits: StepLimits, pace: float
 ) -> None:
-    """One segment that cannot be cut goes however long it is, alone."""
+    """A segment that cannot be cut is fed alone, however long it is."""
     chosen = composed(segments, cost, limits, pace)
     assert bool(chosen) == bool(segments)
     assert len({index for index, _ in chosen}) == len(chosen) <= limits.sessions
@@ -80,7 +80,9 @@ def test_new_prompts_slow_a_step_no_more_than_allowed_but_for_the_least_piece(
 def test_a_step_wastes_no_time_that_a_prompt_could_use(
     prompts: list[Segment], cost: CostModel, decoding: list[Segment], slack: float, pace: float
 ) -> None:
-    """The prompt that is next gets as much as fits: one more token would be too slow."""
+    """The next prompt gets as many tokens as fit: with one more token, the step would be too
+    slow.
+    """
     limits = StepLimits(sessions=8, tokens=600, slack=slack)
     chosen = composed([*decoding, *prompts], cost, limits, pace)
     fed = [chunk for index, chunk in chosen if index >= len(decoding)]
@@ -116,7 +118,7 @@ def test_with_nobody_decoding_prompts_take_the_whole_step(
 def test_with_nobody_decoding_a_step_is_short_all_the_same(
     prompts: list[Segment], seconds: float
 ) -> None:
-    """Somebody may come, and would have to wait for its end."""
+    """A new request may come, and it would have to wait for the end of the step."""
     cost = Known(*SLOWLY)
     chosen = composed(prompts, cost, StepLimits(sessions=8, tokens=500, seconds=seconds), 0.0)
     total = sum((load_of(chunk) for _, chunk in chosen), StepLoad())
@@ -136,7 +138,9 @@ def test_the_pace_is_that_of_decoding_sessions_and_forgotten_when_they_rest() ->
 
 
 def test_who_waits_for_logits_is_decoding_but_for_long_prompts() -> None:
-    """The largest draft included; a chunk of a prompt, however short, is awaited by nobody."""
+    """A session with the largest draft counts as decoding. A chunk of a prompt, however short, does
+    not count as decoding, because nobody waits for its logits.
+    """
     draft = tree.chain(MAX_NODES)
     assert is_decoding(Segment(TABLE, 9, (1, *draft), tree.hang(1, draft), 1 + MAX_NODES))
     assert is_decoding(Segment(TABLE, 9, (1,), (-1,), 1))

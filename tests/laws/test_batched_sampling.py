@@ -1,5 +1,5 @@
-"""Drafts that are judged all at once are judged as each would be by itself, and a device is waited
-for once.
+"""Drafts that are judged together get the same verdict as each would alone, and the host waits for
+the device once.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def judges(draw: st.DrawFn) -> TargetSampler:
 
 
 def verdict(judge: TargetSampler) -> tuple[object, list[float]]:
-    """Accepted nodes, next token, likeliest ones; and what chances these have."""
+    """Return the accepted nodes, the next token and the likeliest tokens with their
+    probabilities.
+    """
     accepted, token = walk(judge.draft.parents, judge.decide)
     told = judge.logprobs(accepted, token)
     assert not judge.overflowed
@@ -79,7 +81,7 @@ def verdict(judge: TargetSampler) -> tuple[object, list[float]]:
 @settings(max_examples=60)
 @given(st.lists(judges(), min_size=1, max_size=6))
 def test_a_draft_is_judged_together_with_others_as_by_itself(each: list[TargetSampler]) -> None:
-    """Under all options and by all rules, chains and trees."""
+    """The test covers all options, all rules, chains and trees."""
     alone = [verdict(replace(judge)) for judge in each]
     sample_batch(each)
     for judge, (decided, chances) in zip(each, alone, strict=True):
@@ -99,7 +101,7 @@ def test_a_path_is_followed_to_its_end(params: SamplingParams) -> None:
 
 
 class Reads(TorchFunctionMode):
-    """Counts what waits for a device, wherever the tensors are."""
+    """Counts the operations that wait for a device, wherever the tensors are."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,14 +110,16 @@ class Reads(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Called by torch instead of the function."""
+        """PyTorch calls this method instead of the function."""
         self.count += getattr(func, "__name__", "") in READS
         return func(*args, **(kwargs or {}))
 
 
 @contextmanager
 def running(params: Sequence[SamplingParams]) -> Generator[list[tuple[DecodeJob, Any]]]:
-    """Jobs of as many sessions that wait for the logits of a draft of three nodes."""
+    """Return as many jobs as there are options, each waiting for the logits of a draft with three
+    nodes.
+    """
     sessions = Sessions(tiny_pool(8), 64, 8, count(1).__next__, 9.0, lambda: 0.0)
     jobs = []
     for number, each in enumerate(params):
@@ -144,7 +148,7 @@ MANY = [
 def test_a_device_is_waited_for_once_however_many_sessions_are_in_a_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rows are on a processor here, but are sampled as a device's are."""
+    """The rows are on the CPU here, but are sampled in the way that rows on a GPU are."""
     monkeypatch.setattr(drawing, "kernels", lambda: None)
     monkeypatch.setattr(batched_sampling, "samples_before_walk", lambda _: True)
     rows = [torch.stack([flat(VOCABULARY, 9 * n + k) for k in range(4)]) for n in range(len(MANY))]

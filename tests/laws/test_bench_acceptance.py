@@ -1,4 +1,4 @@
-"""The prompts that the acceptance benchmark is asked for are those that it measures with."""
+"""The acceptance benchmark measures with exactly the prompts that it is asked to use."""
 
 from __future__ import annotations
 

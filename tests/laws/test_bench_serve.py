@@ -1,4 +1,4 @@
-"""The figures of `tandem bench serve` are what their names mean."""
+"""The figures of `tandem bench serve` measure what their names say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Proposals of a drafter that sends without end: what is kept of them, and what is looked at."""
+"""The proposals of a drafter that never stops sending: how many are kept, and how many are looked
+at.
+"""
 
 from __future__ import annotations
 

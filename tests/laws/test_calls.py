@@ -1,4 +1,4 @@
-"""The serving end of a call: what ends its jobs."""
+"""What ends the jobs of a call, at the serving end."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.waiting import LIMIT
 
 
 class Served:
-    """A server, and one call whose requests are stream numbers, each with the name of a session to
-    be opened, if it has one; its jobs wait until they are ended.
+    """A server, and one call with requests that are stream numbers, some with the name of a session
+    to open; its jobs wait until they are ended.
     """
 
     def __init__(self, thread: ModelThread) -> None:
@@ -37,7 +37,7 @@ class Served:
         )
 
     async def open(self, number: int, name: bytes) -> None:
-        """Open a stream, and wait until there is a response and its job has begun."""
+        """Open a stream, and wait until a response has come and its job has begun."""
         self.requests.put_nowait((number, name))
         await anext(self.responses)
         assert await self.begun.get() == name
@@ -81,20 +81,22 @@ async def test_a_stream_whose_number_is_opened_again_ends_and_the_newer_is_left_
 async def test_the_jobs_of_a_silent_caller_end_although_it_takes_no_response(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is not asked for the next one while one is on its way."""
+    """gRPC does not ask for the next response while one is under way."""
     monkeypatch.setattr(streams, "SILENCE_SECONDS", 10 * LIMIT)
     with Machine().thread() as thread:
         served = Served(thread)
         await served.open(1, b"a")
         monkeypatch.setattr(streams, "SILENCE_SECONDS", 0.0)
-        served.requests.put_nowait((0, b""))  # the last word of its caller
+        served.requests.put_nowait((0, b""))  # the caller's last message
         await served.check_ended(b"a")
         with pytest.raises(StopAsyncIteration):
             await anext(served.responses)
 
 
 async def test_a_service_that_stops_leaves_the_end_of_a_call_to_its_caller() -> None:
-    """A call that ends while its caller writes may lose what it has sent (grpc/grpc#36066)."""
+    """A call that ends while its caller writes may lose responses that were sent
+    (grpc/grpc#36066).
+    """
     with Machine().thread() as thread:
         served = Served(thread)
         async with aclosing(served.responses):

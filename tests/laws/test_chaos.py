@@ -1,4 +1,4 @@
-"""The judge of a chaos run finds what it looks for."""
+"""The judge of a chaos run finds each kind of violation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tandem chat`: what is remembered, what ends an answer, and what is said of it."""
+"""What `tandem chat` remembers, what ends an answer, and what it prints about the answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIGURES = r"4 tokens in [\d.]+ s, [\d.]+ tokens/s, 1.33 tokens per step; stop, t
 
 @dataclass
 class Answer:
-    """A stream that says the same every time, as far as nothing is raised in it."""
+    """A stream with the same answer every time, unless it is told to raise an error."""
 
     raised: BaseException | None = None
     response: api.GenerateResponse | None = None
@@ -45,7 +45,7 @@ class Answer:
 
 @dataclass
 class Asked:
-    """A model, and what it was asked."""
+    """A fake model that remembers what it was asked."""
 
     answers: list[Answer] = field(default_factory=list)
     messages: list[list[dict[str, str]]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Chat templates write what `transformers` has them write, and can do no more than that."""
+"""Chat templates render as in `transformers`, and can do no more than that."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TEMPLATES = {
 
 
 def folder_with(folder: Path, template: Any, file: str = "tokenizer_config.json") -> Path:
-    """The embedded tokenizer with a template, and special tokens."""
+    """Write a folder with the embedded tokenizer, a template and special tokens."""
     shutil.copy(models.TARGET / "tokenizer.json", folder)
     config = json.loads((models.TARGET / "tokenizer_config.json").read_text())
     flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
@@ -152,7 +152,7 @@ WITH_TOOLS = """{% if tools %}<tool_call>{{ tools | tojson }}{% endif %}
 
 
 def plain_of(messages: tuple[ChatMessage, ...]) -> list[dict[str, Any]]:
-    """As `transformers` takes them."""
+    """Return messages in the form that `transformers` takes."""
     found = []
     for each in messages:
         plain: dict[str, Any] = {"role": each.role, "content": each.content}
@@ -178,7 +178,7 @@ def plain_of(messages: tuple[ChatMessage, ...]) -> list[dict[str, Any]]:
 def test_tools_and_their_use_are_written_as_transformers_has_them(
     tmp_path: Path, strip: str, continued: bool
 ) -> None:
-    """The final message is continued as `transformers` has it, whatever blanks it ends with."""
+    """A final message is continued as in `transformers`, whatever white space it ends with."""
     source = WITH_TOOLS.replace("m.content", f"m.content{strip}")
     folder = folder_with(tmp_path, [{"name": "default", "template": "{{ messages[0].content }}"}])
     file = folder / "tokenizer_config.json"

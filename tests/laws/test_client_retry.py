@@ -1,4 +1,4 @@
-"""When the client asks again."""
+"""Which errors make the client try again, and when."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOST = TransportLost("gone")
 
 
 def pauses(retry: Retry, *errors: TandemError) -> list[tuple[float | None, int]]:
-    """Until which front end is asked, after each error."""
+    """Return the number of the last front end that is asked, after each error."""
     return [(retry.pause(error, 1.0, 0.5), retry.asked) for error in errors]
 
 

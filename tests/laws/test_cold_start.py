@@ -1,4 +1,4 @@
-"""The first request is drafted as the hundredth is, in simulated time."""
+"""In simulated time, the first request is drafted as well as the hundredth."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLD_PASSES, COLD_SECONDS = 8, 0.3
 
 
 class ColdSimulation(Simulation):
-    """The first passes of the drafter take much longer than all others."""
+    """A simulation in which the drafter's first passes take much longer than all others."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world, TANDEM, seed=1)
@@ -41,7 +41,7 @@ def test_of_the_first_request_as_much_is_accepted_as_of_the_hundredth(
 
 
 def test_what_a_row_costs_is_known_before_the_first_request() -> None:
-    """Else its price is proposed, and none but nearly certain proposals get rows."""
+    """If the price counted the slow first passes, only nearly certain proposals would get rows."""
     simulation = ColdSimulation(steady("processor", 2, 1))
     simulation._warm_up()
     cost, curve = simulation._verifier.costs.model, TARGETS["processor"]

@@ -1,4 +1,4 @@
-"""The kernels for CUDA devices, compiled for an H100 without one."""
+"""The kernels for CUDA devices, compiled for an H100 on a machine that has none."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ pytest.importorskip("triton", reason="Triton cannot be imported, which compiles 
 
 ROOT = Path(__file__).parents[2]
 SHARED = 227 << 10  # bytes of shared memory that a block may have on an H100
-PRODUCTS = ("_gated_linear", "_attend_chunks")  # that tensor cores compute in half precision
+# kernels whose products tensor cores compute in half precision
+PRODUCTS = ("_gated_linear", "_attend_chunks")
 
 
 @pytest.fixture(scope="module")
 def kernels() -> list[dict[str, Any]]:
-    """What the assembler says of every kernel, in every type and shape."""
+    """Return the assembler's output for every kernel, in every type and shape."""
     words = [sys.executable, "-m", "tests.compiled"]
     environment = os.environ | {"TRITON_INTERPRET": "0"}
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -38,8 +39,8 @@ def test_no_kernel_spills_registers_or_has_too_little_memory(kernels: list[dict[
 def test_half_precision_goes_through_tensor_cores_and_nothing_is_contracted(
     kernels: list[dict[str, Any]],
 ) -> None:
-    """A product that is contracted with a sum is rounded once, in variants of a kernel that happen
-    to be compiled so.
+    """Contraction would round a product and a sum once instead of twice, and only in those variants
+    of a kernel that the compiler contracts.
     """
     half = [each for each in kernels if each["dtype"] in ("torch.bfloat16", "torch.float16")]
     assert {each["kernel"] for each in half} > set(PRODUCTS)

@@ -1,4 +1,6 @@
-"""What a pass costs is learned from noisy steps, follows the machine, and never turns absurd."""
+"""The cost of a pass is learned from noisy steps, follows changes of the machine, and stays
+plausible.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from tandem.engine.schedule.cost import WARM_UP_STEPS, CostModel, StepLoad
 
 @dataclass(frozen=True)
 class Machine:
-    """Seconds for a step, a token, a key and a session; rows are padded to a multiple."""
+    """A machine with fixed seconds per step, token, key and session, which pads rows to a
+    multiple.
+    """
 
     step: float
     token: float
@@ -38,7 +42,7 @@ machines = pytest.mark.parametrize("machine", [CPU, GPU, SMALL], ids=["cpu", "gp
 
 
 def serving(draw: random.Random) -> StepLoad:
-    """Some sessions that draft or verify, and now and then a prompt beside them."""
+    """Draw sessions that draft or verify, now and then with a prompt beside them."""
     load = StepLoad()
     for _ in range(draw.randint(1, 16)):
         load += StepLoad.chunk(draw.choice([1, 1, 1, draw.randint(2, 16)]), draw.randint(0, 4000))
@@ -60,7 +64,7 @@ def observe(
     loads: Callable[[random.Random], StepLoad] = serving,
     slower: float = 1.0,
 ) -> CostModel:
-    """Teach a model this many steps, of which some share hiccups and takes ten times as long."""
+    """Teach a model this many steps; a share of `hiccups` of them takes ten times as long."""
     draw = random.Random(7)
     for _ in range(steps):
         load = loads(draw)
@@ -70,7 +74,9 @@ def observe(
 
 
 def misfit(model: CostModel, machine: Machine, slower: float = 1.0) -> list[float]:
-    """Relative errors against the noiseless machine, on loads that were not learned from."""
+    """Return the relative errors against the noiseless machine, on loads that the model did not
+    learn from.
+    """
     draw = random.Random(8)
     loads = [serving(draw) for _ in range(200)]
     return [abs(model.predict(load) / slower / machine.seconds(load) - 1) for load in loads]
@@ -176,7 +182,7 @@ def test_a_step_too_short_for_the_clock_is_no_failure() -> None:
 def test_a_term_that_fades_for_very_long_stays_finite() -> None:
     model = taught([(StepLoad(1, 1000, 1), 0.01)])
     for _ in range(2):
-        model._gram *= 1e-200  # as a hundred thousand steps do
+        model._gram *= 1e-200  # shrinks the sums as a hundred thousand steps do
         model._sum *= 1e-200
         model.learn(StepLoad(1, 0, 1), 0.01)
         assert 0 < model.predict(StepLoad(1, 1000, 1)) < math.inf

@@ -1,4 +1,6 @@
-"""The law of what the decoding job emits, enumerated: every draw, any proposals, at any time."""
+"""The distribution of the decoding job's tokens, computed by going through every possible draw, for
+proposals of any kind that come at any time.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ Proposer = Callable[[Tokens], Sequence[Proposal]]
 
 
 def run(params: SamplingParams, proposer: Proposer, rows: int) -> Tokens:
-    """The completion of one run of the job; each step feeds at most `rows` proposed nodes."""
+    """Return the completion of one run of the job; each step feeds at most `rows` proposed
+    nodes.
+    """
     sessions = Sessions(tiny_pool(), 64, 2, count(1).__next__, 9.0, lambda: 0.0)
     stream, until = Mailbox(), len(PROMPT) + LENGTH
     lockstep = params.rule is not Rule.MATCH
@@ -51,7 +55,7 @@ def run(params: SamplingParams, proposer: Proposer, rows: int) -> Tokens:
 
 
 def logits(segment: Segment, text: Tokens) -> torch.Tensor:
-    """The target's table behind every row that is wanted."""
+    """Return the target's logits for every wanted row."""
     first = len(segment.parents) - segment.num_logits
     assert len(segment.parents) == len(segment.tokens)
     rows = []
@@ -62,7 +66,7 @@ def logits(segment: Segment, text: Tokens) -> torch.Tensor:
 
 
 def run_with(script: Script, params: SamplingParams, proposer: Proposer, rows: int) -> Tokens:
-    """One run whose chance is the script's."""
+    """Run the job once, with a script in the place of chance."""
 
     def draw(row: torch.Tensor, params: SamplingParams, position: int) -> int:
         return script.draw(probabilities(row, params))
@@ -83,7 +87,7 @@ def nothing(text: Tokens) -> Sequence[Proposal]:
 
 
 def bush(text: Tokens) -> Sequence[Proposal]:
-    """Whole trees behind every length, numbered anew each time."""
+    """Propose whole trees for every length, with new node numbers each time."""
     here = len(PROMPT) + len(text)
     return [
         Proposal(here, (0, 1, 2, 1, 3), (0, 0, 1, 1, 2), (-0.1, -1, -0.2, -0.3, -0.4), source=here)
@@ -91,7 +95,9 @@ def bush(text: Tokens) -> Sequence[Proposal]:
 
 
 def at_once(text: Tokens) -> Sequence[Proposal]:
-    """All before the first step, in two proposals; nodes that come true are built upon."""
+    """Propose everything before the first step, in two proposals, the second of which continues
+    nodes of the first.
+    """
     if text:
         return ()
     here = len(PROMPT)
@@ -102,7 +108,9 @@ def at_once(text: Tokens) -> Sequence[Proposal]:
 
 
 def late_and_absurd(text: Tokens) -> Sequence[Proposal]:
-    """Behind where the text is, ahead of it, with parents that nobody knows, twice."""
+    """Propose nodes twice, at the end of the text, before it and beyond it, some with unknown
+    parents.
+    """
     here = len(PROMPT) + len(text)
     late = Proposal(len(PROMPT), (0, 1, 2, 3), (0, 1, 1, 2), (0.0,) * 4)
     return [
@@ -127,7 +135,9 @@ def test_match_emits_the_targets_law_with_any_proposals(
 @options
 @pytest.mark.parametrize("at", [0, 1])
 def test_reject_emits_the_targets_law_in_lockstep(params: SamplingParams, at: int) -> None:
-    """Over every draft that the drafter may draw, behind the completions of a length."""
+    """The test enumerates every draft that the drafter may draw after the completions of a
+    length.
+    """
     world, rejecting = World(params), replace(params, rule=Rule.REJECT)
 
     def one(script: Script) -> Tokens:
@@ -151,7 +161,7 @@ def test_reject_emits_the_targets_law_in_lockstep(params: SamplingParams, at: in
 def test_top1_keeps_the_likeliest_token_where_it_was_proposed_and_else_draws(
     params: SamplingParams,
 ) -> None:
-    """Its own law, and not the target's."""
+    """The rule `top1` has its own distribution, not the target's."""
     world, lossy = World(params), replace(params, rule=Rule.TOP1)
 
     def proposer(text: Tokens) -> Sequence[Proposal]:

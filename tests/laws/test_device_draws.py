@@ -1,4 +1,4 @@
-"""Drafts are judged by what the kernel for CUDA devices draws, for all sessions at once."""
+"""Drafts are judged by the draws of the kernel for CUDA devices, for all sessions at once."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_draft_whose_logits_overflowed_is_known_though_options_hide_it(place: 
 
 
 class Operations(TorchDispatchMode):
-    """Counts PyTorch's operations, each of which is a launch on a device, but for views."""
+    """Counts PyTorch's operations except views; each one is a kernel launch on a device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Called by PyTorch instead of the operation."""
+        """PyTorch calls this method instead of the operation."""
         if not func.is_view:
             self.names.append(str(func))
         return func(*args, **(kwargs or {}))

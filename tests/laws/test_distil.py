@@ -1,4 +1,4 @@
-"""What `tandem distil` learns with: its loss, its network, its prompts, and what it measures."""
+"""The parts of `tandem distil`: its loss, its network, its prompts and its measurements."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ ROWS, WIDTH, VOCABULARY, LIKELIEST = 12, 8, 300, 5
 
 
 def problem(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Hidden rows and embeddings of a student, the likeliest tokens of a teacher and theirs."""
+    """Return a student's hidden rows and embeddings, and a teacher's likeliest tokens with their
+    log-probabilities.
+    """
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(ROWS, WIDTH, generator=generator)
     embeddings = torch.randn(VOCABULARY, WIDTH, generator=generator, requires_grad=True)
@@ -42,7 +44,7 @@ def problem(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.
 def exact(
     hidden: torch.Tensor, embeddings: torch.Tensor, top: torch.Tensor, logprobs: torch.Tensor
 ) -> torch.Tensor:
-    """The loss as its definition says, over the whole vocabulary."""
+    """Compute the loss by its definition, over the whole vocabulary."""
     student = F.softmax((hidden @ embeddings.T).double(), -1)
     found, teacher = student.gather(1, top), logprobs.double().exp()
     known = (teacher * found.log()).sum(-1)
@@ -63,8 +65,8 @@ def test_the_loss_is_exact_where_every_token_is_summed_up(seed: int) -> None:
 
 
 def test_a_sample_of_the_other_tokens_estimates_the_loss() -> None:
-    """The mean over many samples is within four of its standard errors, but for the bias of a
-    logarithm, which is half the variance of what it is of.
+    """The mean over many samples is within four standard errors, except for the bias of the
+    logarithm, which is half the variance of its argument.
     """
     hidden, embeddings, top, logprobs = problem(0)
     generator = torch.Generator().manual_seed(1)
@@ -79,7 +81,7 @@ def test_a_sample_of_the_other_tokens_estimates_the_loss() -> None:
 
 
 def test_columns_without_a_token_change_no_loss() -> None:
-    """As where a target lists fewer likely tokens than there are columns."""
+    """Such columns occur where a target lists fewer likely tokens than the others."""
     hidden, embeddings, top, logprobs = problem(0)
     wider = torch.cat([top, torch.zeros(ROWS, 3, dtype=top.dtype)], 1)
     nothing = torch.cat([logprobs, torch.full((ROWS, 3), -torch.inf)], 1)
@@ -93,7 +95,7 @@ def test_columns_without_a_token_change_no_loss() -> None:
 
 
 def test_a_student_that_says_what_its_target_says_has_the_least_loss() -> None:
-    """No other distribution has a smaller one."""
+    """Every other distribution has a larger loss."""
     _, _, top, logprobs = problem(0)
     right = torch.full((ROWS, VOCABULARY), 0.0)
     rest = (1 - logprobs.exp().sum(-1, keepdim=True)) / (VOCABULARY - LIKELIEST)
@@ -124,7 +126,9 @@ def test_a_shape_has_no_more_parameters_than_it_may(vocabulary: int, parameters:
 
 @pytest.mark.parametrize("width", [4, 8, 16])
 def test_narrowed_embeddings_keep_their_products_as_far_as_so_many_columns_can(width: int) -> None:
-    """The best of all products of so many are those of the largest singular values."""
+    """Among all approximations of this rank, the truncated singular value decomposition is the
+    best.
+    """
     generator = torch.Generator().manual_seed(0)
     wide = torch.randn(500, 16, generator=generator) @ torch.diag(torch.logspace(0, -2, 16))
     centred = (wide - wide.mean(0)).double()
@@ -139,7 +143,7 @@ def test_narrowed_embeddings_keep_their_products_as_far_as_so_many_columns_can(w
 
 
 def steps_of(agreed: list[bool], chain: int) -> int:
-    """Steps that a verifier needs for an answer whose last token ends it."""
+    """Return the steps that a verifier needs for an answer whose last token ends it."""
     if not agreed:
         return 0
     accepted = next((n for n, right in enumerate(agreed[:-1][:chain]) if not right), None)

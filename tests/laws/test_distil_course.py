@@ -1,4 +1,4 @@
-"""The course of `tandem distil`: its answers, its learning rates, when it ends, and going on."""
+"""The course of `tandem distil`: its answers, its learning rates, its end, and how it resumes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tandem.models.distil.train import Training
 
 
 def walk(course: Course, minutes: float, looks: list[float]) -> list[float]:
-    """The learning rates of a course to its end, with a look after every ten steps."""
+    """Return the learning rates of a whole course that evaluates after every ten steps."""
     rates, left = [], iter(looks)
     while not course.ended:
         rates.append(course.scale)
@@ -51,7 +51,7 @@ def test_training_ends_early_once_drafts_get_no_better() -> None:
 
 
 def test_a_course_goes_on_where_it_was() -> None:
-    """Whatever its step."""
+    """The course resumes at any step."""
     looks = [1.1 ** min(n, 5) for n in range(1000)]
     whole = walk(Course(limit=1e6), 0.05, looks)
     for stop in (1, 57, 115, 160):
@@ -105,7 +105,7 @@ def test_answers_are_found_again(tmp_path: Path) -> None:
 
 
 def test_packed_answers_teach_the_tokens_of_answers_alone() -> None:
-    """What is known of a place is about the token behind it, in every window."""
+    """In every window, the teacher's values at a position describe the token after it."""
     told = [answer(1, 4, 6), answer(2, 2, 3), answer(3, 5, 1)]
     packed = PackedAnswers.of(told)
     known = {}
@@ -125,7 +125,7 @@ def test_packed_answers_teach_the_tokens_of_answers_alone() -> None:
 
 
 class Interrupting(Training):
-    """Is interrupted by Ctrl-C within the steps of these numbers."""
+    """A trainer that Ctrl-C interrupts in the steps with these numbers."""
 
     stops: ClassVar[set[int]] = set()
 
@@ -137,7 +137,9 @@ class Interrupting(Training):
 
 
 def trained(folder: Path, stops: set[int]) -> tuple[dict[str, torch.Tensor], Course, list[int]]:
-    """A tiny student at the end of its course, that course, and the steps at which it was begun."""
+    """Return a tiny student at the end of its course, the course, and the steps at which training
+    was begun.
+    """
     packed = PackedAnswers.of([answer(number, 30, 120) for number in range(8)])
     held_out = [answer(number, 5, 20) for number in range(100, 104)]
     Interrupting.stops = set(stops)
@@ -155,7 +157,7 @@ def trained(folder: Path, stops: set[int]) -> tuple[dict[str, torch.Tensor], Cou
 def test_what_was_interrupted_ends_as_what_was_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit, wherever it was stopped."""
+    """The results are the same bit for bit, wherever the training was interrupted."""
     monkeypatch.setattr("tandem.models.distil.train.LOOK_STEPS", 4)
     monkeypatch.setattr("tandem.models.distil.train.BATCH_SIZE", 2)
     whole, course, _ = trained(tmp_path / "whole", set())

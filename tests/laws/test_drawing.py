@@ -1,4 +1,4 @@
-"""What the kernel draws is what the definition draws, and the likeliest tokens are just that."""
+"""The kernel draws the same tokens as the definition and finds the same likeliest tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.laws.rows import KINDS, Kind, adjusted, options, rounded, steps
 
 pytestmark = pytest.mark.skipif(not kernels(), reason="no kernels were built")
 
-LARGE = 152_001  # odd: rows lie unaligned
+LARGE = 152_001  # odd, so that rows lie unaligned in memory
 COMMON = [
     SamplingParams(),
     SamplingParams(0.7),
@@ -33,7 +33,7 @@ COMMON = [
 
 
 def unsure(rows: torch.Tensor, params: SamplingParams) -> int:
-    """Of how many rows the kernel leaves the draw to the definition."""
+    """Return for how many rows the kernel leaves the draw to the definition."""
     asked = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawing, "draw_rows", lambda *row: asked.append(row) or draw_rows(*row))
@@ -91,7 +91,9 @@ def test_the_number_of_threads_decides_nothing(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("kind", [flat, peaked, rounded])
 @pytest.mark.parametrize("params", COMMON, ids=repr)
 def test_the_definition_is_rarely_asked(kind: Kind, params: SamplingParams) -> None:
-    """It would be slow. Which of equals is in a nucleus is left to it, and `rounded` has many."""
+    """Asking the definition often would be slow. The kernel leaves the choice among equal logits at
+    the edge of a nucleus to the definition, and `rounded` has many equal logits.
+    """
     rows = kind(16_384, 3).expand(60, -1)
     assert unsure(rows, params) <= (15 if kind is rounded else 2)
 
@@ -132,7 +134,7 @@ def test_the_likeliest_of_a_large_vocabulary_come_first(kind: Kind, count: int) 
 
 
 def assert_likeliest(row: torch.Tensor, count: int) -> None:
-    """Sorted by logit, among equals by id."""
+    """Check the likeliest tokens, sorted by logit and among equal logits by id."""
     ids = leading(row[None], SamplingParams(1.0), count)[0][0]
     assert torch.equal(ids, row.sort(descending=True, stable=True).indices[:count])
 

@@ -1,4 +1,6 @@
-"""What a job that fails, or is ended early, leaves: no session that holds nothing, no write."""
+"""What remains of a job that fails or is ended early: no session that holds nothing, and no write
+to the KV cache.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ ONE_ID = b"a"
 
 
 def test_openings_that_fail_before_they_held_a_token_take_nobodys_place() -> None:
-    """As many as there may be sessions, and one more."""
+    """There are as many openings as there may be sessions, and one more."""
     replica = Replica()
     for number in range(MOST + 1):
         context = Context(bytes([number]), 1, 0, (1, 2))
@@ -36,7 +38,7 @@ def test_an_opening_that_fails_leaves_what_its_session_held_before() -> None:
 
 @pytest.mark.parametrize("ended", [JobEnded(0), JobEnded(3), JobEnded(PAGE + 4), Busy("full", 1)])
 def test_a_job_that_ends_early_writes_to_no_memory(ended: Exception) -> None:
-    """Memory that was never written is handed out when it is, page by page, while all wait."""
+    """The system hands out memory page by page at the first write, while all sessions wait."""
     pool = tiny_pool()
     sessions = Sessions(pool, LENGTH, 2, count(1).__next__, TTL, lambda: 0.0)
     for stored in (*pool.keys, *pool.values):
@@ -48,7 +50,7 @@ def test_a_job_that_ends_early_writes_to_no_memory(ended: Exception) -> None:
 
 
 def test_a_session_whose_model_overflowed_is_dropped_without_a_write() -> None:
-    """Kernels skip what is not of a row's own text, whatever lies there."""
+    """Kernels skip positions outside a row's own text, whatever they hold."""
     pool, context = tiny_pool(), Context(b"s", 1, 0, tuple(range(100)))
     sessions = Sessions(pool, LENGTH, 2, count(1).__next__, TTL, lambda: 0.0)
     for stored in (*pool.keys, *pool.values):

@@ -1,5 +1,5 @@
-"""Whose memory goes when there is not enough: never that of a session at work, and nobody who is
-patient is turned away for ever.
+"""Which sessions lose their memory when there is not enough: never one at work, and a caller that
+keeps asking is served in the end.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ names = st.sampled_from([bytes([letter]) for letter in b"abcd"])
 
 
 def filled(closed: tuple[bool, ...] = (False,) * BLOCKS, most: int = MANY) -> Replica:
-    """A full pool: sessions 0, 1, ... of one page each, used in this order, a second apart. All
-    have settled.
+    """Return a full pool: sessions 0, 1, ... of one page each, used in this order, a second apart.
+    All sessions have settled.
     """
     replica = Replica(blocks=len(closed), most=most)
     for number, is_closed in enumerate(closed):
@@ -37,7 +37,7 @@ def filled(closed: tuple[bool, ...] = (False,) * BLOCKS, most: int = MANY) -> Re
 
 
 def alive(replica: Replica) -> list[int]:
-    """Which of the first sessions still have their memory."""
+    """Return which of the first sessions still have their memory."""
     return [number for number in range(BLOCKS) if replica.holds(bytes([number]))]
 
 
@@ -67,7 +67,9 @@ def test_what_nobody_holds_goes_first_then_sessions_used_least_recently(
 
 @pytest.mark.parametrize("growing", [False, True])
 def test_sessions_at_work_or_not_yet_settled_are_never_evicted(growing: bool) -> None:
-    """All of them are at work but the last, which was used lately, and the one that may grow."""
+    """All sessions are at work except the last, which was used lately, and the one that may
+    grow.
+    """
     replica = filled()
     wanted = Context(b"\2", 2, 0, (1,) * LENGTH) if growing else Context(b"new", 1, 0, (1,))
     with ExitStack() as work:
@@ -98,7 +100,9 @@ def test_a_long_call_ends_the_wait_of_others_only_when_it_has_settled() -> None:
 
 
 def test_whoever_is_told_busy_has_driven_nobody_out() -> None:
-    """Or it comes back, and drives the next one out, for as long as it does not fit."""
+    """A refused session that evicted others would come back and evict the next one, for as long as
+    it does not fit.
+    """
     replica = filled()
     with ExitStack() as work:
         for number in (1, 2, 3):
@@ -120,7 +124,7 @@ def test_whoever_is_told_busy_has_driven_nobody_out() -> None:
 def test_once_all_have_settled_everybody_is_served(
     calls: list[tuple[bytes, int, int, bool]],
 ) -> None:
-    """In a pool that has just the space for the longest session, wherever the others lie."""
+    """The pool has just enough memory for the longest session, wherever the others lie."""
     replica = Replica(blocks=2 * LENGTH // PAGE, most=3)
     for turn, (name, length, nodes, closes) in enumerate(calls, start=1):
         replica.now += IDLE_SECONDS
@@ -134,7 +138,7 @@ def test_once_all_have_settled_everybody_is_served(
 
 
 def test_a_full_house_evicts_no_text_whose_memory_nobody_wants() -> None:
-    """The limit is on open sessions: what is cached takes no place."""
+    """The limit counts open sessions; cached texts do not count."""
     replica = Replica(blocks=8, most=1)
     said = tuple(range(PAGE))
     replica.open(b"a", said, client=b"x")
@@ -146,7 +150,7 @@ def test_a_full_house_evicts_no_text_whose_memory_nobody_wants() -> None:
 
 
 def test_the_more_calls_are_refused_the_longer_they_are_told_to_wait() -> None:
-    """Up to a limit, and until there is space again."""
+    """The pause grows up to a limit, until there is memory again."""
     replica, waits = Replica(most=1), list[float]()
     for turn in (1, 2):
         replica.open(b"a", (1,), turn=turn)
@@ -176,7 +180,7 @@ def test_a_call_that_is_given_up_leaves_a_session_that_can_be_evicted() -> None:
 
 
 def test_memory_in_pieces_is_memory() -> None:
-    """Nobody is turned away, or moved, because of where the others lie."""
+    """No session is refused or moved because of where the others lie."""
     replica = filled()
     said = tuple(range(PAGE))
     pages = [replica.opened[bytes([number])].table.pages[0] for number in range(BLOCKS)]

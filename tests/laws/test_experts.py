@@ -1,4 +1,6 @@
-"""Mixtures of experts by our own kernels: right, and batch-invariant by any number of threads."""
+"""Mixtures of experts in this project's kernels are right, and batch-invariant with any number of
+threads.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ pytestmark = pytest.mark.skipif(kernels() is None, reason="the kernels were not 
 
 
 def some_layer(kind: Callable[..., nn.Module], act: str, dtype: torch.dtype) -> nn.Module:
-    """A layer of transformers with random weights."""
+    """Return a layer of transformers with random weights."""
     torch.manual_seed(0)
     config = CONFIGS.get(kind, MixtralConfig)(**SIZES, hidden_act=act)  # type: ignore[call-overload]
     config._experts_implementation = "grouped_mm"
@@ -43,7 +45,7 @@ def some_layer(kind: Callable[..., nn.Module], act: str, dtype: torch.dtype) -> 
 
 
 def some_rows(count: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows, the experts that they go through, and by which weights."""
+    """Return rows, the experts that they go through, and the experts' weights."""
     torch.manual_seed(1)
     chosen = torch.rand(count, EXPERTS).topk(TOP)[1]
     return torch.randn(count, WIDTH).to(dtype), chosen, torch.rand(count, TOP).to(dtype)
@@ -54,7 +56,7 @@ def some_rows(count: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tenso
 def test_a_mixture_is_what_it_is_in_float64(
     kind: Callable[..., nn.Module], act: str, dtype: torch.dtype, build: Kernels
 ) -> None:
-    """In either layout, with biases and a gate of the layer's own or without."""
+    """The test covers both layouts, with biases and the layer's own gate or without them."""
     double = some_layer(kind, act, dtype).double()
     double.config._experts_implementation = "eager"  # type: ignore[union-attr]
     rows, chosen, weights = some_rows(37, dtype)
@@ -68,7 +70,9 @@ def test_a_mixture_is_what_it_is_in_float64(
 
 @pytest.mark.parametrize("seed", range(20))
 def test_experts_that_clamp_are_found_however_their_sums_are_rounded(seed: int) -> None:
-    """What is clamped is small beside the sums, whose rounding shows in it."""
+    """The clamped part is small compared to the sums, so that their rounding shows in the
+    result.
+    """
     layer = some_layer(GptOssExperts, "silu", torch.float32)
     layer.config._experts_implementation = "eager"  # type: ignore[union-attr]
     source = torch.Generator().manual_seed(seed)
@@ -88,7 +92,7 @@ def test_experts_that_clamp_are_found_however_their_sums_are_rounded(seed: int) 
 def test_a_row_has_the_same_bits_in_any_company_and_by_any_number_of_threads(
     quantised: bool, dtype: torch.dtype, build: Kernels
 ) -> None:
-    """However many others are sent to the same experts, and more than are kept at once."""
+    """The test also sends many other rows to the same experts, more than are kept at once."""
     layer = some_layer(MixtralExperts, "silu", dtype)
     if quantised:
         round_linears(layer)
@@ -113,7 +117,7 @@ def test_weights_of_experts_are_rounded_to_8_bits_where_all_are(build: Kernels) 
 
 
 def test_the_weights_are_held_once(build: Kernels) -> None:
-    layer = some_layer(GptOssExperts, "silu", torch.float32)  # whose gate is used on
+    layer = some_layer(GptOssExperts, "silu", torch.float32)  # the layer's own gate is used
     assert panel_experts(layer, PanelLinear)
     assert {name for name, _ in layer.named_parameters()} == {"gate_up_proj_bias", "down_proj_bias"}
 
@@ -136,7 +140,7 @@ def test_all_threads_share_what_experts_multiply(
 
 
 class Backwards(MixtralExperts):
-    """Experts whose other half is the gate."""
+    """Experts that take the other half of their input projection as the gate."""
 
     def _apply_gate(self, wide: torch.Tensor) -> torch.Tensor:
         first, second = wide.chunk(2, -1)
@@ -144,7 +148,7 @@ class Backwards(MixtralExperts):
 
 
 class Normal(MixtralExperts):
-    """Experts whose weights are made to add up to 1."""
+    """Experts whose weights are normalised to a sum of 1."""
 
     def forward(self, *given: Any) -> torch.Tensor:
         rows, chosen, weights = given
@@ -153,7 +157,7 @@ class Normal(MixtralExperts):
 
 
 class Clamped(MixtralExperts):
-    """Experts whose output is bounded, which few rows ever see."""
+    """Experts whose output is bounded at a value that few rows reach."""
 
     def forward(self, *given: Any) -> torch.Tensor:
         out: torch.Tensor = super().forward(*given).clamp(-50, 50)

@@ -1,4 +1,6 @@
-"""Who runs next: places are never exceeded or lost, and clients get equal shares of the tokens."""
+"""Which request runs next: the number of places is never exceeded, none is lost, and clients get
+equal shares of the tokens.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ PLACES, EACH = 4, 3
 
 
 class Queue(RuleBasedStateMachine):
-    """Requests that come, start, end, and leave before they started."""
+    """Requests that come, start, end, or leave before they start."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +36,7 @@ class Queue(RuleBasedStateMachine):
         self.running: list[QueueEntry] = []
 
     def start(self) -> None:
-        """As an admission does after every change."""
+        """Start requests as the admission does after every change."""
         for entry in self.queue.start():
             mine = [other for other in self.waiting if other.client == entry.client]
             assert mine[0] is entry, "in the order in which they came"
@@ -81,7 +83,9 @@ TestQueue.settings = settings(max_examples=50, stateful_step_count=30)
 
 @given(st.lists(st.lists(COSTS, min_size=1, max_size=30), min_size=2, max_size=5))
 def test_clients_with_a_backlog_get_equal_shares_of_the_tokens(costs: list[list[int]]) -> None:
-    """At every moment, to within two requests, as what one uses is known when it has ended."""
+    """The shares are equal at every moment to within two requests, because a request's use is known
+    only at its end.
+    """
     queue = FairQueue(1, 1)
     for number, each in enumerate(costs):
         for cost in each:
@@ -109,7 +113,8 @@ def test_a_new_client_goes_ahead_of_the_backlog_of_another() -> None:
 def test_credit_is_not_saved_up_by_a_client_that_waits_for_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fair_queue, "NEWEST_WEIGHT", 0.0)  # what is usual stays 10,000
+    # keeps the estimate of a usual request at 10,000
+    monkeypatch.setattr(fair_queue, "NEWEST_WEIGHT", 0.0)
     queue = FairQueue(2, 2)
     queue.add(b"b", 1)
     running = queue.add(b"a", 10_000)
@@ -151,7 +156,9 @@ def test_a_share_may_have_its_own_number_of_places() -> None:
 
 
 def test_clients_that_use_the_same_get_the_same_whatever_they_may_use() -> None:
-    """A chat without a limit may use the whole context; with one of 216 tokens, no more."""
+    """A chat without a limit may use the whole context; a chat with a limit of 216 tokens may use
+    no more.
+    """
     queue, starts = FairQueue(1, 1), Counter[bytes]()
     may = {b"a": 8192, b"b": 216}
     for client, cost in may.items():
@@ -181,7 +188,7 @@ def test_clients_that_use_more_get_fewer_starts() -> None:
 
 @pytest.mark.parametrize("may", [{b"a": 4000, b"b": 100}, {b"a": 5000, b"b": 5000}])
 def test_who_asks_again_when_an_answer_has_come_gets_an_equal_share(may: dict[bytes, int]) -> None:
-    """One client uses forty times as much as the other, which has two requests at a time."""
+    """One client uses forty times as many tokens as the other, which has two requests at a time."""
     uses, used = {b"a": 4000, b"b": 100}, Counter[bytes]()
     queue = FairQueue(1, 1)
     for client in (b"a", b"b", b"b"):
@@ -204,7 +211,7 @@ def test_what_is_usual_is_remembered_of_so_many_clients(monkeypatch: pytest.Monk
 
 
 def ending(every: float, times: int = 100) -> RetryDelay:
-    """Requests have ended in such intervals."""
+    """Return a queue in which requests have ended at these intervals."""
     delay = RetryDelay()
     for number in range(times):
         delay.ended(number * every)
@@ -226,7 +233,7 @@ def test_refused_requests_come_back_as_others_end() -> None:
 
 
 def test_the_delay_has_bounds_whatever_was_refused() -> None:
-    """And a flood is forgotten as soon as those whose delay was shorter have had their time."""
+    """A burst of refusals is forgotten when the clients with shorter delays have had their time."""
     delay = ending(every=0.001)
     assert delay.retry_after() == MIN_RETRY_SECONDS
     delay = ending(every=1.0)

@@ -1,4 +1,6 @@
-"""A chain in the draft model's own tokens: when it goes on, and how likely it is in other words."""
+"""A chain in the draft model's own tokens: when it continues, and how likely it is in the target's
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import torch
 from tandem.drafter_service.foreign.chains import MIN_CHANCE, Chain
 from tandem.protos.types import DraftShape
 
-LOGITS = torch.tensor([0.0, math.log(8.0), 0.0])  # the likeliest token has .8
+LOGITS = torch.tensor([0.0, math.log(8.0), 0.0])  # the likeliest token has a probability of 0.8
 
 
 @pytest.mark.parametrize(("confidence", "goes_on"), [(0.0, True), (0.79, True), (0.81, False)])

@@ -1,4 +1,4 @@
-"""Generated requests reach every method and every field, and are the same for the same seed."""
+"""Generated requests reach every method and every field; the same seed gives the same requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gated layers by our own kernels: right, and batch-invariant."""
+"""Gated layers in this project's kernels are right and batch-invariant."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(kernels() is None, reason="the kernels were not 
 def made(
     act: str, inner: int, dtype: torch.dtype, biased: bool = False
 ) -> tuple[nn.Module, GatedMLP]:
-    """A layer of transformers, and ours."""
+    """Return a layer of transformers and its replacement."""
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=WIDTH, intermediate_size=inner, hidden_act=act, mlp_bias=biased
@@ -87,7 +87,7 @@ def test_gates_far_from_0_are_open_or_shut(activation: Activation, build: Kernel
 
 
 class Backwards(LlamaMLP):
-    """A layer whose other half is the gate."""
+    """A layer that takes the other half of its projection as the gate."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.down_proj(self.gate_proj(x) * self.act_fn(self.up_proj(x)))
@@ -95,7 +95,7 @@ class Backwards(LlamaMLP):
 
 
 class Clamped(LlamaMLP):
-    """A layer whose gate is bounded, which few rows ever see."""
+    """A layer whose gate is bounded at a value that few rows reach."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)

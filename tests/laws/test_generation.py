@@ -1,4 +1,4 @@
-"""One request's state: whatever commits come, the text is what they say, up to its end."""
+"""The state of one request: for any commits, the text is what they say, up to its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulated worlds: seeded, and worth what arithmetic says where that is known."""
+"""Simulated worlds are reproducible by their seeds, and agree with arithmetic in simple cases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALONE = 1 / STEP / (1 + HICCUPS * (HICCUP - 1))  # tokens a second
 def test_a_run_is_the_same_twice_and_another_with_another_seed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tandem.benchmarks.goodput.world.STEPS", 60)  # a short run
+    monkeypatch.setattr("tandem.benchmarks.goodput.world.STEPS", 60)  # keeps the run short
     first, second, other = (Simulation(NEAR, TANDEM, seed).run() for seed in (1, 1, 2))
     assert first == second != other
 
@@ -38,7 +38,7 @@ def test_the_policy_gains_by_good_proposals_and_loses_little_by_useless_ones(
 
 
 def test_a_chain_in_lockstep_takes_a_round_trip_a_level_and_a_step() -> None:
-    """And its node is accepted as often as the likeliest child is right."""
+    """A node is accepted as often as the likeliest child is right."""
     chain = Policy("", DraftShape.chain(1), fixed=True, lockstep=True)
     keys = 3 * PROMPT
     seconds = TARGETS["processor"].seconds(StepLoad.chunk(2, keys)) + 2e-3

@@ -1,4 +1,6 @@
-"""What a grammar allows is the same however it was come by, and the grammar comes first."""
+"""A grammar allows the same tokens however its state was reached, and it has precedence over other
+options.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def test_what_may_follow_a_path_does_not_depend_on_what_was_looked_at_before(see
     one, text = matcher(grammar), list[int]()
     for _ in range(12):
         path = list[int]()
-        for _ in range(rng.randint(0, 3)):  # some path, also one that cannot be
+        for _ in range(rng.randint(0, 3)):  # any path, also an impossible one
             known = allowed(one, path)
             path.append(rng.choice(known) if known and rng.random() < 0.8 else rng.randrange(VOCAB))
         one.following(path[:1], [rng.randrange(VOCAB) for _ in range(4)])
@@ -135,14 +137,16 @@ def test_rows_that_the_grammar_cannot_reach_are_left_as_they_are() -> None:
 
 
 def test_a_limit_met_on_a_proposed_path_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer is missing after that path; the text is refused only if it goes there."""
+    """Beyond the limit there is no answer for that path; the text is refused only if it goes
+    there.
+    """
     one, path = matcher(YES), ids("yes")[:1]
 
     def problem_of(met: object) -> str:
         return "is too complex" if one._path else ""
 
     class Limited:
-        """A matcher that is at its limits after the first token."""
+        """A matcher that reaches its limits after the first token."""
 
         def __init__(self) -> None:
             self.real = COMPILER.fresh(YES)

@@ -1,5 +1,5 @@
-"""Weights of 8 and 4 bits in panels: the bits of the dequantised weights, in any company and by any
-number of threads, with every build.
+"""Weights of 8 and 4 bits in panels give the bits of the dequantised weights, beside any other
+rows, with any number of threads and with every build.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def weight_of(groups: Groups, layers: int | None = None) -> GroupedWeight:
 
 
 def some_groups(code: Code, outputs: int, inputs: int, group: int, parts: int) -> Groups:
-    """Any codes, but for those of float8 that are no numbers."""
+    """Draw any codes except those of float8 that are not numbers."""
     most = 16 if code is Code.NIBBLES else 0x7F if code is Code.FLOAT8 else 256
     codes = torch.randint(0, most, (outputs, inputs), dtype=torch.uint8)
     scales = torch.randn(outputs, inputs // group, parts).half().float()
@@ -40,7 +40,9 @@ def some_groups(code: Code, outputs: int, inputs: int, group: int, parts: int) -
 def test_a_format_gives_the_bits_of_the_dequantised_matrix(
     kind: str, shape: tuple[int, int], build: Kernels
 ) -> None:
-    """As numbers, and as products: one chain of additions per output, whatever is multiplied."""
+    """The test covers codes as numbers and as products: each output is one chain of additions,
+    whatever is multiplied.
+    """
     torch.manual_seed(0)
     blocks = some_blocks(kind, *shape)
     numbers, rows = dequantised(kind, blocks), torch.randn(COUNTS[-1], shape[1])

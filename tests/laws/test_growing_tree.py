@@ -1,5 +1,5 @@
-"""A tree that goes on as the text does is the tree that begins there, and whoever sees proposals
-and commits alone has it.
+"""A tree that grows with the text equals a tree that begins there, and a receiver of its proposals
+and commits knows the same tree.
 """
 
 from __future__ import annotations
@@ -29,28 +29,29 @@ seeds = st.integers(0, 1 << 30)
 
 
 class Drafter:
-    """A growing tree, what lies where in its memory, and who receives its proposals. All texts are
-    whole ones.
+    """A growing tree, the content of its memory, and the receiver of its proposals. All texts are
+    whole, from the first token on.
     """
 
     def __init__(self, world: World, shape: DraftShape) -> None:
         self.world, self.shape = world, shape
         self.growth = TokenTree(shape, len(PROMPT), PLENTY, source=5)
         self.text: Path = PROMPT
-        self.memory: list[Path] = []  # behind the text: whose keys lie at each place
+        # path of the node whose keys lie at each place behind the text
+        self.memory: list[Path] = []
         self.receiver = Receiver(PROMPT)
         self.read()
 
     def path(self, node: DraftNode) -> Path:
-        """The text that ends with a node."""
+        """Return the text that ends with a node."""
         return self.text + tuple(self.growth.path(node))
 
     def read(self) -> None:
-        """The root is fed."""
+        """Feed the root."""
         expand(self.growth, [self.growth.root], lambda path: self.world.children(self.text + path))
 
     def feed(self, nodes: list[DraftNode]) -> None:
-        """Nodes of the frontier are fed, in any order."""
+        """Feed nodes of the frontier, in any order."""
         assert [self.path(node)[:-1] for node in nodes] == [
             (self.text, *self.memory)[parent + 1]
             for parent in self.growth.parents(nodes)[len(self.memory) :]
@@ -60,7 +61,7 @@ class Drafter:
         expand(self.growth, nodes, lambda path: self.world.children(self.text + path))
 
     def send(self) -> list[DraftNode]:
-        """What is new goes out; returns the window."""
+        """Send the new nodes; return the window."""
         window = self.growth.window()
         if proposal := self.growth.unsent(window):
             assert proposal.source == 5 and proposal.behind == len(self.text)
@@ -71,7 +72,7 @@ class Drafter:
         return window
 
     def follow(self, tokens: Path) -> bool:
-        """The text goes on; says whether the root was fed."""
+        """Extend the text; return whether the root was fed."""
         count, order = self.growth.follow(tokens)
         self.text += tokens
         self.receiver.advance(tokens)
@@ -83,7 +84,7 @@ class Drafter:
         return count == len(tokens)
 
     def run(self, noise: random.Random, steps: int) -> Iterator[list[DraftNode]]:
-        """Feed and follow at random; the window after each step."""
+        """Feed and follow at random; return the window after each step."""
         for _ in range(steps):
             window = self.send()
             yield window
@@ -98,7 +99,9 @@ class Drafter:
 
 
 def again(drafter: Drafter) -> TokenTree:
-    """A tree that begins where the text is now, with the same nodes fed, in the order of places."""
+    """Return a tree that begins at the end of the text, with the same nodes fed, in the order of
+    places.
+    """
     growth = TokenTree(drafter.shape, len(drafter.text), PLENTY)
     nodes = [growth.root]
     expand(growth, nodes, lambda path: drafter.world.children(drafter.text + path))
@@ -163,7 +166,9 @@ HEURISTIC = DraftShape(4, 2, 8, schedule=Schedule.HEURISTIC)
 
 
 def levels_after(*texts: Path, shape: DraftShape = HEURISTIC) -> list[int]:
-    """The levels of a drafter that always says 1, or 2 at most, after each of these commits."""
+    """Return the levels of a drafter that always proposes 1, or at most 2, after each of these
+    commits.
+    """
     growth = TokenTree(shape, 0, PLENTY)
     found = []
     for text in texts:

@@ -1,4 +1,4 @@
-"""The figures of the last minutes are differences of what was counted, exactly."""
+"""The figures of the last minutes are exact differences of counters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECOND = Totals(
 
 
 def times(count: float) -> Totals:
-    """What such seconds count."""
+    """Return what `count` such seconds add to the counters."""
     counted = {name: getattr(SECOND, name) * count for name in Totals.__slots__}
     return Totals(**counted)
 
@@ -47,7 +47,7 @@ def test_what_was_not_counted_is_absent_and_not_zero() -> None:
 
 
 def test_the_gain_is_of_all_steps_and_absent_where_few_are_of_either_kind() -> None:
-    """A good draft in every tenth step is no doubling."""
+    """A good draft in every tenth step does not double the speed."""
     rare = Totals(
         tokens=120,
         steps=100,
@@ -66,7 +66,7 @@ def test_the_gain_is_of_all_steps_and_absent_where_few_are_of_either_kind() -> N
 
 @given(st.lists(st.floats(0.01, 30.0), min_size=1, max_size=60), st.sampled_from([5, 60]))
 def test_no_count_is_lost_and_none_twice(pauses: list[float], seconds: int) -> None:
-    """However often it is read: all buckets together are everything since the first."""
+    """However often the figures are read, all buckets together count everything since the first."""
     history, now = History(buckets=1000), 0.0
     history.add(now, times(0))
     for count, pause in enumerate(pauses, 1):

@@ -1,4 +1,4 @@
-"""How many answers are asked for by a body, and how they are drafted."""
+"""How many answers a body asks for, and how they are drafted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies become the requests that gRPC would make of the same options; nothing is ignored."""
+"""HTTP bodies become the requests that gRPC would make of the same options; no field is ignored."""
 
 from __future__ import annotations
 

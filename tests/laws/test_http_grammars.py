@@ -1,4 +1,4 @@
-"""A grammar arrives as it is asked for over HTTP, in OpenAI's words and in vLLM's."""
+"""Grammars in HTTP requests, in the fields of OpenAI and of vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model thread: what fails in a step fails there alone."""
+"""A failure in a step of the model thread fails only the jobs of that step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ from tests.waiting import LIMIT, until
 
 
 def raising(step: int | None, error: Exception) -> Callable[[], Job]:
-    """A job that raises before its first step (0), or after some; with None, starting it does."""
+    """Return a job that raises before its first step (0) or after some steps; with None, starting
+    it raises.
+    """
 
     def job() -> Generator[Segment, torch.Tensor, None]:
         for _ in range(step or 0):
@@ -58,7 +60,7 @@ async def test_a_job_that_raises_does_not_hurt_its_neighbours(step: int | None) 
 
 @pytest.mark.parametrize("cleans_up", [True, False])
 async def test_a_forward_that_raises_fails_the_jobs_of_that_step_alone(cleans_up: bool) -> None:
-    """A device that is lost fails the clean-up as well."""
+    """If the device is lost, the clean-up fails as well."""
     machine, closed = Machine(), list[str]()
     machine.fails_at = 2
 
@@ -99,7 +101,7 @@ async def test_who_calls_when_the_model_thread_has_died_is_told_so() -> None:
 
 
 def failing(machine: Machine, right: set[int]) -> ForwardPass:
-    """A device on which only these passes succeed, counted from 1."""
+    """Make a device on which only the passes with these numbers succeed, counted from 1."""
     passes = count(1)
 
     def forward(segments: Sequence[Segment]) -> list[torch.Tensor]:
@@ -111,7 +113,7 @@ def failing(machine: Machine, right: set[int]) -> ForwardPass:
 
 
 async def test_a_device_that_fails_every_step_is_given_up_and_says_so() -> None:
-    """Such an error may last as long as the process: jobs are told to go elsewhere."""
+    """The error may last as long as the process, so jobs are told to go elsewhere."""
     machine = Machine()
     machine.open.set()
     forward = failing(machine, set())
@@ -144,7 +146,7 @@ async def test_steps_that_fail_now_and_then_are_no_reason_to_give_up() -> None:
 async def test_a_step_that_breaks_half_way_leaves_the_answers_it_gave_and_the_thread_goes_on() -> (
     None
 ):
-    """A job that is done has its answer and must not be failed as well."""
+    """A job that is done has its answer and must not fail afterwards."""
     machine = Machine()
 
     def short(segments: Sequence[Segment]) -> list[torch.Tensor]:

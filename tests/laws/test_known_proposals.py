@@ -1,4 +1,4 @@
-"""What a verifier knows of proposals: the nodes that may still come true, likeliest first."""
+"""What a verifier knows of proposals: the nodes that are still possible, likeliest first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tandem.verifier_service.proposals import Proposals
 from tandem.verifier_service.proposed_node import Source
 
 Tokens = tuple[int, ...]
-Paths = dict[Tokens, float]  # tokens behind the first text, to log-probability behind the parent
+# log-probability of the last token given the others, by the tokens after the first text
+Paths = dict[Tokens, float]
 
 UNTIL = 1 << 20
 tokens_ = st.integers(0, 2)
@@ -25,7 +26,7 @@ tokens_ = st.integers(0, 2)
 
 @st.composite
 def proposed(draw: st.DrawFn) -> tuple[list[Proposal], Paths]:
-    """A tree behind token 0 of a text, told in parts, and its paths."""
+    """Draw a tree after token 0 of a text, in several messages, and its paths."""
     paths: list[Tokens] = [()]
     told: Paths = {}
     proposals: list[Proposal] = []
@@ -47,7 +48,9 @@ def proposed(draw: st.DrawFn) -> tuple[list[Proposal], Paths]:
 
 
 def chances_of(told: Paths) -> list[float]:
-    """Of all nodes, the likeliest first; siblings whose chances exceed 1 share it."""
+    """Return the chances of all nodes, likeliest first; siblings whose chances add up to more than
+    1 are scaled down to 1.
+    """
     sums: dict[Tokens, float] = defaultdict(float)
     for path, gain in told.items():
         sums[path[:-1]] += math.exp(gain)
@@ -60,7 +63,7 @@ def chances_of(told: Paths) -> list[float]:
 
 
 def known(proposals: Proposals) -> set[Tokens]:
-    """The paths behind the root."""
+    """Return the known paths below the root."""
     chances = list(proposals.chances())
     assert chances == sorted(chances, reverse=True)
     draft, expected = proposals.draft(len(chances))
@@ -75,7 +78,7 @@ def known(proposals: Proposals) -> set[Tokens]:
 def test_the_nodes_known_are_those_of_the_proposals_that_begin_with_the_text(
     told: tuple[list[Proposal], Paths], text: list[int], data: st.DataObject
 ) -> None:
-    """Whenever the parts arrive: before, while or after the text grows."""
+    """The messages may arrive before, while or after the text grows."""
     parts, paths = told
     arrivals = sorted(data.draw(st.integers(0, len(text))) for _ in parts)
     proposals = Proposals(0, UNTIL)
@@ -107,7 +110,7 @@ def test_chances_are_those_told_and_rows_are_a_tree_of_the_likeliest(
 
 
 def test_the_likeliest_path_leads() -> None:
-    """So that it lies where a text would lie."""
+    """The nodes of the path then lie where a text's tokens would lie."""
     proposals = Proposals(5, UNTIL)
     proposals.add(Proposal(5, (1, 2, 3, 4), (0, 0, 2, 1), (-1.0, -0.1, -0.1, -0.1)))
     assert len(list(proposals.chances())) == 4
@@ -165,7 +168,9 @@ def test_trust_is_bounded_and_comes_back() -> None:
 def test_a_drafter_that_is_certain_and_wrong_soon_gets_no_rows(
     parents: tuple[int, ...], known: int
 ) -> None:
-    """Of those whose chance is above a price: one after 32 tokens, one in five steps later."""
+    """The test counts nodes with a chance above a price: one after 32 tokens, one in five steps
+    later.
+    """
     trust, rows = Trust(), list[int]()
     for step in range(known):
         trust.observe(0.7, int(step % 10 < 7))
@@ -180,7 +185,7 @@ def test_a_drafter_that_is_certain_and_wrong_soon_gets_no_rows(
 
 @pytest.mark.parametrize("garbage", [1, 7, 31])
 def test_beside_garbage_streams_a_good_stream_keeps_its_chances(garbage: int) -> None:
-    """And a new one is not distrusted for them before its own proposals were tried."""
+    """A new stream is not trusted less because of them before its own proposals were tried."""
     shared = Trust.of_all()
     good, *bad = (shared.begun() for _ in range(1 + garbage))
     for _ in range(200):

@@ -1,5 +1,5 @@
-"""A replica that leaves is drained: it gets nothing new, and loses nothing that it has. Where a
-session goes when its replica was lost and is there again.
+"""A replica that leaves is drained: it gets no new sessions and loses none of its own. The tests
+also check where a session goes whose replica was lost and has come back.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Linear layers as GPTQ, AWQ and compressed-tensors store them: what is read is what was packed as
-each format is defined.
+"""Linear layers as GPTQ, AWQ and compressed-tensors store them: reading inverts packing as each
+format defines it.
 """
 
 from __future__ import annotations

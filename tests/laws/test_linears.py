@@ -1,4 +1,4 @@
-"""Linear layers for the processor's kernels: joined or not, a row's bits are the same."""
+"""Linear layers in the CPU kernels: a row has the same bits whether layers are joined or not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ pytestmark = pytest.mark.skipif(kernels() is None, reason="the kernels were not 
 
 
 class Block(nn.Module):
-    """Two layers on the same rows, two with different biases, and one that is called twice."""
+    """A block with two layers on the same rows, two with different biases, and one that is called
+    twice.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +38,7 @@ class Block(nn.Module):
 
 
 def made(joined: bool) -> Any:
-    """The same block each time, its layers in panels."""
+    """Return the same block each time, with its layers in panels."""
     torch.manual_seed(0)
     block = Block()
     with torch.inference_mode(), recording_inputs(block) as groups:
@@ -48,7 +50,7 @@ def made(joined: bool) -> Any:
 
 
 def test_layers_on_the_same_rows_are_joined_where_they_can_be() -> None:
-    """Not those of which only one has a bias, nor one that is called more than once."""
+    """Layers of which only one has a bias, and layers that are called twice, are not joined."""
     kinds = {name: type(layer) for name, layer in made(joined=True).named_children()}
     joined = {name for name, kind in kinds.items() if kind is MergedLinear}
     assert joined == {"left", "right"}
@@ -57,7 +59,7 @@ def test_layers_on_the_same_rows_are_joined_where_they_can_be() -> None:
 
 @torch.inference_mode()
 def test_a_row_has_the_same_bits_joined_or_not_in_any_company() -> None:
-    """Up to 64 rows, and for layers that are longer than the kernels' blocks."""
+    """The test uses up to 64 rows, and layers that are longer than the kernels' blocks."""
     rows = torch.randn(1, ROWS[-1], WIDTH)
     joined, separate = made(joined=True), made(joined=False)
     every = separate(rows)
@@ -68,7 +70,7 @@ def test_a_row_has_the_same_bits_joined_or_not_in_any_company() -> None:
 
 @torch.inference_mode()
 def test_joined_layers_may_be_asked_in_any_order_and_for_other_rows() -> None:
-    """Nothing of other rows is left in an answer."""
+    """An answer contains nothing of other rows."""
     block, separate = made(joined=True), made(joined=False)
     one, other = torch.randn(4, WIDTH), torch.randn(4, WIDTH)
     for name, rows in [*product(("left", "right"), (one, other)), ("left", one)]:

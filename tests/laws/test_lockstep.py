@@ -1,4 +1,4 @@
-"""In lockstep a drafter that is slow, or says nothing, costs next to nothing; simulated time."""
+"""In simulated time, a slow or silent drafter costs a session in lockstep almost nothing."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from tandem.orchestrator.rounds.lockstep import MAX_PENDING, Lockstep
 from tandem.protos.streams import Commit, Proposal
 from tests.laws.wires import Clock
 
-STEP, ADDED, NODES = 0.015, 2, 4  # seconds of a step; tokens that a proposal of so many nodes adds
+# seconds of a step, tokens that a proposal adds to it, and nodes of a proposal
+STEP, ADDED, NODES = 0.015, 2, 4
 NEVER = float("inf")
 
 
 class Round:
-    """A verifier and a drafter, whose proposals take as long as `delay` says at the time; NEVER is
-    no drafter. Steps and round trips to the verifier take as long as theirs say.
+    """A verifier and a drafter whose proposals take `delay` seconds at the time; NEVER means that
+    there is no drafter. A step and a round trip to the verifier take the given seconds.
     """
 
     def __init__(
@@ -29,37 +30,37 @@ class Round:
         self.clock = Clock()
         self.delay, self.added, self.round_trip, self.step = delay, added, round_trip, step
         self.length, self.plain, self.drafted = 0, 0, 0
-        self.reached, self.busy = 0, False  # the verifier's length, and whether it steps
-        self.inbox: dict[int, int] = {}  # the verifier's, by length: nodes
+        self.reached, self.busy = 0, False  # the verifier's length, and whether it is in a step
+        self.inbox: dict[int, int] = {}  # the verifier's inbox: number of nodes by length
         self.times = [0.0]
         self.lockstep = Lockstep(self.clock, lambda proposal: self.send(proposal.behind, 0))
         self.begin()
 
     def begin(self) -> None:
-        """The drafter begins to propose, the verifier waits."""
+        """Have the drafter begin to propose, and the verifier wait."""
         length, delay = self.length, self.delay(self.clock.time)
         if delay < NEVER:
             self.clock.call_later(delay, lambda: self.proposal(length))
         self.lockstep.wait(length, True, self.round_trip(self.clock.time))
 
     def proposal(self, behind: int) -> None:
-        """It comes, in time or late."""
+        """Let a proposal come, in time or late."""
         if self.lockstep.proposal_came(behind, self.length):
             self.send(behind, NODES)
 
     def send(self, behind: int, nodes: int) -> None:
-        """To the verifier."""
+        """Send a proposal to the verifier."""
         assert behind not in self.inbox and behind >= self.length
         self.inbox[behind] = -1
         self.later(lambda: self.arrive(behind, nodes))
 
     def arrive(self, behind: int, nodes: int) -> None:
-        """What was sent does."""
+        """Let a proposal arrive at the verifier."""
         self.inbox[behind] = nodes
         self.go()
 
     def go(self) -> None:
-        """The verifier takes a step, if it may."""
+        """Start a step of the verifier if it may step."""
         if not self.busy and (nodes := self.inbox.get(self.reached, -1)) >= 0:
             self.busy = True
             self.drafted += nodes > 0
@@ -67,7 +68,7 @@ class Round:
             self.clock.call_later(self.step(self.clock.time), lambda: self.stepped(nodes))
 
     def stepped(self, nodes: int) -> None:
-        """The step is over."""
+        """End a step."""
         tokens = 1 + self.added * (nodes > 0)
         commit = Commit(self.reached, (0,) * tokens, nodes)
         self.busy, self.reached = False, self.reached + tokens
@@ -76,22 +77,22 @@ class Round:
         self.go()
 
     def learn(self, commit: Commit) -> None:
-        """The round worker does."""
+        """Update the estimates as the round worker does."""
         self.lockstep.committed(commit)
         self.length += len(commit.tokens)
         self.begin()
 
     def later(self, call: Callable[[], None]) -> None:
-        """Half a round trip later."""
+        """Call a function half a round trip later."""
         self.clock.call_later(self.round_trip(self.clock.time) / 2, call)
 
     def seconds(self, start: int, end: int) -> float:
-        """Between two tokens."""
+        """Return the seconds per token between two tokens."""
         self.clock.pass_until(lambda: self.length >= end, NEVER)
         return self.times[end] - self.times[start]
 
     def tokens(self, start: float, end: float) -> float:
-        """A second, between two times."""
+        """Return the tokens per second between two times."""
         self.clock.pass_until(lambda: self.clock.time >= end, NEVER)
         return sum(start < time <= end for time in self.times) / (end - start)
 
@@ -127,7 +128,9 @@ def test_a_drafter_that_recovers_is_waited_for_again_at_once(slow: float) -> Non
 
 
 def test_where_proposals_are_late_only_while_nobody_waits_a_bad_moment_is_soon_over() -> None:
-    """The models share a processor: while the verifier decodes plainly the drafter is slow."""
+    """The models share a processor: the drafter is slow while the verifier decodes without
+    drafts.
+    """
 
     def delay(now: float) -> float:
         return 0.15 if 1 < now < 1.1 else 0.012 if round_.lockstep.policy.wait_seconds else 0.05
@@ -144,7 +147,9 @@ def test_where_proposals_are_late_only_while_nobody_waits_a_bad_moment_is_soon_o
 def test_a_drafter_that_becomes_slow_is_not_waited_for_however_long_its_drafts(
     added: int, times: float
 ) -> None:
-    """So many times later than what they save, after they came in time."""
+    """The proposals came in time at first; then they are `times` as late as the time that they
+    save.
+    """
     round_ = Round(lambda now: 0.012 if now < 2 else times * added * STEP, added)
     round_.tokens(0, 4)
     late = next(place for place, time in enumerate(round_.times) if time > 2.5)
@@ -154,7 +159,7 @@ def test_a_drafter_that_becomes_slow_is_not_waited_for_however_long_its_drafts(
 @pytest.mark.parametrize("round_trip", [0.0, 0.002, 0.02, 0.2, 0.4])
 @pytest.mark.parametrize("delay", [0.01, NEVER])
 def test_no_round_trip_makes_it_slower_than_plain_decoding(round_trip: float, delay: float) -> None:
-    """Without a drafter, and with one whose proposals are not worth the way."""
+    """The compared runs have no drafter, or one whose proposals are not worth the round trip."""
     round_ = Round(lambda now: delay, round_trip=lambda now: round_trip)
     assert round_.seconds(100, 400) < 300 * STEP / 0.95
 
@@ -174,7 +179,7 @@ def test_a_verifier_that_was_far_or_slow_for_a_while_is_sent_proposals_again(far
 
 
 def test_commits_that_arrive_together_do_not_make_plain_steps_look_fast() -> None:
-    """A link that delivers those of ten steps at a time."""
+    """The link delivers the commits of ten steps at a time."""
     clock = Clock()
     lockstep = Lockstep(clock, lambda proposal: None)
     lockstep.wait(0, False, 0.13)
@@ -192,7 +197,7 @@ def test_what_was_never_answered_is_forgotten() -> None:
 
 
 def test_the_verifier_gets_one_proposal_for_a_length_and_none_for_another() -> None:
-    """What a drafter sends besides could push the one that is waited for out of its inbox."""
+    """Other proposals of the drafter could push the awaited one out of the verifier's inbox."""
     clock, sent = Clock(), list[Proposal]()
     lockstep = Lockstep(clock, sent.append)
     lockstep.wait(5, True)

@@ -1,5 +1,5 @@
-"""The model thread and prompts that do not fit a step: everybody gets on, and everything is fed
-once, in order.
+"""Prompts that do not fit into a step of the model thread: each job makes progress, and each token
+is fed once, in order.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ ONE = [(1, VOCABULARY)]
 
 
 def prompt(table: PageTable, length: int, wanted: int = 1) -> Job:
-    """A job that feeds many tokens at once and answers with the shape of its logits."""
+    """Return a job that feeds many tokens at once and returns the shape of its logits."""
     logits = yield Segment(table, 0, tuple(range(length)), tree.chain(length), wanted)
     return tuple(logits.shape)
 
 
 def check_fed(chunks: list[Segment], length: int, wanted: int = 1) -> None:
-    """Chunks are a prompt, in order, and only the last one is asked for logits."""
+    """Check that chunks make up a prompt, in order, and that only the last one asks for logits."""
     assert sum((chunk.tokens for chunk in chunks), ()) == tuple(range(length))
     fed = [len(chunk.tokens) for chunk in chunks]
     assert [chunk.context for chunk in chunks] == [sum(fed[:step]) for step in range(len(fed))]
@@ -62,7 +62,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def arriving(machine: Machine, come: Callable[[int], bool], start: Callable[[], object]) -> None:
-    """Start something from the outside in the middle of the steps that are told."""
+    """Start a job from outside in the middle of the chosen steps."""
     loop = asyncio.get_running_loop()
 
     async def arrive() -> None:
@@ -98,7 +98,7 @@ async def test_a_long_prompt_and_sessions_that_decode_share_steps(
 
 
 async def test_a_prompt_whose_logits_are_all_wanted_is_read_as_others_are(machine: Machine) -> None:
-    """Its job goes on from each chunk, and sessions that decode miss no step."""
+    """The job continues after each chunk, and sessions that decode miss no step."""
     table, rows = straight(0, 1024), list[int]()
 
     def telling() -> Job:
@@ -121,7 +121,7 @@ async def test_a_prompt_whose_logits_are_all_wanted_is_read_as_others_are(machin
 async def test_beside_a_session_that_decodes_a_dear_prompt_comes_in_least_pieces(
     machine: Machine,
 ) -> None:
-    """A chunk does not set the pace for the next one, however short it is."""
+    """A short chunk does not limit the length of the next one."""
     table, long = straight(0, 1024), list[asyncio.Task[object]]()
     async with machine.running() as thread:
 
@@ -139,7 +139,9 @@ async def test_beside_a_session_that_decodes_a_dear_prompt_comes_in_least_pieces
 
 
 async def test_with_nobody_decoding_prompts_take_whole_steps(machine: Machine) -> None:
-    """The rest of a step that one prompt leaves to the next is no session that decodes."""
+    """The remainder of a step that one prompt leaves to the next does not count as a decoding
+    session.
+    """
     one, other = straight(0, 2048), straight(2048, 2048)
     with machine.thread() as thread:
         length = MIN_PROMPT_CHUNK + 7 * LIMITS.tokens + 104  # no costs are known at first
@@ -157,7 +159,7 @@ async def test_a_job_that_pauses_while_its_prompt_is_read_is_fed_the_rest_and_ha
     None
 ):
     machine, table, paused = Machine(), straight(0, 1024), list[int]()
-    machine.between = lambda: paused.extend(machine.sizes)  # from the second step on
+    machine.between = lambda: paused.extend(machine.sizes)  # called from the second step on
     whole = Segment(table, 0, tuple(range(300)), tree.chain(300), 1)
 
     def pausing() -> Job:
@@ -193,7 +195,9 @@ async def test_a_step_that_fails_in_the_middle_of_a_prompt_fails_it_once() -> No
 
 
 async def test_a_prompt_whose_caller_has_gone_ends_before_the_sessions_next_call() -> None:
-    """Two jobs must not touch a session at once. What was fed is left for the next one."""
+    """Two jobs must not use a session at the same time. The tokens that were fed stay for the next
+    call.
+    """
     machine, table, ended = Machine(), straight(0, 1024), list[object]()
 
     def told() -> Generator[Segment, torch.Tensor, object]:
@@ -215,7 +219,7 @@ async def test_a_prompt_whose_caller_has_gone_ends_before_the_sessions_next_call
 
 
 async def test_newcomers_do_not_starve_a_job_of_many_steps() -> None:
-    """As many of them come with every step as it can take."""
+    """With every step, as many new jobs come as the step can take."""
     machine, others = Machine(), list[asyncio.Task[object]]()
     async with machine.running() as thread:
 

@@ -1,5 +1,5 @@
-"""A replica is removed when it is gone, and not because a lookup missed it; what is counted of a
-drafter is forgotten with it.
+"""A replica is removed when it is gone, but not when a lookup missed it. The counts of a removed
+drafter are forgotten.
 """
 
 from __future__ import annotations

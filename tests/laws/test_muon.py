@@ -1,4 +1,6 @@
-"""The optimiser of matrices: directions equally long, and steps as PyTorch's own makes them."""
+"""The Muon optimiser for matrices: updates have singular values of equal size, and steps equal
+those of PyTorch's implementation.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def test_directions_become_equally_long_and_stay_what_they_are(shape: tuple[int,
 
 
 def test_steps_are_those_of_pytorch_but_for_rounding() -> None:
-    """Its own rounds to bfloat16."""
+    """PyTorch's implementation rounds to bfloat16."""
     generator = torch.Generator().manual_seed(1)
     starts = [torch.randn(shape, generator=generator) for shape in SHAPES]
     ours, theirs = ([nn.Parameter(each.clone()) for each in starts] for _ in range(2))

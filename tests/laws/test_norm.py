@@ -1,4 +1,4 @@
-"""Norms by our own kernels: right, and batch-invariant."""
+"""Norms in this project's kernels are right and batch-invariant."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(kernels() is None, reason="the kernels were not 
 
 
 def made(kind: type[nn.Module], size: int, dtype: torch.dtype) -> tuple[nn.Module, RMSNorm]:
-    """A layer of transformers with some weight, and ours."""
+    """Return a layer of transformers with random weights, and its replacement."""
     torch.manual_seed(0)
     layer = kind(size).requires_grad_(False)
     layer.weight = nn.Parameter(torch.randn(size), requires_grad=False)
@@ -37,7 +37,7 @@ def test_a_norm_is_what_it_is_in_float64(
     layer, own = made(kind, size, dtype)
     rows = (10 * torch.randn(2, 5, size)).to(dtype)
     exact = layer.double()(rows.double())
-    if kind is LlamaRMSNorm:  # which computes in float32 whatever it is given
+    if kind is LlamaRMSNorm:  # the class LlamaRMSNorm computes in float32 for every dtype
         scale = (rows.double().pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
         exact = rows.double() * scale * layer.weight
     out = own(rows)
@@ -73,7 +73,7 @@ class Outside(LlamaRMSNorm):
 
 
 class Clipping(LlamaRMSNorm):
-    """A norm of rows that it clips first."""
+    """A norm that clips its rows first."""
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = super().forward(hidden_states.clamp(-50, 50))
@@ -81,7 +81,7 @@ class Clipping(LlamaRMSNorm):
 
 
 class Asking(LlamaRMSNorm):
-    """A norm that wants something beside the rows."""
+    """A norm that takes another argument besides the rows."""
 
     def forward(self, hidden_states: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = super().forward(hidden_states) * gate
@@ -89,14 +89,14 @@ class Asking(LlamaRMSNorm):
 
 
 def near_zero() -> nn.Module:
-    """A norm around a mean, whose weight hides that."""
+    """A norm around a mean whose weight hides the mean."""
     layer = nn.LayerNorm(96)
     nn.init.constant_(layer.weight, 1e-7)
     return layer
 
 
 def hooked() -> nn.Module:
-    """A norm of which somebody else changes what it returns."""
+    """A norm whose output a hook changes."""
     layer = LlamaRMSNorm(96)
     layer.register_forward_hook(lambda module, given, out: 2 * out)
     return layer
@@ -118,12 +118,14 @@ OTHERS = {
 def test_a_layer_that_computes_something_else_is_left_alone(
     layer: nn.Module, build: Kernels
 ) -> None:
-    """Also one that differs for some rows only, or in half precision hardly at all."""
+    """The kernel must also leave a layer alone that differs for some rows only, or in half
+    precision hardly at all.
+    """
     assert rms_norm(layer.requires_grad_(False)) is None
 
 
 def test_rows_of_another_width_are_refused(build: Kernels) -> None:
-    """They would be read beyond the weight's end."""
+    """With rows of another width, the kernel would read beyond the end of the weight."""
     _, own = made(LlamaRMSNorm, 64, torch.float32)
     with pytest.raises(RuntimeError, match="must match"):
         own(torch.randn(1, 128))

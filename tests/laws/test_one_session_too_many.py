@@ -1,5 +1,5 @@
-"""One generation more than there are places, each with pauses between its calls: it waits, and the
-others are not computed again and again.
+"""There is one generation more than there are places, each with pauses between its calls: it waits,
+and the others are not computed again and again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ PROMPT: Tokens = tuple(range(1, PAGE // 2))
 
 @dataclass
 class Generation:
-    """One token a call; sends all tokens again when its session is lost."""
+    """A generation that gets one token per call and sends all tokens again when its session is
+    lost.
+    """
 
     name: bytes
     due: float

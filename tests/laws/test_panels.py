@@ -1,4 +1,6 @@
-"""Linear layers in panels: right, batch-invariant by any number of threads, with every build."""
+"""Linear layers in panels are right, and batch-invariant with any number of threads and every
+build.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from tandem.engine.forward.cpu.kernels import Kernels, kernels
 from tandem.engine.forward.cpu.panels import PanelLinear
 
 SHAPES = [(1, 1), (31, 7), (96, 96), (200, 1100)]  # outputs, inputs
-MOST = 500  # rows, more than are kept at once
+MOST = 500  # most rows of a layer, more than are kept at once
 COUNTS = (*range(1, 14), 24, 25, 65, 480, 481)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ROUNDING = {torch.float32: 0.0, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
@@ -62,7 +64,9 @@ def test_a_row_has_the_same_bits_in_any_company_and_by_any_number_of_threads(
 def test_many_layers_at_once_give_the_bits_of_each_alone(
     dtype: torch.dtype, build: Kernels
 ) -> None:
-    """Some of which have no rows, and one more than are kept at once; by any number of threads."""
+    """Some of the layers have no rows, and there is one layer more than are kept at once; the test
+    runs with several numbers of threads.
+    """
     torch.manual_seed(0)
     counts = torch.tensor([0, 3, 1, 0, MOST, 17, 0])
     weights, biases = some(len(counts), 70, 34, dtype=dtype), some(len(counts), 70, dtype=dtype)

@@ -1,4 +1,6 @@
-"""Forms of passes by rows: few, all known beforehand, and no larger than what is fed needs."""
+"""The shapes of passes: they are few, all are known beforehand, and none is larger than its rows
+need.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ LAYOUT = KVLayout(20 * SIZE, PAGE, SIZE // PAGE)
 
 @st.composite
 def segments(draw: st.DrawFn) -> list[Segment]:
-    """What up to 20 sessions may feed: texts and trees, of which any logits may be wanted."""
+    """Draw what up to 20 sessions may feed: texts and trees, with any logits wanted."""
     fed = []
     for number in range(draw(st.integers(0, 20))):
         head, nodes = draw(st.integers(0, 600)), draw(st.integers(0, 64))
@@ -36,7 +38,7 @@ def segments(draw: st.DrawFn) -> list[Segment]:
 
 @cache
 def captured(exact: bool, sizes: tuple[int, ...]) -> set[Any]:
-    """The shapes of the passes that are captured at start."""
+    """Return the shapes of the passes that are captured at start."""
     return {rows.shape for rows in padding_passes(LAYOUT, exact, sizes)}
 
 

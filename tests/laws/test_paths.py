@@ -1,5 +1,5 @@
-"""Attention along paths: right, and batch-invariant, wherever its keys lie,
-by any number of threads, with every build that this processor runs.
+"""Attention along the paths of trees is right, and batch-invariant wherever the keys lie, with any
+number of threads and every build that this processor runs.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ RULES = {
     "capped": AttentionOptions(softcap=1.5),
     "sinks": AttentionOptions(sinks=torch.tensor([0.5, -1.0, 3.0, 0.0, 9.0, -9.0])),
 }
-SIZES = [(64, 64), (3, 5), (256, 256)]  # of keys and values
+SIZES = [(64, 64), (3, 5), (256, 256)]  # sizes of keys and of values
 CASES = [*(("plain", sizes) for sizes in SIZES), *((rule, (72, 24)) for rule in RULES)]
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-HEADS = {2: 6, 6: 6}  # query heads by heads of keys
+HEADS = {2: 6, 6: 6}  # number of query heads by number of key heads
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Rows and the places of the keys that each sees, in the order of positions."""
+    """Rows, and for each the places of the keys that it sees, in the order of positions."""
 
     query: torch.Tensor
     keys: torch.Tensor
@@ -44,7 +44,7 @@ class Scene:
     paths: Paths
 
     def some(self, rows: list[int]) -> Scene:
-        """Some of the rows."""
+        """Return some of the rows."""
         seen = [self.seen[row] for row in rows]
         paths = self.paths
         tails = [self.seen[row][int(paths.prefixes[row]) :] for row in rows]
@@ -61,7 +61,9 @@ def gathered(
 
 
 def scene(sizes: tuple[int, int], kv_heads: int, dtype: torch.dtype, seed: int = 0) -> Scene:
-    """Two sessions of some 80 and 520 tokens, in pages anywhere, with 7 and 40 rows of a tree."""
+    """Return two sessions with about 80 and 520 tokens, in pages anywhere, with 7 and 40 rows of a
+    tree.
+    """
     torch.manual_seed(seed)
     rng, segments = random.Random(seed), []
     numbers = rng.sample(range(PLACES // PAGE), 11)
@@ -81,7 +83,7 @@ def scene(sizes: tuple[int, int], kv_heads: int, dtype: torch.dtype, seed: int =
 
 
 def spelled_out(given: Scene, rule: AttentionOptions) -> torch.Tensor:
-    """The same in float64, row by row."""
+    """Compute the same attention in float64, row by row."""
     rows = []
     repeat = given.query.shape[1] // given.keys.shape[1]
     for query, places in zip(given.query.double(), given.seen, strict=True):
@@ -129,7 +131,9 @@ def test_a_row_has_the_same_bits_in_any_company_and_by_any_number_of_threads(
 
 
 def test_so_many_rows_that_they_take_turns_have_the_same_bits(build: Kernels) -> None:
-    """What splits of a long text give is joined at the end, or as they come where it is much."""
+    """The results of the parts of a long text are merged at the end or, where there are many, as
+    they come.
+    """
     context, rows, heads = 700, 300, 64
     keys, values = torch.randn(2, 16 * PAGE, 1, 8)
     query = torch.randn(rows, heads, 8)
@@ -143,7 +147,7 @@ def test_so_many_rows_that_they_take_turns_have_the_same_bits(build: Kernels) ->
 
 @pytest.mark.parametrize("rule", RULES)
 def test_it_does_not_matter_where_keys_lie(rule: str, build: Kernels) -> None:
-    """A branch of a tree has the bits of the same text in one stretch."""
+    """A branch of a tree gets the same bits as the same text in one piece."""
     given = scene((64, 64), 2, torch.float32)
     every = attended(build, given, RULES[rule])
     for row, places in enumerate(given.seen):
@@ -172,7 +176,7 @@ def test_numbers_that_are_none_harm_only_those_who_see_them(build: Kernels) -> N
 
 
 def test_scores_of_any_size_make_weights(build: Kernels) -> None:
-    """Far beyond what exponentials of float32 hold."""
+    """The scores are far beyond the range in which float32 can compute exponentials."""
     given = scene((64, 64), 2, torch.float32)
     loud = replace(given, query=given.query * 1e4)
     wanted = spelled_out(loud, AttentionOptions())

@@ -13,7 +13,7 @@ from tests.laws.wires import TimerHandle
 
 
 class Pauses:
-    """A timer that only remembers them."""
+    """A timer that only records its delays."""
 
     def __init__(self) -> None:
         self.found: list[float] = []

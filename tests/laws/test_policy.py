@@ -1,5 +1,6 @@
-"""Sessions spread over replicas evenly, move only when theirs goes, and leave outliers: which
-replicas are slow, which are ejected for how long, and which ones sessions leave.
+"""How sessions are placed: evenly over replicas; they move only when their replica goes, and leave
+replicas that are outliers. The tests say which replicas count as slow, for how long they are
+ejected, and which sessions leave.
 """
 
 from __future__ import annotations
@@ -109,19 +110,21 @@ def test_a_replica_is_compared_with_those_that_compute_the_same() -> None:
 
 
 class Two:
-    """What is known of `a` beside a fast `b`."""
+    """What is known of replica `a` beside a fast replica `b`."""
 
     def __init__(self) -> None:
         self.detection = OutlierDetection()
 
     def observe(self, of_a: PassTimes, now: float) -> tuple[bool, bool]:
-        """Whether it is ejected, and left."""
+        """Return whether replica `a` is ejected, and whether its sessions leave it."""
         self.detection.observe({"a": of_a, "b": FAST}, {"a": "one", "b": "one"}, now)
         assert not {"b"} & (self.detection.ejected | self.detection.confirmed)
         return "a" in self.detection.ejected, "a" in self.detection.confirmed
 
     def ejected_for(self, now: float) -> float:
-        """How long, if it turns slow now and has no work from then on."""
+        """Return for how long the replica is ejected if it turns slow now and has no work from then
+        on.
+        """
         assert self.observe(SLOW, now) == (True, False)
         step, later = LEAST / 10, 0.0
         while self.observe(IDLE, now + later)[0]:

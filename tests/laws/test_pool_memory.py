@@ -1,5 +1,6 @@
-"""The pool against a list of numbers per session: pages keep what they hold, whoever else has them,
-and are refused only when none is free. A pool takes the memory that was reckoned.
+"""The pool is compared with a list of numbers per session: pages keep their content, whoever else
+holds them, and a page is refused only if none is free. A pool takes exactly the memory that was
+computed for it.
 """
 
 from __future__ import annotations
@@ -31,24 +32,26 @@ which = st.integers(0, 1 << 20)
 
 
 def new_pool(pages: int = PAGES) -> KVPool:
-    """A pool of two layers of different shapes."""
+    """Return a pool with two layers of different shapes."""
     return KVPool(LAYERS, pages * PAGE, torch.float32, CPU)
 
 
 def pages_for(length: int) -> int:
-    """Pages that a table for `length` has at least, never none."""
+    """Return how many pages a table for `length` positions has at least, never none."""
     return max(1, -(-length // PAGE))
 
 
 def write(pool: KVPool, slots: list[int], numbers: list[int]) -> None:
-    """Store numbers in every head of every layer, keys, values and layers told apart."""
+    """Store numbers in every head of every layer, with different numbers for keys, values and
+    layers.
+    """
     for offset, store in enumerate((*pool.keys, *pool.values)):
         rows = torch.tensor(numbers, dtype=torch.float32) + offset / 8
         store[slots] = rows[:, None, None].expand(-1, *store.shape[1:])
 
 
 def read(pool: KVPool, table: PageTable, length: int) -> list[int]:
-    """The first numbers of a table, which must be the same in all stores."""
+    """Return the first numbers of a table, which must be the same in all layers."""
     expected: list[float] | None = None
     for offset, store in enumerate((*pool.keys, *pool.values)):
         rows = store[table.slots(0, length)].flatten(1) - offset / 8
@@ -60,37 +63,37 @@ def read(pool: KVPool, table: PageTable, length: int) -> list[int]:
 
 
 class Memory(RuleBasedStateMachine):
-    """Tables come, grow, are written, share cached pages and go, in any order."""
+    """A random sequence in which tables come, grow, are written, share cached pages and go."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = new_pool()
         self.tables: list[tuple[PageTable, list[int]]] = []
-        self.cached: dict[int, list[int]] = {}  # what each cached page holds
+        self.cached: dict[int, list[int]] = {}  # the content of each cached page
         self.fresh = count(1)
 
     def free(self) -> int:
-        """Pages that are nobody's."""
+        """Return the pages that are free."""
         held = {page for table, _ in self.tables for page in table.pages}
         return PAGES - len(held | set(self.cached))
 
     def fill(self, table: PageTable, numbers: list[int]) -> None:
-        """Number the positions of a table behind the first ones."""
+        """Write numbers to the positions of a table after the first ones."""
         new = [next(self.fresh) for _ in range(table.capacity - len(numbers))]
         write(self.pool, table.slots(len(numbers), table.capacity), new)
         numbers += new
 
     def alone(self, page: int) -> bool:
-        """Whether a single table has a page, and no other can get it."""
+        """Return whether a single table holds a page and no other table can get it."""
         return page not in self.cached and self.pool.holders(page) == 1
 
     def own(self, table: PageTable) -> int:
-        """The first position from which on a table has its pages alone."""
+        """Return the first position from which on a table holds its pages alone."""
         return next((n for n, page in enumerate(table.pages) if self.alone(page)), len(table.pages))
 
     @rule(length=lengths)
     def take(self, length: int) -> None:
-        """A table comes if so much is free."""
+        """Make a table if enough memory is free."""
         free = self.free()
         table = self.pool.allocate(length)
         assert (table is None) == (free < pages_for(length))
@@ -102,7 +105,7 @@ class Memory(RuleBasedStateMachine):
     @precondition(lambda self: self.tables)
     @rule(which=which, length=lengths)
     def grow(self, which: int, length: int) -> None:
-        """A table that grows keeps what it has; one that cannot is left alone."""
+        """Grow a table; it keeps its content, also when it cannot grow."""
         table, numbers = self.tables[which % len(self.tables)]
         before, free = list(table.pages), self.free()
         grown = self.pool.grow(table, length)
@@ -114,7 +117,7 @@ class Memory(RuleBasedStateMachine):
     @precondition(lambda self: self.tables)
     @rule(which=which, start=st.integers(0, 2))
     def release(self, which: int, start: int) -> None:
-        """A table gives back its last pages, or all, and goes."""
+        """Release a table's last pages, or all pages and the table."""
         table, numbers = self.tables[which % len(self.tables)]
         self.pool.release(table, start)
         del numbers[start * PAGE :]
@@ -124,7 +127,7 @@ class Memory(RuleBasedStateMachine):
     @precondition(lambda self: self.tables)
     @rule(which=which)
     def cache(self, which: int) -> None:
-        """A page is kept for others."""
+        """Keep a page for others."""
         table, numbers = self.tables[which % len(self.tables)]
         if (number := self.own(table)) < len(table.pages):
             self.pool.cache(table.pages[number])
@@ -133,7 +136,7 @@ class Memory(RuleBasedStateMachine):
     @precondition(lambda self: self.cached)
     @rule(which=which)
     def share(self, which: int) -> None:
-        """A table begins with a cached page."""
+        """Begin a table with a cached page."""
         page = sorted(self.cached)[which % len(self.cached)]
         table = PageTable()
         self.pool.share(table, [page])
@@ -142,7 +145,7 @@ class Memory(RuleBasedStateMachine):
     @precondition(lambda self: self.cached)
     @rule(which=which)
     def evict(self, which: int) -> None:
-        """A cached page is kept no longer; who holds it goes on."""
+        """Keep a cached page no longer; tables that hold it keep it."""
         page = sorted(self.cached)[which % len(self.cached)]
         self.pool.evict(page)
         del self.cached[page]
@@ -150,7 +153,7 @@ class Memory(RuleBasedStateMachine):
     @precondition(lambda self: self.tables)
     @rule(which=which, data=st.data())
     def compact(self, which: int, data: st.DataObject) -> None:
-        """The rows of a path come to lie in a row."""
+        """Move the rows of a path next to each other."""
         table, numbers = self.tables[which % len(self.tables)]
         first = self.own(table) * PAGE
         if not all(map(self.alone, table.pages[first // PAGE :])) or first == table.capacity:
@@ -164,7 +167,7 @@ class Memory(RuleBasedStateMachine):
     @precondition(lambda self: self.tables)
     @rule(which=which, source=which, length=st.integers(0, PAGE))
     def copy(self, which: int, source: int, length: int) -> None:
-        """The beginning of a page is written to one that a table has alone."""
+        """Copy the beginning of a page to a page that one table holds alone."""
         table, numbers = self.tables[which % len(self.tables)]
         other, there = self.tables[source % len(self.tables)]
         if self.alone(table.pages[0]):
@@ -173,7 +176,7 @@ class Memory(RuleBasedStateMachine):
 
     @invariant()
     def pages_are_counted(self) -> None:
-        """A page is free, or somebody's; those that are cached only are idle."""
+        """Each page is free, held or cached; a page that is only cached counts as idle."""
         held = Counter(page for table, _ in self.tables for page in table.pages)
         assert all(self.pool.holders(page) == held[page] for page in range(PAGES))
         assert self.pool.free == self.free() * PAGE == self.pool.positions - self.pool.allocated
@@ -181,7 +184,7 @@ class Memory(RuleBasedStateMachine):
 
     @invariant()
     def pages_hold_what_was_written(self) -> None:
-        """Nobody's rows were touched for another's sake."""
+        """No write to one table changed another table's rows."""
         for table, numbers in self.tables:
             assert read(self.pool, table, len(numbers)) == numbers
 
@@ -204,7 +207,7 @@ def test_a_pool_takes_the_memory_that_was_reckoned_and_whole_pages(dtype: torch.
 
 
 def test_pages_that_were_used_are_used_again_before_others() -> None:
-    """Memory that was never written is handed out when it is, while everybody waits."""
+    """The system hands out memory at the first write, and all sessions wait meanwhile."""
     pool = new_pool()
     table = pool.allocate(2 * PAGE)
     assert table
@@ -222,7 +225,9 @@ def test_untouched_positions_cost_no_memory() -> None:
 
 
 def test_a_new_session_takes_about_the_memory_that_it_fills() -> None:
-    """With large pages of the system it would take one per layer at once, while everybody waits."""
+    """With huge pages, the first write would take one huge page per layer at once, and all sessions
+    would wait.
+    """
     layers = [LayerGeometry(8, 64, 64)] * 32
     pool = KVPool(layers, 1 << 13, torch.float32, CPU)
     before = psutil.Process().memory_info().rss

@@ -1,4 +1,4 @@
-"""A session that finds no memory to grow makes space for those that do."""
+"""When sessions that grow do not all fit, one gives up its memory for the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from tests.laws.verifying import Mailbox, decoding
 
 
 def test_of_sessions_that_grow_at_once_the_one_that_finds_no_memory_makes_space() -> None:
-    """It may come back when they are done, to what is still cached of it."""
+    """The preempted session may come back when the others are done, and finds what is still cached
+    of its text.
+    """
     replica = Replica(blocks=2)
     with replica.at_work(Context(b"a", 1, 0, (1,))) as winner:
         with pytest.raises(Busy), replica.at_work(Context(b"b", 1, 0, (2,))) as loser:
@@ -37,7 +39,9 @@ def test_of_sessions_that_grow_at_once_the_one_that_finds_no_memory_makes_space(
 
 @pytest.mark.parametrize("begun", [True, False])
 def test_sessions_that_all_wait_to_be_opened_again_do_not_wait_for_ever(begun: bool) -> None:
-    """One lost its caller while it was at work, the other one too, or it found no memory."""
+    """One session lost its caller while it was at work; the other one did too, or found no
+    memory.
+    """
     replica = Replica(blocks=2)
     for name in (b"a", b"b"):
         replica.open(name, (1,))
@@ -57,7 +61,7 @@ def test_sessions_that_all_wait_to_be_opened_again_do_not_wait_for_ever(begun: b
 
 
 def test_a_session_whose_rows_find_no_memory_decodes_without_them_and_keeps_what_it_has() -> None:
-    """What it can do without is no refusal."""
+    """A session is not refused for lack of memory that it can do without."""
     replica, said, rows = Replica(blocks=2, most=3), (1,) * (PAGE - 4), 9
     replica.open(b"other", (1,))
     stream = Mailbox()

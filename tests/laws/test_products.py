@@ -1,4 +1,6 @@
-"""Layers that multiply with a weight of their own: by our own kernels, if it is always the same."""
+"""Layers that multiply by a weight of their own run in this project's kernels if the weight is
+always the same.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ class Twice(nn.Module):
 
 
 class Parent(nn.Linear):
-    """A layer with another one inside."""
+    """A layer that contains another layer."""
 
     def __init__(self) -> None:
         super().__init__(WIDTH, 8)

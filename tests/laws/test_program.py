@@ -1,5 +1,5 @@
-"""Programs of networks: bit for bit what the network's own code gives, whatever the rows, and none
-where that is not so.
+"""Programs of networks give the same bits as the network's own code, for any rows; a network that
+this is impossible for has no program.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tandem.engine.program.tape import Unrecordable
 from tests.laws.passes import differing, of_family
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-LEFT = ["index", "PanelLinear", "select"]  # the output layer, of the rows that are wanted
-WHOLE = (  # families whose layers are instructions from the first to the last
+LEFT = ["index", "PanelLinear", "select"]  # the output layer, for the rows whose logits are wanted
+WHOLE = (  # families in which every layer becomes an instruction
     *("llama", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text", "glm4", "exaone4"),
     *("mistral_window", "ministral", "olmo2", "smollm3", "seed_oss", "helium", "hunyuan"),
 )
@@ -35,7 +35,7 @@ BROKEN = (
     "granite",
     "gpt_oss",
     "mixtral",
-)  # by layers of their own
+)  # families with layers of their own
 OWN_CODE = {"gpt2": "_local_scalar_dense", "llama4_text": "add_", "gemma4_text": "mul_"}
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="the kernels were not built")
@@ -88,7 +88,7 @@ class Curious(nn.Module):
 
 
 class Counting(Curious):
-    """One that depends on how many rows there are."""
+    """A layer that depends on how many rows there are."""
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.norm(rows)
@@ -96,7 +96,7 @@ class Counting(Curious):
 
 
 class Changing(Curious):
-    """One that changes what the layers have made, which is an instruction's."""
+    """A layer that changes, in place, what an earlier instruction has made."""
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.norm(rows)
@@ -118,7 +118,7 @@ def test_a_network_whose_calls_depend_on_the_rows_keeps_its_code(
 
 
 def test_a_layer_that_no_rule_takes_is_called_between_instructions() -> None:
-    """Also one that does something else for many rows."""
+    """The test includes a layer that computes something else for many rows."""
     scene = of_family("llama")
     for layer in scene.network.get_decoder().layers:  # type: ignore[union-attr]
         layer.mlp.outer = nn.Sequential(layer.mlp.outer, Rounder())
@@ -130,7 +130,7 @@ def test_a_layer_that_no_rule_takes_is_called_between_instructions() -> None:
 
 
 class Rounder(nn.Module):
-    """A layer of its own kind."""
+    """A layer of a class that no rule knows."""
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return rows.round(decimals=3) if rows.shape[1] > 12 else rows * 1

@@ -1,5 +1,5 @@
-"""Programs with a mistake, which are not taken: in an instruction, in where its numbers are, in
-what lies in the same memory.
+"""Programs with a mistake are rejected, be it in an instruction, in the place of its weights or in
+the layout of its memory.
 """
 
 from __future__ import annotations

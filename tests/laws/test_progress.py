@@ -1,4 +1,4 @@
-"""When the model thread is taken for stalled, and for dead."""
+"""When the model thread counts as stalled, and when as dead."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_long_but_predicted_pass_is_no_stall(predicted: float) -> None:
 
 
 def assert_in_a_pass(thread: ModelThread) -> None:
-    """The thread is in a pass of which nothing is known: it may take long, and is reported."""
+    """Check that the thread is in a pass of unknown cost, which may take long and is reported."""
     began = thread.progress.since
     assert thread.problem(began + 2 * STALL_SECONDS) is None
     assert thread.problem(began + 1.01 * STALL_FACTOR * UNKNOWN_SECONDS) is not None
@@ -84,7 +84,7 @@ def test_a_pass_counts_while_it_runs_and_after_it_until_there_is_no_work() -> No
 
 
 async def test_what_follows_a_pass_is_a_part_of_its_step() -> None:
-    """Sampling may take long, and on a GPU is where the pass is awaited."""
+    """Sampling may take long, and on a GPU the thread waits for the pass there."""
     machine, held, leave = Machine(), threading.Event(), threading.Event()
     machine.open.set()
 
@@ -104,7 +104,7 @@ async def test_what_follows_a_pass_is_a_part_of_its_step() -> None:
 async def test_a_step_takes_until_what_was_launched_and_drawn_is_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As on a GPU: what is learned of it, and reported, is not what launching took."""
+    """On a GPU, the measured time must not be that of the launch."""
     machine = Machine()
     machine.open.set()
     monkeypatch.setattr(scheduler, "time", SimpleNamespace(perf_counter=machine.clock))

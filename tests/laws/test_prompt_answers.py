@@ -1,4 +1,6 @@
-"""What an answer has of its prompt: whole after any interruption, in shapes that clients know."""
+"""What an answer contains of its prompt: all of it after any interruption, in shapes that clients
+know.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +149,7 @@ def test_prompt_logprobs_have_vllms_shape_and_place() -> None:
 
 
 def test_offsets_are_those_of_the_text_where_it_has_not_all_that_tokens_are() -> None:
-    """A token before every text, and a space that decoding removes."""
+    """The tokenizer puts a token before every text, and decoding removes a space."""
     tokenizer = with_sentence_pieces()
     ids = tuple(map(tokenizer.token_to_id, ["▁was", "▁was", "x"]))
     texts = TokenTexts(tokenizer)

@@ -1,4 +1,4 @@
-"""The log-probabilities of a prompt are the same however it is read, and each is told once."""
+"""The log-probabilities of a prompt are the same however it is read, and each is reported once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ TABLE = torch.randn(len(TEXT), VOCABULARY, generator=torch.Generator().manual_se
 def opened(
     wanted: PromptLogprobs, text: tuple[int, ...] = TEXT, most: int = 0, turn: int = 1
 ) -> Decoding:
-    """An opening that wants the text read, and `most` tokens."""
+    """Return an opening that wants the log-probabilities of its text, with the `most` likeliest
+    tokens.
+    """
     context = Context(b"s", turn, 0, text)
     return Decoding(context, SamplingParams(), len(text) + most, prompt_logprobs=wanted)
 
@@ -36,7 +38,7 @@ def sessions() -> Sessions:
 
 
 def read(opening: Decoding, pieces: int = CHUNK_ROWS, held: Sessions | None = None) -> list[Commit]:
-    """What a job says whose segments are cut into pieces."""
+    """Return what a job reports when its segments are cut into pieces."""
     stream = Mailbox()
     job = decoding(sessions() if held is None else held, opening, stream).run()
     with torch.inference_mode():
@@ -54,7 +56,9 @@ def read(opening: Decoding, pieces: int = CHUNK_ROWS, held: Sessions | None = No
 
 
 def told(commits: list[Commit]) -> dict[int, TokenLogprobs]:
-    """By position; none is told twice, and the tokens are those of the text."""
+    """Return the reports by position, after a check that none is repeated and that the tokens are
+    those of the text.
+    """
     found: dict[int, TokenLogprobs] = {}
     for commit in commits:
         if commit.start < len(TEXT):

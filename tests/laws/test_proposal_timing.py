@@ -1,4 +1,6 @@
-"""When a step that is alone waits for proposals: while they are punctual and worth their time."""
+"""When a step with a single session waits for proposals: while they are punctual and worth their
+time.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ STEP = 0.04
 
 
 def learned(lag: float, gap: float = 0.003) -> ProposalTiming:
-    """What is known after a commit that no proposal foresaw and two proposals behind it."""
+    """Return what is learned from a commit that no proposal foresaw and from two later
+    proposals.
+    """
     times = ProposalTiming()
     times.commit_sent(10, 1.0, predicted=False)
     times.proposal_arrived(10, 1.0 + lag)

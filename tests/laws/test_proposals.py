@@ -1,4 +1,6 @@
-"""What is proposed behind a node: drawn ones, branches of Medusa-lite, and how sure each is."""
+"""What is proposed after a node: drawn tokens, branches of Medusa-lite, and the confidence in
+each.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ ROOT = 5
 def test_every_proposal_says_how_likely_the_draft_model_finds_it(
     rule: Rule, method: Method, temperature: float
 ) -> None:
-    """Or `confidence` would never end a draft."""
+    """Without the draft model's probability, `confidence` would never end a draft."""
     params = SamplingParams(temperature=temperature, rule=rule, seed=3)
     proposal_ = expander(DraftShape(4, 2, 8, method, confidence=0.1), params, ROOT, VISIBLE)
     for position in (ROOT, ROOT + 1):
@@ -41,7 +43,9 @@ def test_every_proposal_says_how_likely_the_draft_model_finds_it(
 
 
 def test_where_the_likeliest_token_stands_the_likeliest_is_proposed() -> None:
-    """Not what the target would draw, but with all that is asked for otherwise."""
+    """The rule then proposes the likeliest token instead of the target's draw, but still applies
+    all other options.
+    """
     asked = SamplingParams(temperature=1.0, repetition_penalty=1.5, rule=Rule.TOP1)
     for seed in range(20):
         shape, params = DraftShape(4, 3, 8), replace(asked, seed=seed)
@@ -90,7 +94,9 @@ def test_first_tokens_are_visible_ones_of_the_nucleus_in_the_order_of_the_noise(
 
 
 def test_first_tokens_are_those_that_the_target_may_draw() -> None:
-    """A greedy target may draw any: what is said of draws does not matter then."""
+    """A greedy target may have any such token, so the log-probabilities of draws do not matter
+    then.
+    """
     params = SamplingParams(1.0, top_k=1, seed=8)
     for temperature, count in ((1.0, 1), (0.0, 2)):
         given = replace(params, temperature=temperature)
@@ -138,7 +144,9 @@ def test_a_row_is_proposed_for_its_own_position_in_any_company(temperature: floa
 def test_children_in_a_large_vocabulary_are_those_of_the_whole_row(
     peak: float, options: tuple[float, int, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever way they are proposed, where a few tokens have almost all of the probability."""
+    """The test covers both ways to propose, in rows where a few tokens have almost all of the
+    probability.
+    """
     row = torch.randn(1, LARGE_VOCABULARY, generator=torch.Generator().manual_seed(5)) * peak
     params, visible = SamplingParams(*options, seed=9), torch.arange(LARGE_VOCABULARY) % 3 > 0
     expanders = [

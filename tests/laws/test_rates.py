@@ -1,4 +1,4 @@
-"""How long steps take of late, for those who price drafts."""
+"""How long recent steps take, for the pricing of drafts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tandem.engine.schedule.cost import AverageStepTimes
 def test_rates_follow_what_steps_take_and_forget_a_slow_start() -> None:
     rates = AverageStepTimes()
     assert (rates.step, rates.row, rates.token) == (0.0, 0.0, 0.0)
-    rates.observe(2.0, 1, 1.0)  # first use of a kernel, say
+    rates.observe(2.0, 1, 1.0)  # a slow step, as at the first use of a kernel
     for _ in range(60):
         rates.observe(0.008, 4, 2.0)
     assert (rates.step, rates.row, rates.token) == pytest.approx((0.008, 0.002, 0.004))
@@ -29,7 +29,9 @@ def test_what_slowed_steps_down_is_forgotten_when_one_shows_that_it_is_over() ->
 
 
 def test_rates_follow_what_is_predicted_where_that_is_faster() -> None:
-    """Else a drafter that was slow would never be used again: while drafts do not pay it reads."""
+    """A drafter that was slow once must be used again, although it only reads while drafts do not
+    pay.
+    """
     rates = AverageStepTimes()
     for _ in range(60):
         rates.observe(0.2, 4, 2.0)

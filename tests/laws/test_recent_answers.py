@@ -1,4 +1,4 @@
-"""Recent answers: only those of a scope, only the newest, and never more than there is room for."""
+"""Recent answers: only those of the scope, only the newest, and never more than fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bad field is refused by its name, with its value and its limit; nothing is ignored."""
+"""An invalid field is refused with its name, its value and its limit; no field is ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commits and proposals are relayed: whatever breaks, the text is the target's own, and nothing
+"""A relay passes commits and proposals: whatever breaks, the text is the target's own, and no step
 waits for a drafter.
 """
 

@@ -1,4 +1,4 @@
-"""A request is completed with defaults, and all that it asks for reaches the round worker."""
+"""A request is completed with defaults, and all of its options reach the round worker."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ MAKERS = GenerationDefaults(0.5, 0.75, 20, 0.25, 1.5, (3, 8), (0,))
 
 
 def test_what_a_request_does_not_say_is_as_the_models_makers_set_it() -> None:
-    """A value that was given is taken, also where it is the API's default, or zero."""
+    """An explicit value counts, even if it is the API's default or zero."""
     made = replace(SERVED, generation=MAKERS)
     own = run_of(ask(), made).sampling
     assert (own.temperature, own.top_p, own.top_k, own.min_p) == (0.5, 0.75, 20, 0.25)
@@ -158,7 +158,7 @@ def test_ignored_ends_of_text_leave_only_the_clients_own_stop_tokens() -> None:
     ],
 )
 def test_a_wish_for_speculation_becomes_a_shape(wish: dict[str, int], shape: DraftShape) -> None:
-    """Who names the levels gets them, unless a schedule is named."""
+    """A request that names the levels gets them, unless it names a schedule."""
     named = "num_speculative_tokens" in wish
     schedule = Schedule.CONSTANT if named else Schedule.GOODPUT
     assert run_of(speculation(**wish)).shape == replace(shape, schedule=schedule)
@@ -186,7 +186,7 @@ def test_where_all_that_is_proposed_is_verified_less_is_proposed_unless_more_is_
 
 
 def test_a_chain_longer_than_the_default_is_not_cut_to_the_default() -> None:
-    """Who asks for more levels where chains are the default gets a node for each."""
+    """A request for more levels, where chains are the default, gets one node per level."""
     chains = ServedModel(MODEL, DraftShape.chain(6), 1000, {})
     run = run_of(speculation(num_speculative_tokens=12), chains)
     assert run.shape == replace(DraftShape.chain(12), schedule=Schedule.CONSTANT)

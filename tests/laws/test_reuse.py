@@ -1,4 +1,4 @@
-"""A new session begins with what is cached of its text in its scope, and with nothing else."""
+"""A new session begins with the cached part of its text in its own scope, and with nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ texts = st.builds(lambda fork, tail: SAID[:fork] + (tail or (3,)), forks, tails)
 
 
 def common(one: Tokens, other: Tokens) -> int:
-    """How many leading tokens are the same."""
+    """Return the number of leading tokens that two texts share."""
     pairs = zip(one, other, strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
@@ -39,8 +39,9 @@ def common(one: Tokens, other: Tokens) -> int:
 def test_a_session_begins_with_the_longest_beginning_that_is_cached_in_its_scope(
     others: list[tuple[bytes, Tokens, str]], scope: bytes, text: Tokens
 ) -> None:
-    """Never with all of it, for the newest token is always fed. Of a session that is open others
-    find whole pages, of one that was closed every token; the replica checks the rows.
+    """The session never begins with its whole text, because the newest token is always fed. From an
+    open session others can share whole pages, from a closed one every token. The replica checks the
+    rows.
     """
     replica = Replica(blocks=16, most=9)
     shares = [0]
@@ -61,7 +62,7 @@ def test_a_session_begins_with_the_longest_beginning_that_is_cached_in_its_scope
 
 
 def test_of_a_session_at_work_only_what_is_committed_is_reused() -> None:
-    """What it is feeding now may not stand, and is not there yet."""
+    """A token that the session is feeding now may be rejected, and its keys are not there yet."""
     replica = Replica()
     first = replica.open(b"a", SAID[: PAGE - 1])
     with replica.at_work(Context(b"a", 2, PAGE - 1, SAID[PAGE - 1 :], first.epoch)) as other:
@@ -70,7 +71,9 @@ def test_of_a_session_at_work_only_what_is_committed_is_reused() -> None:
 
 
 def test_what_was_only_proposed_is_nobodys() -> None:
-    """It is right, but was never said; its caller may go on from it."""
+    """A proposal may be right, but it was never part of the text; only its own caller may continue
+    from it.
+    """
     replica, proposals = Replica(), SAID[PAGE - 5 :]
     context = Context(b"a", 1, 0, SAID[: PAGE - 5])
     path = tuple(range(len(proposals)))
@@ -91,7 +94,7 @@ def test_of_a_session_that_ends_with_proposals_only_its_text_stays() -> None:
 
 
 def test_a_closed_session_that_comes_back_is_another_one() -> None:
-    """Whoever still believes in the old one is told that it is gone."""
+    """A caller that still relies on the old session is told that it is gone."""
     replica = Replica()
     first = replica.open(b"a", SAID, b"x")
     replica.close(b"a")
@@ -110,7 +113,7 @@ def test_a_closed_session_that_comes_back_is_another_one() -> None:
 
 @pytest.mark.parametrize("closes", [False, True])
 def test_a_session_is_of_the_scope_in_which_it_was_opened_last(closes: bool) -> None:
-    """What is said in the new one is not for the one before."""
+    """The text of the new session is not visible in the scope of the old one."""
     replica = Replica(blocks=8, most=4)
     replica.open(b"a", SAID, b"x")
     if closes:
@@ -155,7 +158,7 @@ def test_a_verifier_feeds_only_what_is_not_cached_and_says_so() -> None:
 
 @pytest.mark.parametrize("client", [b"", b"x"])
 def test_a_call_that_opens_a_session_again_finds_what_it_said_before(client: bytes) -> None:
-    """A prompt that takes longer than its caller waits is not read anew for ever."""
+    """A prompt that takes longer than its caller waits is not read anew each time."""
     sessions = Sessions(tiny_pool(), LENGTH, 2, count(1).__next__, TTL, lambda: 0.0)
     first = Context(b"s", 1, 0, (1, 2, 3, 4), client=client)
     with sessions.acquire(first, 0) as held:

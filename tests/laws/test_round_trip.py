@@ -1,4 +1,4 @@
-"""The clocks that a service sends back show how far it is, and whether it still reads."""
+"""The clocks that a service echoes show the round trip, and whether the service still reads."""
 
 from __future__ import annotations
 

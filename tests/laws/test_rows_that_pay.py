@@ -1,4 +1,4 @@
-"""Which proposed nodes get a row: the likeliest over all sessions, while they pay."""
+"""Which proposed nodes get a row: the likeliest over all sessions, as long as they pay."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ chances_ = st.lists(st.floats(0.001, 1), max_size=12).map(lambda c: sorted(c, re
 
 
 def root(context: int = 50) -> Segment:
-    """The newest token of a session."""
+    """Return a segment with the newest token of a session."""
     return Segment(TABLE, context, (1,), (-1,), 1)
 
 
@@ -28,14 +28,14 @@ def rows(
     cost: CostModel,
     limits: StepLimits = StepLimits(),  # noqa: B008
 ) -> list[int]:
-    """How many rows each session gets."""
+    """Return how many rows each session gets."""
     batch = compose([root()] * len(chances), lambda i: iter(chances[i]), cost, limits, 0.0)
     assert [allocation.index for allocation in batch.allocations] == list(range(len(chances)))
     return [allocation.rows for allocation in batch.allocations]
 
 
 def rate(chances: list[list[float]], counts: tuple[int, ...]) -> float:
-    """Tokens per second of a step with so many rows for each."""
+    """Return the tokens per second of a step with this many rows for each session."""
     expected = sum(1 + sum(own[:n]) for own, n in zip(chances, counts, strict=True))
     return expected / (STEP + ROW * (len(chances) + sum(counts)))
 

@@ -1,4 +1,4 @@
-"""Warping and keyed noise: the right distribution, the same bits for everyone."""
+"""Warping and keyed noise: the distribution is right, and each service computes the same bits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tandem.protos.types import SamplingParams
 
 
 def by_hand(logits: list[float], params: SamplingParams) -> list[float]:
-    """Temperature, top-k, top-p as their definitions say, in plain Python."""
+    """Apply temperature, top-k and top-p by their definitions, in plain Python."""
     scaled = [x / params.temperature for x in logits]
     if params.top_k:
         least = sorted(scaled, reverse=True)[min(params.top_k, len(scaled)) - 1]
@@ -65,7 +65,7 @@ def test_noise_depends_on_seed_position_and_token_alone(
     assert torch.isfinite(whole).all()
 
 
-@settings(max_examples=50, derandomize=True)  # by chance they may look alike
+@settings(max_examples=50, derandomize=True)  # random cases may fail by chance
 @given(st.integers(0, 2**64 - 2), st.integers(0, 2**20))
 def test_neighbouring_seeds_and_positions_share_no_noise(seed: int, position: int) -> None:
     ids = torch.arange(200)
@@ -77,8 +77,8 @@ def test_neighbouring_seeds_and_positions_share_no_noise(seed: int, position: in
 
 
 def test_the_noise_is_a_gumbel_variate() -> None:
-    """Kolmogorov-Smirnov distance of 200,000 values; 0.005 would be exceeded by chance once in
-    10^4.
+    """The bound is on the Kolmogorov-Smirnov distance of 200,000 values; chance exceeds 0.005 once
+    in 10^4.
     """
     values = (
         torch.cat([gumbel(1, position, torch.arange(2000)) for position in range(100)])
@@ -92,7 +92,7 @@ def test_the_noise_is_a_gumbel_variate() -> None:
 
 
 def test_the_noise_has_known_bits() -> None:
-    """Any change here changes everybody's seeded text."""
+    """If the bits of the noise change, every seeded text changes."""
     expected = torch.tensor([-0.3548164665699005, 2.2342073917388916, 0.01479673758149147])
     assert torch.allclose(gumbel(42, 7, torch.tensor([0, 1, 4095])), expected, rtol=0, atol=1e-6)
 
@@ -126,7 +126,7 @@ def test_no_temperature_makes_infinities(temperature: float) -> None:
 def test_a_drafter_with_the_targets_logits_ranks_the_targets_draw_first(
     options: dict[str, Any], seed: int, position: int
 ) -> None:
-    """However flat they are."""
+    """The test includes very flat distributions."""
     logits = torch.randn(1, 4096, generator=torch.Generator().manual_seed(seed))
     params = SamplingParams(temperature=0.9, seed=seed, **options)
     (proposal,) = likeliest_children(params, 4)(logits, [position])
@@ -138,7 +138,7 @@ PROMPT, COMPLETION = (0, 1, 1), (3, 3, 4)
 
 
 def adjusted(params: SamplingParams, path: tuple[int, ...] = ()) -> list[float]:
-    """The logits behind prompt, completion and a path."""
+    """Return the logits after prompt, completion and a path."""
     adjustment = LogitsProcessor(replace(params, prompt_length=3), PROMPT + COMPLETION)
     return adjustment.apply(LOGITS, path).tolist()
 
@@ -170,7 +170,7 @@ def test_rows_are_penalised_as_defined(
         if token < len(LOGITS):
             expected[token] -= times * torch.tensor(frequency) + presence
     rows, before = LOGITS.repeat(2, 1), LOGITS.clone()
-    found = adjustment.rows(rows, [prompt, path])  # each behind its own path
+    found = adjustment.rows(rows, [prompt, path])  # each row has its own path
     assert torch.allclose(found[1], expected, atol=1e-6)
     assert torch.equal(LOGITS, before)
 
@@ -203,7 +203,9 @@ def test_ends_are_barred_until_there_are_enough_tokens_whatever_their_bias() -> 
 
 
 def test_suppressed_tokens_are_never_drawn_and_some_not_as_the_first() -> None:
-    """Whatever their bias; those that the model lacks are ignored."""
+    """Suppressed tokens are never drawn, whatever their bias; tokens that the model lacks are
+    ignored.
+    """
     params = SamplingParams(
         suppress_tokens=(1, 999),
         begin_suppress_tokens=(3, 999),

@@ -1,4 +1,4 @@
-"""The model thread: jobs share steps, and nobody waits for ever."""
+"""Jobs of the model thread share steps, and no job waits for ever."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.waiting import LIMIT
 
 
 def task(owner: bytes) -> Task:
-    """A task that was never started."""
+    """Return a task that was never started."""
     return Task(owner, lambda: None, Future(), 0.0)
 
 
@@ -88,7 +88,9 @@ async def test_calls_of_one_session_never_share_a_step_and_stay_in_order() -> No
 
 
 async def test_who_was_left_out_of_a_step_is_in_the_next() -> None:
-    """Jobs that do not fit all at once take turns: nobody is a step ahead of another for long."""
+    """Jobs that do not all fit into a step take turns: none stays a step ahead of another for
+    long.
+    """
     machine, tables = Machine(), [PageTable() for _ in range(MOST + 3)]
     async with machine.running() as thread:
         tasks = [
@@ -137,7 +139,7 @@ async def test_a_full_queue_is_busy_at_once() -> None:
 
 
 async def test_the_idle_call_is_made_between_all_steps_and_by_the_model_thread_alone() -> None:
-    """Who never rests must not keep what is too old, nor lose what is wanted."""
+    """A thread that is never idle must not keep what has expired, nor lose what is wanted."""
     machine = Machine()
     async with machine.running() as thread:
         tasks = [queue(thread, b"a", lambda: steps(5))]
@@ -174,7 +176,7 @@ async def test_what_frees_memory_is_done_even_if_its_caller_has_gone() -> None:
         closing = asyncio.create_task(thread.run(b"a", freed.set, closing=True))
         await settle()
         closing.cancel()
-        await settle()  # its caller has gone before the job can start
+        await settle()  # the caller has gone before the job can start
         machine.open.set()
         await busy
         assert await asyncio.to_thread(freed.wait, LIMIT)

@@ -1,4 +1,6 @@
-"""No schedule of faults changes, loses or repeats a token, and without any of the rules some do."""
+"""No schedule of faults changes, loses or repeats a token; without any one of the rules, some
+schedules do.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ SCHEDULES = range(300)
 
 
 def wrong(fences: frozenset[str]) -> Iterator[int]:
-    """The schedules that go wrong, by their seeds."""
+    """Return the seeds of the schedules that go wrong."""
     return (seed for seed in SCHEDULES if not World(seed, fences).run())
 
 
@@ -30,10 +32,11 @@ def test_nor_does_one_with_drafters_that_are_left_alone() -> None:
     assert list(wrong(FENCES)) == []
 
 
-# That a late `close` spares a session which was opened again is for links that linger longer.
+# The rule that a late `close` spares a session which was opened again matters only for links
+# that linger longer.
 @pytest.mark.parametrize("fence", sorted(FENCES - {"close"}))
 def test_without_a_fence_the_same_faults_do(fence: str) -> None:
-    """The model above can fail: it does as soon as the verifier forgets one half of its rule."""
+    """The simulation can fail: it does once the verifier drops one half of its rule."""
     assert next(wrong(FENCES - {fence}), None) is not None
 
 

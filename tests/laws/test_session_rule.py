@@ -1,5 +1,5 @@
-"""The session rule: whatever is lost, late, said twice, shared, evicted or restarted, no cache
-silently disagrees.
+"""The session rule: no cache disagrees unnoticed, whatever is lost, late, repeated, shared, evicted
+or restarted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tandem.protos.errors import Busy, SessionMiss, StaleTurn, TransportLost
 from tandem.protos.types import Context
 from tests.laws.replica import LENGTH, TTL, Answer, Message, Replica, Tokens, Unfenced
 
-SHARED = tuple(range(100, 100 + PAGE + 2))  # a beginning that is worth keeping
+SHARED = tuple(range(100, 100 + PAGE + 2))  # a prefix that is long enough to be cached
 CLIENTS = {b"a": b"x", b"b": b"x", b"c": b"y", b"d": b""}
 tokens = st.integers(1, 9)
 proposals = st.lists(tokens, max_size=4).map(tuple)
@@ -38,7 +38,7 @@ pauses = st.sampled_from((IDLE_SECONDS, 0.0, IDLE_SECONDS / 2))
 
 @dataclass
 class Cursor:
-    """What a service is believed to hold."""
+    """What the caller believes that a service holds."""
 
     turn: int = 0
     cached: int = 0
@@ -47,7 +47,7 @@ class Cursor:
 
 @dataclass
 class Talk:
-    """A growing text, and two services that are kept up with it."""
+    """A growing text, and two services that are kept up to date with it."""
 
     name: bytes
     text: Tokens
@@ -56,7 +56,9 @@ class Talk:
     verifier: Cursor = field(default_factory=Cursor)
 
     def context(self, cursor: Cursor) -> Context:
-        """The next call: what is held stays, the rest is sent."""
+        """Return the context of the next call: what the service holds stays, and the rest is
+        sent.
+        """
         cursor.turn += 1
         client = b"" if cursor.epoch else self.client
         rest = self.text[cursor.cached :]
@@ -64,8 +66,8 @@ class Talk:
 
 
 class Faults(RuleBasedStateMachine):
-    """Generations of two clients and of nobody, a drafter and a verifier that cannot hold them all,
-    and a network that loses, delays and repeats.
+    """Generations of two clients and of callers without a name, a drafter and a verifier too small
+    for all of them, and a network that loses, delays and repeats messages.
     """
 
     kind: ClassVar[type[Sessions]] = Sessions
@@ -82,7 +84,9 @@ class Faults(RuleBasedStateMachine):
         shared=st.sampled_from((0, len(SHARED), len(SHARED))),
     )
     def start(self, blocks: int, most: int, shared: int) -> None:
-        """The prompts are the same for all, in part or not at all."""
+        """Start a generation; its prompt is the same as others', shares a part, or shares
+        nothing.
+        """
         self.replicas = {
             service: type(self).replica(self.kind, blocks, most)
             for service in ("drafter", "verifier")
@@ -95,8 +99,8 @@ class Faults(RuleBasedStateMachine):
     def call(
         self, service: str, talk: Talk, cursor: Cursor, work: tuple[str, Tokens, Tokens]
     ) -> Answer:
-        """Ask a service through the network, once more if it does not hold the session; returns
-        what it answers.
+        """Call a service through the network, once more if it does not hold the session; return its
+        answer.
         """
         try:
             return self.send(service, Message(talk.context(cursor), talk.text), work)
@@ -105,7 +109,7 @@ class Faults(RuleBasedStateMachine):
             return self.send(service, Message(talk.context(cursor), talk.text), work)
 
     def send(self, service: str, message: Message, work: tuple[str, Tokens, Tokens]) -> Answer:
-        """A message leaves, and may arrive."""
+        """Send a message, which may be lost."""
         fate, tail, path = work
         self.wire[service].append(message)
         if fate in ("request lost", "late"):
@@ -116,7 +120,7 @@ class Faults(RuleBasedStateMachine):
         return answer
 
     def serve(self, service: str, message: Message, tail: Tokens, path: Tokens) -> Answer:
-        """A message arrives."""
+        """Serve a message that arrived."""
         answer = self.replicas[service].serve(message, tail, path)
         self.served[service][message.context.session_id] = message.context.turn
         return answer
@@ -138,7 +142,7 @@ class Faults(RuleBasedStateMachine):
         fate: tuple[str, str],
         seconds: float,
     ) -> None:
-        """Propose, verify, commit; a fault leaves it to be tried again."""
+        """Propose, verify and commit; a round that a fault interrupts can be tried again."""
         for replica in self.replicas.values():
             replica.expire(seconds)
         talk = self.talks[name]
@@ -163,7 +167,7 @@ class Faults(RuleBasedStateMachine):
 
     @rule(service=services, which=st.integers(0, 1 << 20), tail=proposals)
     def deliver_late(self, service: str, which: int, tail: Tokens) -> None:
-        """A message comes (again), long after the orchestrator went on."""
+        """Deliver a message (again) long after the orchestrator continued."""
         if not self.wire[service]:
             return
         message = self.wire[service][which % len(self.wire[service])]
@@ -185,24 +189,26 @@ class Faults(RuleBasedStateMachine):
 
     @rule(service=services, name=names)
     def close(self, service: str, name: bytes) -> None:
-        """The service is told to forget a session; messages to it are still on their way."""
+        """Tell a service to forget a session while messages to it are under way."""
         self.replicas[service].close(name)
 
     @rule(service=services)
     def expire(self, service: str) -> None:
-        """All sessions were idle for too long."""
+        """Let all sessions be idle for too long."""
         replica = self.replicas[service]
         replica.expire(TTL + 1)
         assert (len(replica.sessions), replica.sessions.usage) == (0, 0)
 
     @rule(service=services)
     def restart(self, service: str) -> None:
-        """The process dies; another one gets its late messages."""
+        """Let a process die; its successor gets the late messages."""
         self.replicas[service].restart()
 
     @invariant()
     def no_memory_leaks(self) -> None:
-        """Every position is free or some session's, and no more sessions are open than may be."""
+        """Every position is free or belongs to a session, and no more sessions are open than
+        allowed.
+        """
         for replica in self.replicas.values():
             replica.check_memory()
 
@@ -215,7 +221,7 @@ def test_no_fault_makes_a_cache_silently_disagree_with_the_committed_tokens() ->
 
 
 def test_without_the_turn_the_same_faults_make_a_cache_disagree() -> None:
-    """The machine above can fail: it does as soon as the fence is taken away."""
+    """The simulation can fail: it does once the fence is removed."""
     state = type("UnfencedFaults", (Faults,), {"kind": Unfenced})()
     answered = ("answered", "answered")
     state.start(blocks=3, most=2, shared=0)

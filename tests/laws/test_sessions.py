@@ -1,4 +1,6 @@
-"""Sessions, case by case: what is refused changes nothing, and what ends gives its memory back."""
+"""Sessions, case by case: a refused call changes nothing, and an ended session gives its memory
+back.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ ONE_ID = b"a"
 
 @pytest.mark.parametrize("client", [b"", b"x"])
 def test_a_late_opening_call_after_a_close_is_not_mistaken_for_the_session(client: bytes) -> None:
-    """It may be refused or served; the next call must not take what it left for its own."""
+    """A late opening may be refused or served; the next call must not take its session for its
+    own.
+    """
     replica = Replica()
     said = tuple(range(PAGE))
     opening = Message(Context(ONE_ID, 1, 0, said, client=client), said)
@@ -70,7 +74,7 @@ def test_expiry_spares_sessions_at_work_and_sessions_in_use() -> None:
         assert (len(replica.sessions), replica.sessions.counts.expired) == (2, 0)
         replica.expire(0.1)
         assert (len(replica.sessions), replica.sessions.counts.expired) == (1, 1)
-    replica.expire(TTL)  # counted from the end of its work
+    replica.expire(TTL)  # the time counts from the end of its work
     assert len(replica.sessions) == 1
     replica.expire(0.1)
     assert (len(replica.sessions), replica.sessions.usage) == (0, 0)
@@ -79,7 +83,9 @@ def test_expiry_spares_sessions_at_work_and_sessions_in_use() -> None:
 
 
 def test_a_session_for_which_a_call_waits_is_neither_reclaimed_nor_evicted() -> None:
-    """However long the step takes before which the call could not begin."""
+    """A session for which a call waits is kept, however long the step takes that the call waits
+    for.
+    """
     replica = Replica(blocks=1)
     replica.open(ONE_ID, (1, 2))
     replica.now += 2 * TTL
@@ -127,7 +133,7 @@ def test_a_context_above_the_limit_is_refused_with_both_numbers() -> None:
 
 
 def test_keeping_twice_keeps_the_context_once() -> None:
-    """As a drafter does: the context first, then what it proposed."""
+    """A drafter keeps in this order: the context first, then its own proposals."""
     replica = Replica()
     replica.open(ONE_ID, (1, 2))
     context = Context(ONE_ID, 2, 1, (5, 6), 1)
@@ -148,7 +154,7 @@ def test_a_call_that_ends_early_leaves_its_base_and_nothing_else() -> None:
 
 
 def test_usage_counts_pages_that_sessions_hold_and_each_once() -> None:
-    """As vLLM counts: cached pages that nobody uses are free."""
+    """As in vLLM, cached pages that no session uses count as free."""
     replica = Replica(most=3)
     said = tuple(range(PAGE))
     replica.open(ONE_ID, said)
@@ -178,7 +184,7 @@ def test_an_opening_call_starts_an_open_session_again() -> None:
 
 @pytest.mark.parametrize("client", [b"", b"x"])
 def test_a_session_whose_model_overflowed_is_forgotten_at_once(client: bytes) -> None:
-    """Nobody may start with what it held."""
+    """No other session may start with its pages."""
     pool = tiny_pool()
     sessions = Sessions(pool, LENGTH, 2, count(1).__next__, TTL, lambda: 0.0)
     said = tuple(range(PAGE + 1))
@@ -198,7 +204,7 @@ def test_a_session_whose_model_overflowed_is_forgotten_at_once(client: bytes) ->
 
 
 def test_sessions_may_be_counted_while_others_come_and_go() -> None:
-    """Metrics and descriptions are asked for on other threads than the model's."""
+    """Metrics and descriptions are read on other threads than the model thread."""
     replica, done, errors = Replica(blocks=40, most=40), threading.Event(), list[Exception]()
     for number in range(30):
         replica.open(bytes([number]), (1,))

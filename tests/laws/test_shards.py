@@ -1,4 +1,6 @@
-"""A network split among ranks computes what the whole one does; here each rank is a thread."""
+"""A network that is split among ranks computes the same as the whole one; each rank is a thread
+here.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ SPLIT = sorted(CONFIGS.keys() - REFUSED.keys() - WHOLE)
 
 
 class Meeting:
-    """Where threads, one for each rank, gather tensors."""
+    """A place where the threads of all ranks gather tensors."""
 
     def __init__(self, count: int) -> None:
         self.count, self._barrier, self._here = count, Barrier(count, timeout=60), local()
@@ -50,7 +52,7 @@ class Meeting:
         return parts
 
     def run(self, work: Callable[[Shard], Any]) -> list[Any]:
-        """What each rank makes of its shard."""
+        """Return each rank's result for its shard."""
 
         def one(rank: int) -> Any:
             self._here.rank = rank
@@ -72,7 +74,7 @@ def meeting(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Meeting]:
 
 
 def biased(family: str) -> PreTrainedModel:
-    """A model whose biases are not zero, as they are in a new one."""
+    """Return a model with random biases; those of a new model are zero."""
     network = build(family, 0)
     for name, parameter in network.named_parameters():
         if name.endswith("bias"):

@@ -1,4 +1,4 @@
-"""Sessions hold the same pages of what they have in common; pages stay until others need them."""
+"""Sessions hold the same pages for common text, and pages stay until their memory is needed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_pages_that_two_read_at_once_are_kept_once() -> None:
 
 
 def test_a_chat_reads_only_what_is_new() -> None:
-    """Six turns of question and answer, each opened as a session of its own."""
+    """The chat has six turns of question and answer, each opened as a session of its own."""
     replica, text = Replica(blocks=16, most=3), SAID[:30]
     for turn in range(6):
         answer = replica.open(bytes([turn]), text)
@@ -50,7 +50,7 @@ def test_a_chat_reads_only_what_is_new() -> None:
 
 
 def test_pages_go_by_last_use_from_the_ends_of_texts() -> None:
-    """A beginning that others go on from outlives what was said after it."""
+    """A prefix that others continue outlives the text after it."""
     replica = Replica(blocks=4, most=2)
     start = tuple(range(PAGE))
     for name, other in ((b"a", 1), (b"b", 2)):
@@ -64,7 +64,7 @@ def test_pages_go_by_last_use_from_the_ends_of_texts() -> None:
 
 
 def test_a_page_that_was_evicted_is_found_by_nobody() -> None:
-    """Others write to it."""
+    """Another session writes to that page."""
     replica = Replica(blocks=2, most=2)
     replica.open(b"a", SAID)
     replica.close(b"a")
@@ -75,7 +75,7 @@ def test_a_page_that_was_evicted_is_found_by_nobody() -> None:
 
 
 def test_scopes_that_hold_nothing_are_forgotten() -> None:
-    """Anybody can name as many as they like."""
+    """Clients can name any number of scopes."""
     replica = Replica(blocks=2, most=2)
     for name in range(9):
         replica.open(b"a", (1, 2), bytes([1, name]), turn=name + 1)

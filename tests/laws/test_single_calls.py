@@ -1,5 +1,5 @@
-"""Single calls to a drafter or a verifier, which may take longer than a service waits for a caller
-that is silent.
+"""Single calls to a drafter or a verifier, which may take longer than a service waits for a silent
+caller.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HEARTBEAT = verifier_pb2.DecodeResponse()
 
 
 class Service:
-    """What it sends, and in which order that and the caller's messages came."""
+    """A service that records its responses and the caller's messages, in order."""
 
     def __init__(self, *responses: verifier_pb2.DecodeResponse) -> None:
         self.events: list[str] = []

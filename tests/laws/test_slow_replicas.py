@@ -1,4 +1,6 @@
-"""Streams leave a replica that is much slower than others, which gets no new ones for a while."""
+"""Streams leave a replica that is much slower than others, and it gets no new streams for a
+while.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ LEAST = EJECTION_SECONDS[0]
 
 @pytest.fixture
 def three() -> Three:
-    """Three replicas of one model, each with streams of its own, whose numbers are sessions."""
+    """Return three replicas of one model, each with its own streams, whose numbers are sessions."""
     three = Three()
     for link in three.links.values():
         link.passes = FAST
@@ -24,7 +26,7 @@ def three() -> Three:
 
 
 def slow_down(three: Three, slow: str, now: float = 0.0) -> dict[int, Reader]:
-    """Have a replica be slow for long enough; the readers of its streams before."""
+    """Make a replica slow for long enough; return the readers that its streams had before."""
     link = three.links[slow]
     link.passes = SLOW
     readers = {stream: placement.subscriber for stream, placement in link.streams.items()}
@@ -81,7 +83,7 @@ def test_a_session_stays_at_a_slow_replica_where_the_others_compute_other_bits()
     three = Three()
     for name, link in three.links.items():
         link.model, link.passes = "one" if name in "ab" else "other", FAST
-    three.balanced.retain("ac")  # b leaves, and shows that a is slow
+    three.balanced.retain("ac")  # b leaves the list, after which a counts as slow
     three.balanced.open(1, opening(1, group="one"), three.reader)
     slow_down(three, "a")
     three.balanced.open(2, opening(2, group="one"), three.reader)
@@ -105,7 +107,7 @@ def test_a_session_that_the_fast_ones_refused_stays(three: Three) -> None:
 
 
 def test_leaving_is_no_refusal(three: Three) -> None:
-    """A text goes on there rather than at one that computes other bits."""
+    """A text stays on a slow replica rather than move to one that computes other bits."""
     for name, link in three.links.items():
         link.model = "one" if name in "ab" else "other"
     readers = slow_down(three, "a")

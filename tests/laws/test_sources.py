@@ -1,4 +1,4 @@
-"""Sources of proposals beside each other: each has its own trust and scope."""
+"""Several sources of proposals side by side: each has its own trust and scope."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPT, ANSWER = (1, 2, 3), (4, 5, 6, 7)
 def looking(
     answers: RecentAnswers, scope: bytes, text: tuple[int, ...] = PROMPT, **asked: object
 ) -> SuffixSources:
-    """What a session looks its newest tokens up in."""
+    """Return the recent answers that a session of a scope looks its newest tokens up in."""
     settings = {"suffix_shape": SHAPE} | asked
     opening = Decoding(Context(b"s", 1, 0, text), SamplingParams(), 99, **settings)  # type: ignore[arg-type]
     return SuffixSources(opening, text, answers, scope)
@@ -30,13 +30,13 @@ def looking(
 def proposed(
     sources: SuffixSources, known: Collection[Source] = ()
 ) -> dict[Source, tuple[int, ...]]:
-    """The tokens that each source proposes now."""
+    """Return the tokens that each source proposes now."""
     trusts = Sources.of_all().trusts
     return {source: proposal.tokens for source, proposal in sources.proposals(known, trusts, 0.0)}
 
 
 def answered(scope: bytes) -> RecentAnswers:
-    """Where a session of a scope has answered."""
+    """Return recent answers that contain one of a session in this scope."""
     answers = RecentAnswers(100)
     session = looking(answers, scope)
     session.extend(ANSWER)
@@ -59,7 +59,7 @@ def test_a_session_that_wants_no_drafts_neither_looks_nor_is_remembered() -> Non
     assert proposed(plain) == {}
     plain.extend(ANSWER)
     plain.remember()
-    looking(answers, b"a").remember()  # it has not answered
+    looking(answers, b"a").remember()  # the session has not answered
     assert len(answers) == known
 
 

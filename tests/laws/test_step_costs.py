@@ -1,4 +1,4 @@
-"""What is learned of a step is all that the model thread works for it, and no waiting."""
+"""The learned cost of a step counts all work of the model thread for it, and no waiting."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from tests.laws.machine import (
     steps,
 )
 
-ROWS, CHANCE, PASS = 4, 0.2, 0.01  # rows that may be added, what each is worth, seconds of a pass
+# rows that may be added, the chance of each, and the seconds of a pass
+ROWS, CHANCE, PASS = 4, 0.2, 0.01
 
 
 @dataclass
 class Proposing:
-    """A session with rows that may be added. What it does with each takes so many seconds before
-    the pass, and after it; and in each step it is waited for.
+    """A session with rows that may be added. The job works a fixed time on each row before and
+    after the pass, and in each step the thread waits for proposals.
     """
 
     machine: Machine
     before: float = 0.0
     after: float = 0.0
     wait: float = 0.0
-    fed: list[int] = field(default_factory=list)  # rows of each step
+    fed: list[int] = field(default_factory=list)  # number of rows in each step
     waited: bool = False
 
     def run(self, count: int) -> Job:
-        """So many steps."""
+        """Run this many steps."""
         for _ in range(count):
             self.waited = False
             logits = yield self
@@ -45,20 +46,20 @@ class Proposing:
             self.machine.now += self.after * self.fed[-1]
 
     def ready(self) -> Segment:
-        """The newest token."""
+        """Return a segment of the newest token."""
         return segment(1)
 
     def chances(self) -> Iterator[float]:
-        """Of the rows: none to all of them, in turn."""
+        """Draw how many of the rows are fed: none to all of them, in turn."""
         return iter([CHANCE] * (len(self.fed) % (1 + ROWS)))
 
     def segment(self, rows: int) -> Segment:
-        """With so many of them."""
+        """Return a segment with this many of the rows."""
         self.machine.now += self.before * rows
         return segment(*range(1 + rows))
 
     def wait_seconds(self, now: float, step: float) -> float:
-        """It is waited for once, for a moment that is longer by the machine's clock."""
+        """Wait once, for a moment that is longer by the machine's clock."""
         if self.waited or not self.wait:
             return 0.0
         self.machine.now += self.wait
@@ -69,14 +70,14 @@ class Proposing:
 async def predicted(
     monkeypatch: pytest.MonkeyPatch, machine: Machine, sessions: Sequence[Proposing]
 ) -> float:
-    """How long a step is predicted to take after some, of a machine whose passes take the same
-    however many rows there are.
+    """Return the predicted time of a step after some steps, on a machine whose passes take the same
+    time for any number of rows.
     """
     machine.costs = (PASS, 0.0)
     monkeypatch.setattr(scheduler, "time", SimpleNamespace(perf_counter=machine.clock))
     machine.open.set()
     async with machine.running() as thread:
-        for tokens in (1, 8, 1, 8):  # as a service does before it serves
+        for tokens in (1, 8, 1, 8):  # runs steps as a service does before it serves
             await results(queue(thread, b"warm-up", partial(steps, 1, tokens)))
         own = [
             queue(thread, bytes([number]), partial(session.run, 60))
@@ -90,7 +91,9 @@ async def predicted(
 async def test_rows_that_do_not_pay_for_the_work_between_passes_are_fed_no_longer(
     monkeypatch: pytest.MonkeyPatch, before: float, after: float
 ) -> None:
-    """What they cost is the thread's own time, before a pass or after it: the pass is as long."""
+    """The rows cost the thread's own time before or after the pass; the pass itself takes the same
+    time.
+    """
     for work, expected in ((PASS / 100, [*range(1 + ROWS)]), (PASS / 8, [0] * (1 + ROWS))):
         machine = Machine()
         each = Proposing(machine, before * work, after * work)

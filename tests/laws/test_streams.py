@@ -1,5 +1,5 @@
-"""Rejection sampling with real keyed noise: right if its streams know nothing of each other, and
-visibly wrong if two of them are one.
+"""Rejection sampling with real keyed noise is right if its random streams are independent, and
+clearly wrong if two of them are the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIKELY = 18.5  # chi-square of 4 degrees of freedom that is exceeded once in 1,0
 
 
 def first_token(seed: int, branches: int) -> int:
-    """What one round emits first."""
+    """Return the token that one round emits first."""
     params = SamplingParams(temperature=1.0, seed=seed, rule=Rule.REJECT)
     (proposal,) = sampled_children(params, branches, root=2)(DRAFTED[None], [2])
     assert proposal.drawn is not None
@@ -39,7 +39,7 @@ def first_token(seed: int, branches: int) -> int:
 
 
 def chi_square(branches: int) -> float:
-    """How far the first tokens of many seeds are from the target's distribution."""
+    """Return the distance of the first tokens of many seeds from the target's distribution."""
     seen = Counter(first_token(seed, branches) for seed in range(SEEDS))
     expected = probabilities(TARGET, SamplingParams(temperature=1.0)) * SEEDS
     return sum((seen[t] - expected[t].item()) ** 2 / expected[t].item() for t in range(5))

@@ -1,4 +1,6 @@
-"""Drafts by suffix: what a slow, obvious search would find, with chances that fit into one."""
+"""Drafts by suffix are what a slow, plain search finds, and the chances of siblings add up to at
+most one.
+"""
 
 from __future__ import annotations
 
@@ -34,18 +36,18 @@ shapes = st.builds(
 
 
 def proposal(searched: Tokens, suffix: Tokens, shape: DraftShape, least: int = 1) -> Proposal:
-    """What is proposed behind a suffix."""
+    """Return what is proposed after a suffix."""
     found = np.array(searched, np.int32), np.array(suffix, np.int32)
     return suffix_proposal(*found, shape, len(suffix), least)
 
 
 def in_itself(text: Tokens, shape: DraftShape) -> Draft:
-    """What a text is proposed to go on with, by itself."""
+    """Return what a text proposes from its own tokens."""
     return draft_of(proposal(text, text, shape))
 
 
 def matching(searched: Tokens, end: int, suffix: Tokens) -> int:
-    """How many tokens before a place are those of a suffix's end."""
+    """Return how many tokens before a place match the end of a suffix."""
     most = min(LONGEST_MATCH, end, len(suffix))
     ends = (n for n in range(most) if searched[end - 1 - n] != suffix[-1 - n])
     return next(ends, most)
@@ -117,7 +119,7 @@ def test_what_the_longest_match_says_leads_whatever_shorter_ones_say() -> None:
 
 
 def test_a_copy_goes_on_behind_a_token_that_was_replaced_by_another() -> None:
-    """But not behind one that ended the text there, and not after a few tokens."""
+    """No copy continues after a token that ended the text there, nor after too few tokens."""
     copied = tuple(range(10, 10 + MIN_MATCH_BEFORE_CHANGE))
     suffix = (*copied, 5)
     assert proposal((*copied, 6, 7, 8), suffix, DraftShape.chain(2)).tokens == (7, 8)
@@ -153,7 +155,7 @@ def test_no_node_is_proposed_that_is_not_worth_its_price(
     for parent, score in zip(told.parents, told.scores, strict=True):
         chances.append(chances[parent] * math.exp(min(0.0, score + trust)))
     assert all(chance > price - 1e-9 for chance in chances[1:])
-    if least_match(price / math.exp(trust)) <= least:  # else shorter matches do not count
+    if least_match(price / math.exp(trust)) <= least:  # shorter matches do not count at this price
         whole = suffix_proposal(*arrays, shape, len(suffix), least, 0.0, trust)
         assert told.tokens == whole.tokens[: len(told.tokens)], "the same come first"
 

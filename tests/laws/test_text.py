@@ -1,4 +1,6 @@
-"""Tokens to text as they come: nothing lost, no half characters, no part of a stop string."""
+"""Tokens become text as they come, without lost text, halves of characters or parts of a stop
+string.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,14 @@ stops = st.lists(st.text("abc é世", min_size=1, max_size=4), min_size=1, max_s
 
 
 def ids_of(text: str) -> list[int]:
-    """Tokens of a text."""
+    """Return the tokens of a text."""
     return list(TOKENIZER.encode(text).ids)
 
 
 def streamed(stream: TextStream, ids: list[int], size: int) -> tuple[list[str], int]:
-    """The pieces of a completion that comes `size` tokens at a time, and the tokens used."""
+    """Return the pieces of a completion that comes `size` tokens at a time, and the number of
+    tokens used.
+    """
     pieces, used = [], 0
     for start in range(0, len(ids), size):
         piece, count = stream.push(ids[start : start + size])
@@ -53,8 +57,8 @@ def test_the_pieces_are_the_text_and_none_is_half_a_character(text: str, size: i
 
 @given(st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1) | st.integers(2, 300), max_size=30))
 def test_whatever_tokens_a_model_emits_the_text_begins_what_they_decode_to(ids: list[int]) -> None:
-    """Also tokens that are no text: a lone byte of a character may be held back to the end, never
-    invented.
+    """The tokens may be no text: a single byte of a character may be held back to the end, but is
+    never invented.
     """
     stream = TextStream(TOKENIZER, PROMPT)
     streamed(stream, ids, 1)
@@ -82,8 +86,8 @@ def test_what_the_prompt_ended_with_is_not_said_again(end: list[int]) -> None:
 
 
 def with_sentence_pieces() -> Tokenizer:
-    """As Llama 2 has it: words bring their space, which the decoder takes from the first of a text,
-    and bytes are tokens.
+    """Return a tokenizer like Llama 2's: words include the space before them, decoding removes the
+    first space of a text, and bytes are tokens.
     """
     words = ["<unk>", "▁there", "▁was", "x", *(f"<0x{byte:02X}>" for byte in range(256))]
     vocabulary = {word: number for number, word in enumerate(words)}
@@ -141,8 +145,9 @@ def test_special_tokens_have_no_text() -> None:
 def test_the_text_ends_before_the_first_stop_string(
     text: str, stop: list[str], size: int, least: int
 ) -> None:
-    """However many tokens come at once: the first token that completes one is the last that is
-    used. One that ends within the first `least` tokens is none, one that only begins there is.
+    """However many tokens come at once, the last used token is the first one that completes a stop
+    string. A stop string that ends within the first `least` tokens does not count; one that only
+    begins there does.
     """
     ids = ids_of(text)
     stream = TextStream(TOKENIZER, PROMPT, stop, least)

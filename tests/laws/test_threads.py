@@ -1,4 +1,4 @@
-"""The threads of the kernels: started once, whatever sizes of work follow each other."""
+"""The kernels' threads start once, whatever sizes of work follow each other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
 
 def test_work_of_any_size_starts_no_thread_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenMP ends threads for a smaller team and starts them again for a larger one, which takes
-    longer than the work of most layers.
+    longer than most layers.
     """
     build = kernels()
     assert build

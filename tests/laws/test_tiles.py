@@ -1,4 +1,6 @@
-"""A step laid out, played through with names instead of keys: every row sees its own path, once."""
+"""The layout of a step, played with names instead of keys: every row sees its own path, and each
+key once.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,13 @@ from tandem.protos import tree
 from tests.laws.segments import trees
 
 CPU = torch.device("cpu")
-Name = tuple[int, int]  # of a key: which segment, and its position in the context or its node
+# the name of a key: its segment, and its position in the context or its node
+Name = tuple[int, int]
 
 
 @st.composite
 def segments(draw: st.DrawFn) -> Segment:
-    """What a verifier feeds, or one level of a drafter; the pages are given later."""
+    """Draw a verifier's segment, or one level of a drafter; its pages are assigned later."""
     length, drafted = draw(st.integers(1, PAGE + 9)), draw(trees(24))
     parents = tree.hang(length, drafted)
     cached = draw(st.integers(0, len(parents) - 1)) if draw(st.booleans()) else 0
@@ -30,7 +33,7 @@ def segments(draw: st.DrawFn) -> Segment:
 
 
 def steps() -> st.SearchStrategy[list[Segment]]:
-    """Segments of several sessions, each in pages of its own, in any order."""
+    """Draw segments of several sessions, each in its own pages, in any order."""
 
     def place(found: list[Segment], order: list[int]) -> list[Segment]:
         for number, segment in enumerate(found):
@@ -43,7 +46,7 @@ def steps() -> st.SearchStrategy[list[Segment]]:
 
 
 def stored(found: list[Segment]) -> dict[int, Name]:
-    """Which key lies at which place of the pool before the step."""
+    """Return the key at each place of the pool before the step."""
     return {
         slot: (number, place)
         for number, segment in enumerate(found)
@@ -52,7 +55,7 @@ def stored(found: list[Segment]) -> dict[int, Name]:
 
 
 def fed(found: list[Segment]) -> list[Name]:
-    """The key that each row of the step makes."""
+    """Return the key that each row of the step makes."""
     return [
         (number, segment.context + segment.cached + row)
         for number, segment in enumerate(found)
@@ -61,7 +64,7 @@ def fed(found: list[Segment]) -> list[Name]:
 
 
 def played(step: TilePlan, found: list[Segment]) -> dict[int, list[Name]]:
-    """What each row saw, in the order of its positions."""
+    """Return the keys that each row saw, in the order of its positions."""
     keys, pool = fed(found), stored(found)
     for row, place in zip(range(step.count), numbers(step.slots), strict=True):
         pool[place] = keys[row]
@@ -74,14 +77,14 @@ def played(step: TilePlan, found: list[Segment]) -> dict[int, list[Name]]:
 
 
 def numbers(index: SlotIndex) -> list[int]:
-    """What an index says."""
+    """Return the numbers of an index."""
     if isinstance(index, slice):
         return list(range(index.start, index.stop))
     return list(index.tolist())
 
 
 def looked_at(tile: Tile, number: int, pool: dict[int, Name]) -> list[Name]:
-    """What a tile's row sees; a place where nothing lies may be read, but not seen."""
+    """Return what a row of a tile sees. A place without a key may be read but not seen."""
     slots = numbers(tile.keys)
     every = torch.ones(tile.count, len(slots), dtype=torch.bool)
     allowed = every if tile.allowed is None else tile.allowed
@@ -89,7 +92,7 @@ def looked_at(tile: Tile, number: int, pool: dict[int, Name]) -> list[Name]:
 
 
 def own_path(segment: Segment, number: int, node: int) -> list[Name]:
-    """What a node has to see: the context, the nodes above it and itself."""
+    """Return what a node has to see: the context, the nodes above it and itself."""
     path = tree.path(segment.parents, node)
     return [
         (number, place)
@@ -110,7 +113,7 @@ def test_every_row_sees_its_context_its_ancestors_and_itself(found: list[Segment
 
 @given(steps())
 def test_a_tile_knows_the_positions_of_rows_and_keys(found: list[Segment]) -> None:
-    """A window counts positions, not places."""
+    """A window is counted in positions, not in places."""
     step = tile_plan(found, CPU)
     for tile, segment in zip(step.tiles, found, strict=True):
         own = [segment.context + depth for depth in tree.depths(segment.parents)]
@@ -119,7 +122,7 @@ def test_a_tile_knows_the_positions_of_rows_and_keys(found: list[Segment]) -> No
 
 
 def enough(rows: int, needed: int) -> bool:
-    """Whether rows are padded as kernels like it, and no more than that."""
+    """Return whether rows are padded to a size that kernels like, and no further."""
     return needed <= rows < needed + ROW_MULTIPLE
 
 

@@ -1,4 +1,4 @@
-"""A token's text and bytes, as log-probabilities name it."""
+"""The text and the bytes of a token, as log-probabilities name it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The grown tree is the best-first tree: what expanding everything and taking the best gives."""
+"""The grown tree is the best-first tree: the same as expanding everything and keeping the best
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,12 @@ Children = list[Child]
 
 @dataclass(frozen=True)
 class World:
-    """A drafter's proposals: log-probabilities of seven tokens behind every path, no two alike."""
+    """A drafter's proposals: log-probabilities of seven tokens after every path, all different."""
 
     seed: int
 
     def children(self, path: Path) -> Children:
-        """All tokens, likeliest first."""
+        """Return all tokens, likeliest first."""
         noise = random.Random(f"{self.seed} {path}")
         gains = sorted((-noise.expovariate(1.0) - 0.01 for _ in range(7)), reverse=True)
         tokens = noise.sample(range(7), 7)
@@ -51,7 +53,7 @@ def expand(growth: TokenTree, nodes: list[DraftNode], children: Callable[[Path],
 def grow(
     shape: DraftShape, children: Callable[[Path], Children], limit: int = PLENTY
 ) -> tuple[TokenTree, list[Path]]:
-    """A finished growth, and the path of every fed node in the order of its slot."""
+    """Return a finished growth, and the path of every fed node in the order of slots."""
     growth = TokenTree(shape, 0, limit)
     expand(growth, [growth.root], children)
     fed: list[Path] = []
@@ -63,13 +65,13 @@ def grow(
 
 
 def finish(growth: TokenTree) -> tuple[Draft, tuple[int, ...]]:
-    """The draft, and the slots of its leading nodes."""
+    """Return the draft, and the slots of its leading nodes."""
     proposal, trunk = growth.whole_draft()
     return draft_of(proposal), tuple(trunk)
 
 
 def paths(draft: Draft) -> list[Path]:
-    """The tokens from the root to every node, in the order of the nodes."""
+    """Return the tokens from the root to every node, in the order of the nodes."""
     found: list[Path] = []
     for token, parent in zip(draft.tokens, draft.parents, strict=True):
         found.append((*(found[parent] if parent >= 0 else ()), token))
@@ -154,7 +156,7 @@ def test_one_branch_gives_the_greedy_chain_and_feeds_all_but_its_last_token(
 
 
 def rows(*gains: float) -> Children:
-    """Children 1, 2, ... with these log-probabilities."""
+    """Return children 1, 2, ... with these log-probabilities."""
     return [Child(token, gain) for token, gain in enumerate(gains, 1)]
 
 
@@ -169,7 +171,7 @@ def test_a_child_never_scores_above_its_parent_whatever_rounding_says() -> None:
 
 
 def test_nothing_is_drafted_behind_a_token_that_the_drafter_does_not_trust() -> None:
-    """The doubtful token itself is proposed, as in transformers' assisted generation."""
+    """The uncertain token itself is proposed, as in transformers' assisted generation."""
 
     def doubtful(path: Path) -> Children:
         return [Child(1, -0.1, 0.9 if len(path) < 2 else 0.3)]

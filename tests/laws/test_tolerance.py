@@ -1,4 +1,4 @@
-"""What clients say that changes no text is taken, or refused by its name."""
+"""Fields of clients that change no text are accepted, or refused by name."""
 
 from __future__ import annotations
 
@@ -92,6 +92,6 @@ def test_an_effort_is_an_argument_of_the_template() -> None:
     ],
 )
 def test_one_mistake_is_one_sentence(fields: dict[str, Any], place: str) -> None:
-    """However many kinds of values a field may have."""
+    """A field may have many kinds of values."""
     (found,) = refused({"messages": [HELLO]} | fields, ChatBody)
     assert found.field == place

@@ -1,4 +1,4 @@
-"""Calls and reasoning are found in a text, in the same way however it is cut into pieces."""
+"""Tool calls and reasoning are found in a text, whatever pieces it comes in."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WRITERS = {
 
 
 def read(text: str, size: int, form: str, **reading: Any) -> Message:
-    """The message, of pieces of a size."""
+    """Return the message read from pieces of this size."""
     stream = MessageStream(Reading(FORMATS[form], TOOLS, **reading), "id")
     parts = []
     for place in range(0, len(text), size):
@@ -49,7 +49,7 @@ def read(text: str, size: int, form: str, **reading: Any) -> Message:
 
 
 def read_in_all_ways(text: str, form: str, **reading: Any) -> Message:
-    """The message, which is the same for pieces of every size."""
+    """Return the message, after a check that it is the same for pieces of every size."""
     whole = read(text, len(text) or 1, form, **reading)
     for size in range(1, len(text) + 1):
         assert read(text, size, form, **reading) == whole, size

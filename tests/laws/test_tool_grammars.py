@@ -1,4 +1,4 @@
-"""Answers that have to call a tool, and calls of strict tools, are kept to their schemas."""
+"""Answers that have to call a tool, and calls of strict tools, follow their schemas."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def chat(**options: Any) -> Conversation:
 
 
 def admits(conversation: Conversation, text: str, form: str = "hermes") -> bool:
-    """Whether a whole answer may be a text."""
+    """Return whether a text may be a whole answer."""
     grammar = grammar_of(conversation, FORMATS[form])
     assert grammar
     matcher = COMPILER.compiled(grammar)
@@ -127,7 +127,7 @@ def test_a_marker_that_is_a_special_token_may_be_in_a_text() -> None:
     ],
 )
 def test_a_call_of_a_strict_tool_begins_as_its_grammar_has_it(text: str, calls: int) -> None:
-    """Else nothing keeps its arguments to the schema: it stays content."""
+    """No grammar applies to the arguments of such a call, and the text stays content."""
     template = ChatTemplate("", {}, Formats(tools="llama3"))
     stream = MessageStream(template.reading(chat(), ""), "id")
     stream.push(text)
@@ -143,7 +143,9 @@ def test_an_answer_is_free_where_no_call_is_required_and_no_tool_is_strict() -> 
 
 
 def test_strict_tools_are_written_as_the_template_for_tools_has_calls() -> None:
-    """A model may have one beside its template for plain chats, which knows no tools."""
+    """A model may have a template for tools beside its template for plain chats, which has no
+    tools.
+    """
     for_tools = ChatTemplate("{{ tools }}<tool_call>", {})
     template = ChatTemplate("{{ messages }}", {}, for_tools=for_tools)
     assert template.tools is None

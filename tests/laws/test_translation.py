@@ -1,4 +1,6 @@
-"""Between two tokenizers: a draft in other words continues the committed text, or there is none."""
+"""Translation between two tokenizers: a draft in the other tokens continues the committed text, or
+there is no draft.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,8 @@ cuts = st.floats(0, 1)
 
 @cache
 def tokenizer(name: str) -> Tokenizer:
-    """The embedded pair's, the foreign drafter's, and two of other families; none takes words for
-    special tokens.
+    """Return a tokenizer: the embedded pair's, the foreign drafter's, or one of two other families.
+    None of the tokenizers reads words as special tokens.
     """
     folders = {"embedded": TARGET, "foreign": EMBEDDED.parent / "foreign"}
     if name in folders:
@@ -54,8 +56,8 @@ def tokenizer(name: str) -> Tokenizer:
 
 
 def pieces() -> Tokenizer:
-    """As of Llama 2: spaces are marked, a space is put in front, bytes are spelled out; normalised,
-    with a token at the beginning.
+    """Return a tokenizer like Llama 2's: it marks spaces, puts a space in front, spells out bytes,
+    normalises text and begins it with a token.
     """
     made = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     made.normalizer = normalizers.NFKC()
@@ -79,7 +81,7 @@ def pieces() -> Tokenizer:
 
 
 def bare_words() -> Tokenizer:
-    """Lower case, no spaces, and nothing for a word that it does not know."""
+    """Return a tokenizer that lowers case, drops spaces, and has no token for an unknown word."""
     made = Tokenizer(models.WordLevel())
     made.normalizer = normalizers.Lowercase()
     made.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -89,12 +91,12 @@ def bare_words() -> Tokenizer:
 
 @cache
 def translation(theirs: str, own: str) -> Translation:
-    """Once for all examples."""
+    """Return a translation, made once for all examples."""
     return Translation(tokenizer(own), tokenizer(theirs))
 
 
 def ids_of(name: str, text: str) -> list[int]:
-    """The tokens of a text; none if it cannot be said."""
+    """Return the tokens of a text, or none if the tokenizer cannot express it."""
     try:
         return list(tokenizer(name).encode(text, add_special_tokens=False).ids)
     except Exception:
@@ -102,7 +104,7 @@ def ids_of(name: str, text: str) -> list[int]:
 
 
 def text_of(name: str, ids: list[int]) -> str:
-    """All that tokens say."""
+    """Return the text of all tokens."""
     return str(tokenizer(name).decode(ids, skip_special_tokens=False))
 
 
@@ -112,7 +114,7 @@ def ids(name: str) -> st.SearchStrategy[list[int]]:
 
 
 def until(sequence: list[int], share: float) -> list[int]:
-    """The beginning of a sequence."""
+    """Return this share of a sequence, from its beginning."""
     return sequence[: round(len(sequence) * share)]
 
 
@@ -146,7 +148,7 @@ def test_the_same_tokenizer_translates_a_draft_to_itself(text: str, cut: float) 
 
 @given(text=texts, draft=texts, cut=cuts)
 def test_what_is_said_is_the_beginning_of_what_was_meant(text: str, draft: str, cut: float) -> None:
-    """Between two byte-level tokenizers nothing is lost, except half a character."""
+    """Between two byte-level tokenizers only half a character can be lost."""
     committed = until(ids_of("embedded", text), cut)
     before = text_of("embedded", committed).rstrip(REPLACEMENT)
     there = translation("embedded", "foreign")

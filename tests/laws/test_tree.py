@@ -1,4 +1,4 @@
-"""What follows from `parents` alone, against the plainest way to say it."""
+"""The properties that follow from `parents` alone, compared to the plainest way to compute them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ parents_of_trees = trees(24)
 
 
 def path_to(parents: Parents, node: int) -> list[int]:
-    """The nodes from the root's child down to `node`."""
+    """Return the nodes from the root's child down to `node`."""
     path: list[int] = []
     while node >= 0:
         path.append(node)

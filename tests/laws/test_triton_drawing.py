@@ -1,4 +1,4 @@
-"""What the kernel for CUDA devices draws is what the definition draws, by Triton's interpreter."""
+"""The kernel for CUDA devices draws the same tokens as the definition, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -41,13 +41,15 @@ COMMON = [
 
 @pytest.fixture
 def whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row is one part, for parts are interpreted one after the other."""
+    """Make each row a single part, because the interpreter runs parts one after the other."""
     monkeypatch.setattr(kernel, "PART", 8192)
     monkeypatch.setattr(kernel, "CHUNK", 8192)
 
 
 def assert_as_defined(rows: torch.Tensor, params: SamplingParams, places: Sequence[int]) -> int:
-    """The tokens are those of the definition; of how many rows they are left to it."""
+    """Check that the tokens are those of the definition; return how many rows are left to the
+    definition.
+    """
     each = Rows(rows, params, places)
     codes = draw_batch([each])[0].tolist()
     assert decided(each, codes) == draws(rows, params, places)
@@ -62,7 +64,7 @@ def test_rows_are_drawn_from_as_defined(params: SamplingParams) -> None:
 
 @pytest.mark.parametrize("params", COMMON, ids=repr)
 def test_a_large_vocabulary_is_drawn_from_as_defined(params: SamplingParams) -> None:
-    rows = torch.stack([flat(40_001, 1), rounded(40_001, 2)])  # rows lie unaligned
+    rows = torch.stack([flat(40_001, 1), rounded(40_001, 2)])  # rows lie unaligned in memory
     assert_as_defined(rows, params, (3, 2**31))
 
 
@@ -114,9 +116,9 @@ def test_of_the_likeliest_the_lowest_is_taken(places: tuple[int, int]) -> None:
 
 
 def test_what_rounding_makes_equal_is_left_to_the_definition() -> None:
-    """Two tokens whose sums of score and noise are equal but for rounding."""
+    """The sums of score and noise of two tokens are equal except for rounding."""
     noise = gumbel(0, 0, torch.arange(5000))
-    row = -noise  # so that all sums are about equal
+    row = -noise  # makes all sums nearly equal
     row[[70, 3000]] += 1.0
     assert assert_as_defined(row[None], SamplingParams(1.0), (0,)) == 1
 
@@ -141,7 +143,7 @@ def test_rows_that_are_not_finite_are_left_to_the_definition(params: SamplingPar
 
 @triton.jit
 def _noise(to: Any, low: Any, high: Any, COUNT: tl.constexpr) -> None:
-    """The kernel's noise of the first tokens."""
+    """Return the kernel's noise for the first tokens."""
     ids = tl.arange(0, COUNT)
     low, high = low.to(tl.uint32, bitcast=True), high.to(tl.uint32, bitcast=True)
     tl.store(to + ids, -tl.log(exponential(ids, low, high)))
@@ -154,4 +156,5 @@ def test_the_noise_is_that_of_the_definition_but_for_rounding(seed: int) -> None
     _noise[(1,)](found, low, high, count)
     defined = gumbel(seed, 99, torch.arange(count))
     assert (found - defined).abs().max() < 4e-6
-    assert defined.max() > 12 and defined.min() < -2.5  # the ends of the law are among them
+    # the values include both tails of the distribution
+    assert defined.max() > 12 and defined.min() < -2.5

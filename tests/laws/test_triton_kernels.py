@@ -1,4 +1,6 @@
-"""The kernels for CUDA devices, interpreted: what they compute, and that a row is alone."""
+"""The kernels for CUDA devices, interpreted: their results are right, and a row does not depend on
+other rows.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ EPSILON = 1e-5
 
 @pytest.fixture(autouse=True)
 def _on_one_thread() -> Iterator[None]:
-    """So that PyTorch's own sums have an order, too."""
+    """Use one thread, so that PyTorch's own sums have an order, too."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -79,7 +81,7 @@ def test_a_sum_and_its_norm_have_the_bits_of_both_by_themselves(dtype: torch.dty
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rotary_positions_have_the_bits_of_the_operations(dtype: torch.dtype) -> None:
-    """Heads lie between others; only slots of the rows are written."""
+    """Other data lie between the heads, and only the slots of the rows are written."""
     rows, heads, shared, size, value_size = 5, 6, 2, 24, 16
     wide = some(rows, heads * size + 40, dtype=dtype)[:, 3 : 3 + heads * size]
     query = wide.view(1, rows, heads, size).transpose(1, 2)
@@ -124,7 +126,7 @@ def test_a_row_of_a_gated_layer_depends_on_no_other(dtype: torch.dtype) -> None:
 def test_rows_attend_as_is_defined(
     layer: LayerGeometry, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To prefixes of several chunks and to none, in trees."""
+    """The rows of trees attend to prefixes of several chunks, and to none."""
     monkeypatch.setattr(attention, "attend", attend.attend)
     monkeypatch.setattr(attention, "TRIAL", ((0, 3), (95, 2), (330, 9)))
     assert attention.why_unsupported([layer], dtype, torch.device("cpu")) is None
@@ -133,7 +135,9 @@ def test_rows_attend_as_is_defined(
 def passed(
     segments: list[Segment], numbers: list[torch.Tensor], layer: LayerGeometry
 ) -> list[torch.Tensor]:
-    """What the rows of sessions get, each with its queries of its own, [rows, heads, size]."""
+    """Return the attention results of sessions' rows, each with queries of its own, [rows, heads,
+    size].
+    """
     pages = 24
     layout = KVLayout(pages * PAGE, pages, block_rows(layer.repeat, torch.bfloat16))
     plan: RowPlan
@@ -150,7 +154,9 @@ def passed(
 
 @pytest.mark.parametrize("layer", [LAYERS[0], LayerGeometry(1, 16, 16, 2, window=100)], ids=str)
 def test_a_row_has_the_same_bits_alone_and_in_company(layer: LayerGeometry) -> None:
-    """In a tree beside other sessions, and fed a row at a time: sums are those of a tensor core."""
+    """A row is computed in a tree beside other sessions, and fed alone; its sums are those of a
+    tensor core.
+    """
     rng, segments, numbers = random.Random(0), list[Segment](), list[torch.Tensor]()
     used = 0
     for context, nodes in ((310, 9), (40, 1), (700, 5)):

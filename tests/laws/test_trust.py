@@ -1,4 +1,4 @@
-"""What trials teach of a source of proposals, and whom."""
+"""What trials teach about a source of proposals, and which sessions learn it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What goes into step after step: nobody starves, and a prompt fed in chunks is the prompt."""
+"""The composition of successive steps: every session is served, and the chunks of a prompt make up
+the prompt.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from tests.laws.segments import (
 
 @dataclass
 class Queue:
-    """Segments that wait, least recently fed first, as the model thread keeps them."""
+    """Segments that wait, least recently fed first, as in the model thread."""
 
     waiting: list[tuple[int, Segment]]
     cost: CostModel
@@ -36,7 +38,9 @@ class Queue:
     pace: float = 0.0
 
     def step(self) -> list[tuple[int, Segment]]:
-        """Compose a step; who was fed in part waits at the end, the others come back as told."""
+        """Compose a step; a segment that was fed in part waits at the end, and the others come back
+        as given.
+        """
         chosen = composed(
             [segment for _, segment in self.waiting], self.cost, self.limits, self.pace
         )
@@ -53,7 +57,9 @@ class Queue:
 def test_the_pieces_of_a_prompt_are_the_prompt(
     prompt: Segment, cost: CostModel, limits: StepLimits, pace: float, others: list[Segment]
 ) -> None:
-    """Every token is fed once, in order, where it belongs; the rows wanted come last, together."""
+    """Every token is fed once, in order, at its own position; the rows whose logits are wanted come
+    last, together.
+    """
     limits = StepLimits(
         limits.sessions + len(others), limits.tokens + 20 * len(others), limits.slack
     )
@@ -83,10 +89,13 @@ def test_the_pieces_of_a_prompt_are_the_prompt(
 def test_who_decodes_is_served_as_often_as_the_limits_allow(
     decoding: list[Segment], cost: CostModel, limits: StepLimits, prompts: list[Segment]
 ) -> None:
-    """Each is fed again and again, in turn, beside at least that many others that surely fit."""
-    rests = [SHORT_PREFIX + prompt.num_logits for prompt in prompts]  # that are too short to be cut
+    """Each session is fed again and again, in turn, beside at least as many others as surely
+    fit.
+    """
+    # rests that are too short to be cut
+    rests = [SHORT_PREFIX + prompt.num_logits for prompt in prompts]
     longest = max(rests + [len(segment.tokens) for segment in decoding])
-    spare = 1 if prompts else 0  # a prompt may have a part in every step
+    spare = 1 if prompts else 0  # every step may contain a part of a prompt
     share = min(limits.sessions - spare, (limits.tokens - spare * MIN_PROMPT_CHUNK) // longest)
     bound = -(-(len(decoding) + len(prompts)) // max(1, share))
     queue = Queue([*enumerate(decoding)], cost, limits)
@@ -103,7 +112,9 @@ def test_who_decodes_is_served_as_often_as_the_limits_allow(
 def test_every_prompt_gets_on(
     prompts: list[Segment], cost: CostModel, decoding: int, pace: float
 ) -> None:
-    """They take turns, at least `MIN_PROMPT_CHUNK` tokens each, as long as steps have room."""
+    """Prompts take turns with at least `MIN_PROMPT_CHUNK` tokens each, as long as steps have
+    room.
+    """
     queue = Queue([*enumerate(prompts)], cost, StepLimits(sessions=8, tokens=200), pace)
     one = Segment(TABLE, 100, (1,), (-1,), 1)
     since = dict.fromkeys(range(len(prompts)), 0)
@@ -120,7 +131,7 @@ def test_every_prompt_gets_on(
     "limits", [StepLimits(4, 512), StepLimits(32, MIN_PROMPT_CHUNK)], ids=["sessions", "tokens"]
 )
 def test_a_prompt_gets_on_however_many_sessions_are_decoding(limits: StepLimits) -> None:
-    """Their steps are full, with more of them waiting all the time."""
+    """The steps of decoding sessions are full, and more sessions wait all the time."""
     prompt = Segment(TABLE, 0, tuple(range(200)), tree.chain(200), 1)
     queue = Queue([(0, prompt)], Known(*SLOWLY), limits)
     one = Segment(TABLE, 100, (1,), (-1,), 1)

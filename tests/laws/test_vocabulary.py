@@ -1,4 +1,4 @@
-"""A drafter with nearly the target's tokenizer: what it reads, and what it never proposes."""
+"""A drafter whose tokenizer is nearly the target's: what it reads, and what it never proposes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_who_shares_all_tokens_reads_and_proposes_them_as_they_are() -> None:
 def test_whatever_the_target_says_the_draft_model_is_fed_a_token_that_it_has(
     own: dict[int, str], target: dict[int, str], text: list[int]
 ) -> None:
-    """One for each, and the same where both have it."""
+    """The draft model gets one token for each, the same one if both have it."""
     text = [token for token in text if token <= max(target)]
     fed = Vocabulary.shared(max(own) + 1, own, target).read(text)
     assert len(fed) == len(text) and all(token <= max(own) for token in fed)
@@ -65,10 +65,10 @@ def test_a_token_that_the_tokenizer_lists_and_the_model_has_no_logits_for_is_nev
 
 
 def test_where_a_grammar_allows_masked_tokens_alone_nothing_is_proposed() -> None:
-    """Not even by a rule that draws from what is left."""
+    """A rule that draws from the remaining tokens proposes none either."""
     vocabulary = Vocabulary.shared(3, {0: "a", 1: "b", 2: "<own>"}, {0: "a", 1: "b", 2: "<other>"})
     logits = vocabulary.proposable(torch.randn(2, 3))
-    logits[1] = -torch.inf  # but for token 2, which is masked
+    logits[1] = -torch.inf  # all except token 2, which is masked
     visible = torch.ones(3, dtype=torch.bool)
     for method, rule in ((Method.TREE, Rule.MATCH), (Method.TREE, Rule.REJECT), MEDUSA_LITE):
         shape, params = DraftShape(2, 2, 4, method), SamplingParams(temperature=1.0, rule=rule)
@@ -84,8 +84,9 @@ def test_what_is_proposed_means_the_same_to_the_target_by_every_rule(
     shape: DraftShape,
     seed: int,
 ) -> None:
-    """With rejection sampling, what it was drawn from too: then the text has the target's law,
-    since the target is told of the distribution as it was drawn from, without the other tokens.
+    """With rejection sampling, a proposal includes the distribution that a token was drawn from,
+    which the target gets without the other tokens. The text therefore has the target's
+    distribution.
     """
     shared = [index for index, token in own.items() if target.get(index) == token]
     count = max(own) + 1

@@ -1,4 +1,4 @@
-"""What a generation in lockstep learns of each step and proposal, without a verifier."""
+"""What a generation in lockstep learns from each step and proposal, without a verifier."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from tests.laws.wires import Clock
 
 
 def test_a_drafter_that_comes_back_is_tried_soon_however_long_it_was_away() -> None:
-    """It reads the text first; unless it is waited for, its proposals are late."""
+    """The drafter reads the text first, so its proposals are late unless the verifier waits for
+    it.
+    """
     policy = WaitPolicy(delay=3 * STEP, gain=1.0, plain_seconds=STEP, drafted_seconds=STEP)
     for _ in range(1100):
         policy.no_drafter()

@@ -1,5 +1,6 @@
-"""Layers with a sliding window give up what the window has left: whatever is given up, shared, cut
-or read in chunks, a row sees what it would see without, and no more memory is used than there is.
+"""Layers with a sliding window give up memory that the window has left. Whatever is given up,
+shared, cut or read in chunks, a row sees the same as without this, and no more memory is used than
+there is.
 """
 
 from __future__ import annotations

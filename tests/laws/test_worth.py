@@ -1,4 +1,6 @@
-"""What is worth a drafter's time: what should save the verifier more of its own."""
+"""What is worth a drafter's time: proposals that should save the verifier more time than they
+take.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ RATES = AverageStepTimes(step=0.002, row=0.001)
 
 
 def taught(chance: float, often: float, price: float = NEAR.price) -> Trust:
-    """The trust in a drafter that says one chance, and is right so often, at a price."""
+    """Return the trust in a drafter that claims one chance and is right with another, at a
+    price.
+    """
     trials = 1000.0
     gained = max(0.0, often - price) * trials
     return Trust(chance * trials, often * trials, trials, gained, SLOW)
@@ -35,7 +39,7 @@ def taught(chance: float, often: float, price: float = NEAR.price) -> Trust:
 def worth(
     conditions: Conditions = NEAR, rates: AverageStepTimes = RATES, trust: Trust | None = None
 ) -> Worth:
-    """The worth of a new session's nodes, by default of a drafter that is good."""
+    """Return the worth of a new session's nodes, by default from a good drafter."""
     return Worth(conditions, rates, DrafterHistory(trust or taught(0.8, 0.8)), COST)
 
 
@@ -75,7 +79,7 @@ def test_one_that_cannot_help_begins_no_text(held_back: Worth) -> None:
 
 
 def test_the_edge_of_what_pays_is_where_it_costs_what_it_saves() -> None:
-    """At a level that is in time, behind a drafter that does not overrate itself."""
+    """The level comes in time, and the drafter does not overrate itself."""
     trust = taught(0.75, 0.75)
     chance = COST * RATES.row / (trust.margin * TOKEN)
     assert trust.margin == pytest.approx(0.7, abs=0.01)
@@ -106,7 +110,7 @@ def test_an_overrated_chance_is_corrected_level_by_level() -> None:
 
 
 def test_what_a_proposal_gains_is_learned_at_the_price_of_its_time() -> None:
-    """The same drafter pays where rows are cheap, and not where they are dear."""
+    """The same drafter pays where rows are cheap, but not where they are dear."""
     least = []
     for price in (0.05, 0.79):
         known = DrafterHistory(Trust.of_all())
@@ -133,7 +137,9 @@ def test_what_one_text_teaches_is_known_to_all() -> None:
 
 
 def test_a_text_is_begun_when_none_was_read_for_a_while() -> None:
-    """A drafter that was slow at first, or of no use, may be good by now; trying costs little."""
+    """A drafter that was slow or of no use at first may be good by now, and a trial costs
+    little.
+    """
     known, pause, part = DrafterHistory(taught(0.9, 0.01)), TRIAL_SECONDS, 0.3 * TRIAL_SECONDS
     first, second = (Worth(NEAR, RATES, known, COST) for _ in range(2))
     first.text_grew(1, 100.0)

@@ -1,4 +1,6 @@
-"""Decoding jobs without a service: their port, one question and its answer, driven by hand."""
+"""Decoding jobs without a service: a test drives their port by hand, one opening and one answer at
+a time.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +22,21 @@ from tandem.verifier_service.sources import Sources
 
 @dataclass
 class Mailbox:
-    """A port whose both ends are here."""
+    """A port with both ends in the test."""
 
     inbox: deque[Proposal] = field(default_factory=deque)
     said: list[Commit] = field(default_factory=list)
     paused: bool = False
 
     def emit(self, commit: Commit) -> None:
-        """A commit leaves."""
+        """Send a commit."""
         self.said.append(commit)
 
 
 def decoding(
     sessions: Sessions, opening: Decoding, stream: Any = None, sources: Sources | None = None
 ) -> DecodeJob:
-    """The job of an opening."""
+    """Return the job of an opening."""
     sources = sources or Sources.of_all()
     return DecodeJob(sessions, opening, stream or Mailbox(), sources, lambda: 0.0)
 
@@ -42,7 +44,7 @@ def decoding(
 def verify(
     sessions: Sessions, context: Context, draft: Draft, params: SamplingParams
 ) -> Generator[StepInput, torch.Tensor, Commit]:
-    """One step in lockstep, which answers with its commit."""
+    """Verify one draft in lockstep; return the commit."""
     until = context.length + len(draft) + 1
     opening = Decoding(context, params, until, lockstep=True, once=True)
     stream = Mailbox(deque([proposal_of(draft, context.length)]))

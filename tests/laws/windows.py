@@ -1,6 +1,6 @@
-"""Sessions of a model with a sliding window in one layer, as services have them, on a pool that
-knows which memory it has: prompts are read in chunks side by side, trees are decoded, sessions go
-back, fail and end, and there is memory for too few.
+"""Sessions of a model with a sliding window in one layer, on a pool that tracks its memory. Prompts
+are read in chunks side by side, trees are decoded, sessions go back, fail and end, and there is too
+little memory for all.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ Tokens = tuple[int, ...]
 
 
 class Checked(KVPool):
-    """A pool that knows which memory the system has handed out; what is given back is garbage."""
+    """A pool that knows which memory the system has handed out; memory that is given back becomes
+    garbage.
+    """
 
     def __init__(self, positions: int) -> None:
         super().__init__(LAYERS, positions, torch.float32, torch.device("cpu"), footprint=SHAPE)
-        self.touched: list[set[int]] = [set(), set()]  # pages, by layer
+        self.touched: list[set[int]] = [set(), set()]  # pages that were written, by layer
 
     def _give_back(self, page: int, everywhere: bool) -> None:
         for layer in (0, 1) if everywhere else (1,):
@@ -52,18 +54,18 @@ class Checked(KVPool):
             layer.add(target.pages[start // self.page])
 
     def write(self, table: PageTable, start: int, tokens: Tokens) -> None:
-        """What feeding tokens does in all layers."""
+        """Write what feeding tokens stores in all layers."""
         slots = table.slots(start, start + len(tokens))
         for layer, touched in enumerate(self.touched):
             self.keys[layer][slots, 0, 0] = torch.tensor(tokens, dtype=torch.float32)
             touched |= {slot // self.page for slot in slots}
 
     def seen(self, table: PageTable, layer: int, start: int, stop: int) -> Tokens:
-        """The tokens whose keys lie there."""
+        """Return the tokens whose keys lie in these positions."""
         return tuple(self.keys[layer][table.slots(start, stop), 0, 0].int().tolist())
 
     def check_memory(self) -> None:
-        """No more is taken than there is, nor more needed than is taken."""
+        """Check that no more memory is taken than there is, and no more needed than is taken."""
         full, windowed = map(len, self.touched)
         assert (full * SHAPE.full + windowed * SHAPE.windowed) * SHAPE.page <= self.size
         assert 0 <= self.idle <= self.allocated <= self.size
@@ -71,7 +73,7 @@ class Checked(KVPool):
 
 @dataclass
 class Talk:
-    """A session at work, as a job has it, and how far its text was fed."""
+    """A session at work, as a job has it, and how much of its text was fed."""
 
     scope: ExitStack
     session: Session
@@ -81,23 +83,23 @@ class Talk:
 
     @property
     def reading(self) -> bool:
-        """Whether it has not read its prompt."""
+        """Return whether the session has not read its whole prompt."""
         return self.fed < len(self.text)
 
 
 class WindowedService:
-    """Memory for so many whole pages, and what happens to sessions, at random."""
+    """A service with memory for this many whole pages, and random events of its sessions."""
 
     def __init__(self, pages: int, rng: Random) -> None:
         self.at_work: dict[bytes, Talk] = {}
-        self.known: dict[bytes, tuple[Tokens, int]] = {}  # text and epoch of others
+        self.known: dict[bytes, tuple[Tokens, int]] = {}  # text and epoch of the other sessions
         self.turns = count(1)
         self.rng, self.now = rng, 0.0
         self.pool = Checked(pages * SHAPE.page)
         self.sessions = Sessions(self.pool, CONTEXT, MOST, count(1).__next__, TTL, lambda: self.now)
 
     def act(self) -> None:
-        """Something happens to somebody."""
+        """Cause a random event of a random session."""
         rng, name = self.rng, self.rng.choice(NAMES)
         if not (talk := self.at_work.get(name)):
             self.open(name)
@@ -117,12 +119,12 @@ class WindowedService:
 
     @contextmanager
     def begun(self, context: Context) -> Iterator[Session]:
-        """A call is at work."""
+        """Begin a call."""
         with self.sessions.acquire(context, 0) as session:
             yield session
 
     def open(self, name: bytes) -> None:
-        """A call opens a session, or goes on with what it is known to hold."""
+        """Open a session, or continue with what it is known to hold."""
         rng = self.rng
         self.now += rng.choice([0.0, IDLE_SECONDS])
         text, epoch = self.known.pop(name, ((), 0))
@@ -140,7 +142,7 @@ class WindowedService:
             self.at_work[name] = Talk(scope, session, context, whole, session.length)
 
     def read(self, talk: Talk, most: int) -> None:
-        """A chunk of a prompt is fed; after the last one the session holds the text."""
+        """Feed a chunk of a prompt; after the last one the session holds the text."""
         chunk = talk.text[talk.fed : talk.fed + most]
         self.feed(talk.session.table, talk.fed, chunk, talk.text)
         talk.fed += len(chunk)
@@ -148,7 +150,7 @@ class WindowedService:
             self.sessions.keep(talk.session, talk.context, ())
 
     def decode(self, name: bytes, talk: Talk) -> None:
-        """A tree is fed, of which some of every other node is kept, perhaps as a proposal."""
+        """Feed a tree and keep a part of a path, perhaps as a proposal."""
         session, rng = talk.session, self.rng
         nodes = tuple(rng.randint(1, 4) for _ in range(rng.choice([1, 4, 7])))
         if talk.fed + len(nodes) > CONTEXT:
@@ -165,26 +167,26 @@ class WindowedService:
         talk.fed = len(talk.text)
 
     def cut(self, talk: Talk, length: int) -> None:
-        """A session goes back, and perhaps somewhat farther than it was asked to."""
+        """Cut a session back, perhaps somewhat farther than asked."""
         held = self.sessions.cut(talk.session, length)
         assert held <= length
         talk.text, talk.fed = talk.text[:held], held
 
     def feed(self, table: PageTable, start: int, chunk: Tokens, text: Tokens) -> None:
-        """A pass: each row sees what it is to see."""
+        """Run a pass, and check that each row sees what it should."""
         self.pool.prepare(table, start, start + len(chunk))
         self.pool.write(table, start, chunk)
         for row in range(start, start + len(chunk)):
             self.check(table, row + 1, text)
 
     def check(self, table: PageTable, length: int, text: Tokens) -> None:
-        """What the last of so many positions sees, and the one behind it is to see."""
+        """Check what the last of these positions sees, and what the next one will see."""
         assert self.pool.seen(table, 0, 0, length) == text[:length]
         first = max(0, length + 1 - SHAPE.window)
         assert self.pool.seen(table, 1, first, length) == text[first:length]
 
     def end(self, name: bytes, talk: Talk) -> None:
-        """A call ends in one way or another; what it read of a prompt may stay."""
+        """End a call in one of several ways; the part of a prompt that it read may stay."""
         how = self.rng.choice(["done", "ended", "failed", "closed"])
         if how == "ended" and talk.reading:
             self.fail(name, talk, JobEnded(talk.fed))
@@ -200,23 +202,23 @@ class WindowedService:
             self.known[name] = tuple(talk.session.tokens), talk.session.epoch
 
     def fail(self, name: bytes, talk: Talk, error: Exception) -> None:
-        """A job is thrown an error."""
+        """Throw an error into a job."""
         del self.at_work[name]
         with suppress(type(error)):
             talk.scope.__exit__(type(error), error, None)
 
     def check_all(self) -> None:
-        """Sessions at work keep what they hold, and memory is counted."""
+        """Check that sessions at work keep their tokens, and that memory is counted rightly."""
         self.pool.check_memory()
         for talk in self.at_work.values():
             self.check(talk.session.table, talk.fed, talk.text)
 
     def close(self) -> None:
-        """When all have ended, what is cached can be had, and nothing is taken then."""
+        """End all calls; then all cached memory can be had, and no memory is in use."""
         for talk in self.at_work.values():
             talk.scope.close()
         self.now += 2 * TTL
         self.sessions.expire()
         assert self.sessions.usage == 0
         self.pool.prefixes.evict(self.pool.size)
-        assert self.pool.allocated == 0 and not self.pool._bare
+        assert self.pool.allocated == 0 and not self.pool._unbacked

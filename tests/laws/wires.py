@@ -18,7 +18,7 @@ FAST, SLOW = PassTimes(0.01, 0.01), PassTimes(2.0, 2.0)
 
 @dataclass(frozen=True, slots=True)
 class OnStream:
-    """What is sent on a stream, either way: a value, or at last perhaps an error."""
+    """A message on a stream in either direction: a value or, at the end, perhaps an error."""
 
     stream: int
     value: Any
@@ -26,7 +26,7 @@ class OnStream:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """A session to forget, and the turn of its sender's newest opening."""
+    """A session to forget, and the turn of the sender's newest opening."""
 
     session_id: bytes
     turn: int
@@ -34,7 +34,7 @@ class Closing:
 
 @dataclass(slots=True)
 class TimerHandle:
-    """A call that is scheduled."""
+    """A scheduled call."""
 
     call: Callable[[], None] | None
 
@@ -59,7 +59,7 @@ class Clock:
         return handle
 
     def pass_until(self, done: Callable[[], bool], seconds: float = PATIENT_SECONDS) -> bool:
-        """Let time pass; whether it is done in time."""
+        """Let time pass; return whether `done` comes true in time."""
         while not done() and self._queue and self.time < seconds:
             self.time, _, handle = heappop(self._queue)
             if handle.call:
@@ -68,30 +68,30 @@ class Clock:
 
 
 class Server:
-    """What is at the other end."""
+    """The service at the other end of a link."""
 
     def __init__(self, clock: Clock, rng: random.Random, evil: float) -> None:
         self.clock, self.rng = clock, rng
-        self.evil = evil  # how often a fault happens where one may
+        self.evil = evil  # how often a fault happens where it can
         self.up, self.model, self.group = True, 0, ""
         self.fences: frozenset[str] = frozenset()
         self.passes = FAST
         self.links: list[Link] = []
 
     def receive(self, call: Call, item: OnStream | Closing) -> None:
-        """An item arrives, or a session is to be forgotten."""
+        """Handle an item that arrives, or forget a session."""
 
     def gone(self, call: Call) -> None:
-        """A call has ended."""
+        """End a call."""
 
     def recover(self) -> None:
-        """It is as fast as ever."""
+        """Make the service as fast as ever."""
         self.passes = FAST
 
 
 class Call:
-    """A link's connection: both ways keep their order, and each end may learn late that it is
-    gone.
+    """A link's connection: both directions keep their order, and each end may learn late that the
+    other is gone.
     """
 
     def __init__(self, link: Link | None, server: Server) -> None:
@@ -111,7 +111,7 @@ class Call:
         clock.call_later(self.back - clock.time, lambda: self.link and self.link.take(self, item))
 
     def leave(self, seconds: float) -> None:
-        """The client is gone; the server learns it then."""
+        """Remove the client; the server learns this now."""
         self.link = None
         self.server.clock.call_later(seconds, self.hang_up)
 
@@ -121,7 +121,7 @@ class Call:
 
 
 class Link:
-    """What a cell has of a service."""
+    """A cell's link to a service."""
 
     def __init__(self, server: Server) -> None:
         self.server, self.connected, self.round_trip = server, False, 0.0
@@ -134,7 +134,7 @@ class Link:
         self.streams: dict[int, Any] = {}
         self.call: Call | None = None
         self.closing: list[Closing] = []
-        self.failures: list[TandemError] = []  # of streams in use
+        self.failures: list[TandemError] = []  # errors of the streams in use
         server.links.append(self)
         self._connect()
 
@@ -154,7 +154,7 @@ class Link:
         self.streams[stream] = subscriber
         self.send(stream, opening)
         server = self.server
-        if self.call and server.rng.random() < server.evil:  # the network repeats it, late
+        if self.call and server.rng.random() < server.evil:  # the network repeats the message, late
             ghost, delay = Call(None, server), self.call.there - server.clock.time
             delay += 5 * server.rng.random()
             late = OnStream(stream, opening)
@@ -183,7 +183,7 @@ class Link:
             subscriber.receive(item.value)
 
     def lose(self) -> None:
-        """The connection breaks: both ends learn it some time."""
+        """Break the connection; both ends learn this later."""
         server = self.server
         if self.call:
             self.call.leave(server.rng.expovariate(0.3))

@@ -1,5 +1,5 @@
-"""A target and a drafter that are tables of logits, and chance that is told what to do: with them
-the law of what is emitted is enumerated, every draft, every outcome.
+"""A target and a drafter that are tables of logits, and scripted chance: together they enumerate
+the distribution of the emitted tokens over every draft and every outcome.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Law = dict[Tokens, float]
 
 
 def tables(seed: int) -> dict[Tokens, torch.Tensor]:
-    """A model's logits behind every completion, float64."""
+    """Return a model's logits after every completion, float64."""
     generator = torch.Generator().manual_seed(seed)
     return {
         prefix: torch.randn(VOCABULARY, generator=generator, dtype=torch.float64) * 2
@@ -49,7 +49,9 @@ options = pytest.mark.parametrize("params", OPTIONS, ids=range(len(OPTIONS)))
 
 
 class Script:
-    """Chance that is told what to do, and then takes what comes first."""
+    """Scripted chance: it returns the outcomes that it is told, and then the first one of each
+    draw.
+    """
 
     def __init__(self, told: Sequence[int]) -> None:
         self.taken: list[int] = []
@@ -57,7 +59,7 @@ class Script:
         self._told = told
 
     def choose(self, weights: Sequence[float]) -> int:
-        """An index, with a probability of its weight's share."""
+        """Return an index, whose probability is its weight's share."""
         step = len(self.taken)
         possible = [index for index, weight in enumerate(weights) if weight > 0]
         self.taken.append(self._told[step] if step < len(self._told) else possible[0])
@@ -65,21 +67,21 @@ class Script:
         return self.taken[-1]
 
     def draw(self, weights: torch.Tensor) -> int:
-        """The same for a tensor."""
+        """Do the same for a tensor."""
         return self.choose(weights.tolist())
 
     def throw(self, *_: object) -> Coin:
-        """A number between 0 and 1."""
+        """Return a number between 0 and 1."""
         return Coin(self.choose)
 
     @property
     def probability(self) -> float:
-        """Of all that was taken."""
+        """Return the probability of all outcomes that were taken."""
         pairs = zip(self.taken, self.weights, strict=True)
         return prod(weights[index] / sum(weights) for index, weights in pairs)
 
     def following(self) -> list[int] | None:
-        """What to tell the next one; None if this was the last."""
+        """Return the script of the next run, or None if this run was the last."""
         for step in reversed(range(len(self.taken))):
             for index in range(self.taken[step] + 1, len(self.weights[step])):
                 if self.weights[step][index] > 0:
@@ -89,7 +91,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Coin:
-    """A number that is not known before it is compared."""
+    """A number that is undetermined until it is compared."""
 
     choose: Callable[[Sequence[float]], int]
 
@@ -98,7 +100,7 @@ class Coin:
 
 
 def law_of(run: Callable[[Script], Tokens]) -> Law:
-    """The probability of everything that a run may emit."""
+    """Return the probability of everything that a run may emit."""
     law: Law = defaultdict(float)
     told: list[int] | None = []
     while told is not None:
@@ -110,18 +112,20 @@ def law_of(run: Callable[[Script], Tokens]) -> Law:
 
 @dataclass
 class World:
-    """Target and drafter under some options."""
+    """A target and a drafter under some options."""
 
     params: SamplingParams
     known: dict[tuple[Tokens, Tokens], torch.Tensor] = field(default_factory=dict)
     drawn_from: dict[tuple[Tokens, Tokens], Distribution] = field(default_factory=dict)
 
     def alone(self, completion: Tokens) -> torch.Tensor:
-        """What the target draws from, decoding by itself."""
+        """Return the distribution that the target draws from without drafts."""
         return self.behind(completion, ())
 
     def behind(self, committed: Tokens, path: Tokens) -> torch.Tensor:
-        """What it draws from behind a node: the node's own history counts."""
+        """Return the distribution that the target draws from at a node, whose own path counts as
+        text.
+        """
         if (committed, path) not in self.known:
             adjustment = LogitsProcessor(self.params, PROMPT + committed)
             row = adjustment.apply(TARGET[committed + path], path)
@@ -129,7 +133,7 @@ class World:
         return self.known[committed, path]
 
     def drawn(self, committed: Tokens, path: Tokens) -> Distribution:
-        """What the drafter draws from there."""
+        """Return the distribution that the drafter draws from at a node."""
         if (committed, path) not in self.drawn_from:
             row = LogitsProcessor(self.params, PROMPT + committed).apply(
                 DRAFT[committed + path], path
@@ -140,8 +144,8 @@ class World:
         return self.drawn_from[committed, path]
 
     def draft(self, text: Tokens, parents: Sequence[int], script: Script) -> Draft:
-        """A draft that the drafter draws, siblings without replacement; where there are fewer
-        tokens than children, it is smaller.
+        """Return a draft as the drafter draws it, siblings without replacement; it is smaller where
+        there are fewer tokens than children.
         """
         children, drawn = tree.children(parents), list[Distribution]()
         tokens, places = list[int](), list[int]()
@@ -159,13 +163,14 @@ class World:
         return Draft(tuple(tokens), tuple(places), tuple(drawn))
 
     def chance(self, text: Tokens, tokens: Tokens) -> float:
-        """How probable it is that the target by itself goes on with these tokens."""
+        """Return the probability that the target by itself continues with these tokens."""
         rows = [self.alone(text + tokens[:size]) for size in range(len(tokens))]
         return prod(float(row[token]) for row, token in zip(rows, tokens, strict=True))
 
     def assert_is_the_targets(self, law: Law, text: Tokens = ()) -> None:
-        """What is emitted behind a text, and then by the target alone, is as probable as if the
-        target had written all of it. Any number of such rounds have the target's law, by induction.
+        """Check that an emitted text, continued by the target alone, is as probable as if the
+        target had written all of it. By induction, any number of such rounds has the target's
+        distribution.
         """
         for whole in itertools.product(range(VOCABULARY), repeat=LENGTH):
             found = sum(

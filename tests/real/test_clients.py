@@ -1,7 +1,7 @@
-"""Clients that other people wrote do their common jobs, each in an environment of its own.
+"""Client programs that other people wrote do their common tasks, each in an environment of its own.
 
-Chats and structured answers are SmolLM2's, behind `tandem up`; tools are called by a model that
-says what it is to say. What a client gets is asserted in its program, in `clients/`.
+SmolLM2, behind `tandem up`, gives chats and structured answers; a scripted model calls the tools.
+The programs in `clients/` assert what a client gets.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tests.running_up import running_up
 from tests.services.saying import TEMPLATE, saying, says
 
 HERE, CACHE = Path(__file__).parent / "clients", ROOT / ".venv" / "clients"
-ASKED = "TANDEM_CLIENTS"  # a variable of the environment, which `make clients` sets
-SECONDS = 1200.0  # says only that a client hangs
+ASKED = "TANDEM_CLIENTS"  # `make clients` sets this environment variable
+SECONDS = 1200.0  # longer than this, a client counts as hanging
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Client:
 
     @property
     def folder(self) -> Path:
-        """Its environment, which is made once."""
+        """Return the client's environment, which is made once."""
         return CACHE / Path(self.program).stem
 
     def command(self) -> list[str]:
-        """Make the environment if it is not there, and return how the program is started. Skips
-        where the packages cannot be had.
+        """Make the environment if it does not exist, and return the command that starts the
+        program. Skips the test where the packages cannot be installed.
         """
         script, ready = self.program.endswith(".mjs"), self.folder / "ready"
         known = "\n".join(self.packages)
@@ -55,7 +55,8 @@ class Client:
             ready.write_text(known)
         if not script:
             return [str(self.folder / "bin" / "python"), "-P", str(HERE / self.program)]
-        return ["node", shutil.copy(HERE / self.program, self.folder)]  # beside its packages
+        # Node looks for packages beside the program
+        return ["node", shutil.copy(HERE / self.program, self.folder)]
 
     def _install(self, script: bool) -> None:
         if script and not (shutil.which("node") and shutil.which("npm")):
@@ -70,7 +71,7 @@ class Client:
                 pytest.skip(f"{', '.join(self.packages)} cannot be had: {last}")
 
 
-CLIENTS = (  # versions that were tried: another may ask for something else
+CLIENTS = (  # tested versions; another version may make other requests
     Client("openai_sdk.py", ("openai==3.57.0",)),
     Client("litellm_sdk.py", ("litellm==1.110.2", "openai==3.57.0")),
     Client("langchain_sdk.py", ("langchain-openai==1.7.4", "openai==3.57.0")),
@@ -86,13 +87,13 @@ pytestmark = [
     pytest.mark.long("installs other people's programs, and loads a real model"),
     pytest.mark.skipif(ASKED not in os.environ, reason="`make clients` installs 7 GB of clients"),
     pytest.mark.skipif(not (models.SMOLLM2 / "config.json").exists(), reason="make real-model"),
-    pytest.mark.timeout(2400),  # pip has its time, too
+    pytest.mark.timeout(2400),  # includes the time of pip
 ]
 
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[str]:
-    """The URL of SmolLM2."""
+    """Return the URL of the server with SmolLM2."""
     flags = ("--no-ray", "--target", str(models.SMOLLM2), "--draft", "none", "--http-port", "0")
     with running_up(*flags) as up:
         (line,) = [line for line in up.printed.splitlines() if " http " in line]

@@ -1,5 +1,5 @@
-"""A model that people have, SmolLM2-135M-Instruct, with its own chat template, tokenizer and
-positions, as a Hugging Face directory and as a GGUF file.
+"""A widely used model, SmolLM2-135M-Instruct, with its own chat template, tokenizer and positions,
+as a Hugging Face directory and as a GGUF file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ pytestmark = [
 
 @asynccontextmanager
 async def chatting(pair: Pair, **options: Any) -> AsyncIterator[AsyncOpenAI]:
-    """The official OpenAI client of a system that serves this pair."""
+    """Return the official OpenAI client, connected to a system that serves this pair."""
     async with (
         serve_models(pair, max_sessions=4, **options) as services,
         serve_http(services, pair.target) as door,
@@ -54,7 +54,7 @@ async def chatting(pair: Pair, **options: Any) -> AsyncIterator[AsyncOpenAI]:
 
 
 async def answers(client: AsyncOpenAI, **options: Any) -> list[str]:
-    """The greedy answers to all questions, asked at once."""
+    """Return the greedy answers to all questions, asked at once."""
     (model,) = (await client.models.list()).data
 
     async def ask(question: str) -> str:
@@ -68,7 +68,7 @@ async def answers(client: AsyncOpenAI, **options: Any) -> list[str]:
 
 
 def prompt_of(question: str) -> list[int]:
-    """The tokens of a question in the model's own chat template."""
+    """Return the tokens of a question in the model's own chat template."""
     tokenizer = AutoTokenizer.from_pretrained(FOLDER)
     messages = [{"role": "user", "content": question}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -80,7 +80,7 @@ def prompt_of(question: str) -> list[int]:
 def test_no_text_of_the_self_test_has_it_refused(
     dtype: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though rounding moves some of its rows by whole logits."""
+    """The model passes although rounding moves some of its rows by whole logits."""
     words = reference_texts.TEXT.split(" ")
     monkeypatch.setattr(reference_texts, "TEXT", " ".join(words[50 * seed :] + words[: 50 * seed]))
     seeded = SimpleNamespace(**vars(random) | {"Random": lambda _: random.Random(seed)})
@@ -89,7 +89,7 @@ def test_no_text_of_the_self_test_has_it_refused(
 
 
 async def test_its_answers_are_those_of_generate() -> None:
-    """With itself as drafter, so that whole drafts are accepted."""
+    """The drafter has the target itself as its model, so that whole drafts are accepted."""
     async with chatting(Pair(FOLDER, FOLDER), dtype="float32") as client:
         served = await answers(client)
     alone = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
@@ -100,7 +100,9 @@ async def test_its_answers_are_those_of_generate() -> None:
 
 
 async def test_a_continuation_is_as_likely_as_transformers_finds_it() -> None:
-    """Asked for as lm-evaluation-harness does: `local-completions`, task kind loglikelihood."""
+    """The request is the one that lm-evaluation-harness makes: `local-completions`, task kind
+    loglikelihood.
+    """
     tokenizer = AutoTokenizer.from_pretrained(FOLDER)
     words = reference_texts.TEXT.split()
     texts = [" ".join(words[5 * place : 5 * place + 30]) for place in range(CONTINUATIONS)]
@@ -133,7 +135,7 @@ async def test_a_continuation_is_as_likely_as_transformers_finds_it() -> None:
 async def test_as_a_gguf_file_it_answers_as_the_directory_that_was_made_of_it(
     tmp_path: Path,
 ) -> None:
-    """Without any other file beside it; and it is exact."""
+    """The file is served without any other file beside it, and it is exact."""
     file = tmp_path / FILE
     file.symlink_to(GGUF)
     async with chatting(Pair(FOLDER, FOLDER)) as client:

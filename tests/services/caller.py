@@ -1,4 +1,6 @@
-"""A caller of a verifier or a drafter over real gRPC, and what comes for each of its openings."""
+"""A caller of a verifier or a drafter over real gRPC, and the messages that come for each of its
+openings.
+"""
 
 from __future__ import annotations
 
@@ -33,44 +35,44 @@ Opening = TypeVar("Opening", Decoding, Drafting)
 def decoding(
     until: int = UNTIL, sampling: SamplingParams = DRAWN, tokens: Sequence[int] = PROMPT
 ) -> Decoding:
-    """An opening of a session of its own."""
+    """Return an opening of a new session for a verifier."""
     return Decoding(Context(secrets.token_bytes(16), 1, 0, tuple(tokens)), sampling, until)
 
 
 def drafting(tokens: Sequence[int] = PROMPT, **asked: Any) -> Drafting:
-    """The same of a drafter."""
+    """Return an opening of a new session for a drafter."""
     settings = {"sampling": SamplingParams(), "shape": DraftShape(12, 4, 32)} | asked
     return Drafting(Context(secrets.token_bytes(16), 1, 0, tuple(tokens)), **settings)
 
 
 def again(opening: Opening, turn: int = 2, tokens: Sequence[int] = PROMPT) -> Opening:
-    """Another opening of the same session."""
+    """Return another opening of the same session."""
     return replace(opening, context=replace(opening.context, turn=turn, tokens=tuple(tokens)))
 
 
 def reported(commits: Sequence[Commit], start: int = BEGIN) -> tuple[int, ...]:
-    """The text behind the prompt; no commit leaves a gap or says anything twice."""
+    """Return the text after the prompt; fail if commits leave a gap or repeat a token."""
     for one, other in pairwise([Commit(start, ()), *commits]):
         assert other.start == one.start + len(one.tokens)
     return tuple(chain.from_iterable(commit.tokens for commit in commits))
 
 
 def straight(behind: int, tokens: Sequence[int], **fields: int) -> Proposal:
-    """A proposal of a chain that is rather sure."""
+    """Return a proposal of a chain with high probabilities."""
     size = len(tokens)
     return Proposal(behind, tuple(tokens), tuple(range(size)), (-0.05,) * size, **fields)
 
 
 @dataclass
 class Stream:
-    """One opening and what came for it: commits or proposals, and at last perhaps an error."""
+    """One opening and its replies: commits or proposals and, at the end, perhaps an error."""
 
     caller: Caller
     number: int
     queue: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
 
     async def take(self) -> Any:
-        """The next one; raises the error that ended the stream."""
+        """Return the next reply; raise the error that ended the stream."""
         async with asyncio.timeout(LIMIT):
             item = await self.queue.get()
         if isinstance(item, TandemError):
@@ -78,15 +80,15 @@ class Stream:
         return item
 
     async def commits(self, until: int) -> list[Commit]:
-        """Commits up to so many tokens in all."""
+        """Return commits up to this many tokens in all."""
         found: list[Commit] = []
         while not found or found[-1].start + len(found[-1].tokens) < until:
             found.append(await self.take())
         return found
 
     async def silent(self) -> bool:
-        """Whether nothing comes, once all that has arrived is dropped, while another session of
-        the call decodes.
+        """Return whether no reply comes, after all earlier replies are dropped, while another
+        session of the call decodes.
         """
         await self.caller.decode_another()
         while not self.queue.empty():
@@ -99,13 +101,13 @@ class Stream:
         await self.caller.send(proposals=[encode_proposal(self.number, proposal)])
 
     async def tell(self, start: int, tokens: Sequence[int]) -> None:
-        """Say how the text goes on."""
+        """Send the next tokens of the text."""
         await self.caller.send(
             commits=[codec.encode_commit(self.number, Commit(start, tuple(tokens)))]
         )
 
     async def pause(self, paused: bool) -> None:
-        """Ask it to wait, or to go on."""
+        """Ask the service to pause, or to go on."""
         flow = verifier_pb2.Flow(stream=self.number, paused=paused)
         await self.caller.send(flows=[flow])
 
@@ -118,7 +120,7 @@ class Caller:
     message: Any
     numbers: Any = field(default_factory=lambda: count(1))
     streams: dict[int, Stream] = field(default_factory=dict)
-    sessions: dict[bytes, int] = field(default_factory=dict)  # and their newest turns
+    sessions: dict[bytes, int] = field(default_factory=dict)  # the sessions and their newest turns
     echoes: list[float] = field(default_factory=list)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -129,7 +131,7 @@ class Caller:
         proposals: Sequence[Proposal] = (),
         paused: bool = False,
     ) -> Any:
-        """One stream, or a list of them, opened in one message with proposals for each."""
+        """Open one stream, or a list of them, in one message with proposals for each."""
         messages: list[Any] = []
         for opening in openings:
             stream = Stream(self, next(self.numbers))
@@ -157,7 +159,9 @@ class Caller:
             await self.call.write(self.message(**fields))
 
     async def decode_another(self) -> None:
-        """Have a session of its own decoded, in steps that others share that have work."""
+        """Have another session decoded, in steps that it shares with all sessions that have
+        work.
+        """
         opening = decoding(BEGIN + 8)
         await (await self.open(opening)).commits(opening.until)
         await self.close(opening)
@@ -183,7 +187,7 @@ class Caller:
             await self.send(sent=1.0)
 
     async def close(self, *openings: Decoding | Drafting) -> None:
-        """Have the sessions of these forgotten, or all of this caller."""
+        """Close the sessions of these streams, or all sessions of this caller."""
         names = [opening.context.session_id for opening in openings] or list(self.sessions)
         closings = [
             Closing(session_id=name, turn=self.sessions.get(name, LAST_TURN)) for name in names
@@ -191,7 +195,7 @@ class Caller:
         await self.send(closings=closings)
 
     async def leave(self) -> None:
-        """Have all sessions forgotten, and wait until the service has read everything."""
+        """Close all sessions, and wait until the service has read everything."""
         await self.close()
         await self.call.done_writing()
         await self.ended.wait()
@@ -204,7 +208,7 @@ class Caller:
 async def calling(
     address: str, lost: bool = False, tls: Tls | None = None, drafter: bool = False
 ) -> AsyncIterator[Caller]:
-    """A caller until the scope ends: it leaves, or is `lost`."""
+    """Yield a caller; at the end of the scope it leaves, or its connection is `lost`."""
     async with rpc.connect(address, tls, "verifier") as channel:
         if drafter:
             call = drafter_pb2_grpc.DrafterServiceStub(channel).Propose()
@@ -215,7 +219,8 @@ async def calling(
         try:
             yield caller
         finally:
-            async with caller.lock:  # who is cancelled amid a write takes the call with it
+            # a task that is cancelled during a write cancels the whole call
+            async with caller.lock:
                 for task in tasks[1:]:
                     task.cancel()
             if not (lost or caller.ended.is_set()):

@@ -1,4 +1,4 @@
-"""An OpenTelemetry collector: takes spans over OTLP, as any real one does."""
+"""An OpenTelemetry collector that takes spans over OTLP, like any real collector."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otl
 
 @dataclass(frozen=True)
 class SpanReceived:
-    """A span, and the service that made it."""
+    """A span, and the name of the service that made it."""
 
     service: str
     name: str
@@ -27,7 +27,7 @@ class SpanReceived:
 
 @dataclass
 class Collector(otlp_grpc.TraceServiceServicer):
-    """Everything that was sent."""
+    """A collector that keeps every span that it gets."""
 
     address: str = ""
     spans: list[SpanReceived] = field(default_factory=list)
@@ -56,7 +56,7 @@ def received(service: str, span: Any) -> SpanReceived:
 
 @asynccontextmanager
 async def collecting() -> AsyncIterator[Collector]:
-    """A collector while the scope lasts."""
+    """Run a collector while the scope lasts."""
     server, collector = aio.server(), Collector()
     otlp_grpc.add_TraceServiceServicer_to_server(collector, server)
     collector.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

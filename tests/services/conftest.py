@@ -1,5 +1,5 @@
-"""What tests of model services share: the draft model as drafters run it, and texts; and a
-chat with a model that says what a test wants.
+"""What tests of model services share: the draft model as drafters run it, texts, and a chat with a
+model that says what a test wants.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from tests.waiting import LIMIT
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    """The draft model as drafters run it."""
+    """Return the draft model as drafters run it."""
     return Engine(DRAFT, exact=False)
 
 
 @pytest.fixture(scope="module")
 def prompts() -> list[Tokens]:
-    """Beginnings of stories."""
+    """Return beginnings of stories."""
     return tokenised(TARGET, 12)
 
 
 @pytest.fixture
 def drafters(engine: Engine) -> Iterator[Any]:
-    """Makes sessions of the engine."""
+    """Return a function that makes sessions of the engine."""
     with sessions_of(engine) as make:
         yield make
 
 
 @pytest.fixture(scope="module")
 def text(target: PreTrainedModel) -> Tokens:
-    """What the target alone says behind the prompt of `caller`."""
+    """Return what the target alone says after the prompt of `caller`."""
     return tuple(reference.sample(target, list(PROMPT), LONG - BEGIN, DRAWN, -1))
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No caller is lost because the machine stood still."""
+    """Let no caller count as lost because the machine stood still."""
     monkeypatch.setattr(streams, "SILENCE_SECONDS", LIMIT)
 
 
@@ -61,6 +61,6 @@ async def said() -> AsyncIterator[Saying]:
 
 @pytest.fixture
 def hermes(said: Saying) -> Saying:
-    """One model for many tests, which may have it say something else."""
+    """Return one model for many tests, each of which may set what it says."""
     said.sayer.says = says("hermes")
     return said

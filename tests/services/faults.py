@@ -1,5 +1,5 @@
-"""Mistakes that have been made, or could be, planted in a forward pass that is right: each says
-what it spoils, and spoils nothing else.
+"""Mistakes, made in the past or possible, that tests plant in a correct forward pass: each
+docstring says what the mistake spoils, and it spoils nothing else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tandem.engine.program.instructions import Step
 from tests.services.plant import Plant, spoil_paths, spoil_rows, spoil_tables, turn
 
 CUT = 96
-PLACE = 150  # of one token
+PLACE = 150  # the position of one token
 LAYER = "model.layers.1"
 
 
@@ -56,7 +56,7 @@ def a_mask_off_by_one_behind_96(plant: Plant) -> None:
 
 
 def a_forgotten_window(plant: Plant) -> None:
-    """In all layers."""
+    """The window is missing in all layers."""
     layers = [module for module in plant.network.modules() if hasattr(module, "sliding_window")]
     for layer in layers:
         layer.sliding_window = None
@@ -64,7 +64,7 @@ def a_forgotten_window(plant: Plant) -> None:
 
 
 def swapped_layers(plant: Plant) -> None:
-    """What keys and values are made with, in one layer."""
+    """Keys and values are made with each other's weights, in one layer."""
     keys, values = (f"{LAYER}.self_attn.{name}_proj" for name in "kv")
     first, second = (plant.network.get_submodule(name) for name in (keys, values))
     plant.network.set_submodule(keys, second)
@@ -72,7 +72,7 @@ def swapped_layers(plant: Plant) -> None:
 
 
 def swapped_gates(plant: Plant) -> None:
-    """Gate and what it opens, in one layer."""
+    """The gate and the gated projection are swapped, in one layer."""
     whole = plant.network.get_submodule(f"{LAYER}.mlp")
     if isinstance(whole, GatedMLP):
         right = whole.inner.forward
@@ -86,17 +86,17 @@ def swapped_gates(plant: Plant) -> None:
 
 
 def positions_off_by_one_behind_96(plant: Plant) -> None:
-    """As if a token had been left out there."""
+    """Positions after 96 are those of a text in which one token was left out there."""
     turn(plant, lambda positions: positions + (positions >= CUT))
 
 
 def a_wrong_rope_row(plant: Plant) -> None:
-    """One token has the rotation of the next."""
+    """One token has the rotation of the next one."""
     turn(plant, lambda positions: positions + (positions == PLACE))
 
 
 def a_key_that_is_not_written(plant: Plant) -> None:
-    """The last of a piece; the place holds what it held."""
+    """The last key of a piece is not written; its slot keeps the old content."""
     store = attention.store_rows
 
     def short(layer: torch.Tensor, places: SlotIndex, new: torch.Tensor) -> None:
@@ -124,12 +124,12 @@ def a_key_that_is_not_written(plant: Plant) -> None:
 
 
 def keys_that_were_not_moved(plant: Plant) -> None:
-    """An accepted branch stays where the draft was."""
+    """The keys of an accepted branch stay where the draft was."""
     plant.patch.setattr(plant.forward.pool, "compact", lambda *_: None)
 
 
 def keys_moved_to_the_place_behind(plant: Plant) -> None:
-    """An accepted branch comes to lie one place too far."""
+    """The keys of an accepted branch move one slot too far."""
     compact = plant.forward.pool.compact
 
     def farther(table: PageTable, start: int, path: list[int]) -> None:
@@ -140,10 +140,11 @@ def keys_moved_to_the_place_behind(plant: Plant) -> None:
 
 
 def a_scale_of_98_percent_in_a_head(plant: Plant) -> None:
-    """In one head of one layer."""
+    """The scale is wrong in one head of one layer."""
 
     def scaled(module: nn.Module, *given: Any, **options: Any) -> tuple[torch.Tensor, None]:
-        output, _ = attention.attention(module, *given, **options)  # [1, rows, heads, size]
+        # the output has the shape [1, rows, heads, size]
+        output, _ = attention.attention(module, *given, **options)
         if module.layer_idx == 1:
             output[:, :, 1] *= 0.98
         return output, None
@@ -177,7 +178,7 @@ def a_scale_of_97_percent_in_a_group(plant: Plant) -> None:
 
 
 def a_forgotten_bias(plant: Plant) -> None:
-    """Of the queries of one layer."""
+    """The bias of the queries is missing in one layer."""
     layer = plant.network.get_submodule(f"{LAYER}.self_attn.q_proj")
     whole = layer._joined.whole if isinstance(layer, MergedLinear) else layer
     bias = whole.bias.clone()
@@ -189,7 +190,7 @@ def a_forgotten_bias(plant: Plant) -> None:
 
 
 def a_neighbours_keys(plant: Plant) -> None:
-    """In company, everybody reads what lies from the first session's first page on."""
+    """In a batch, every session reads from the first session's first page on."""
     count = plant.forward.pool.positions // PAGE
 
     def together(tables: list[list[int]]) -> None:
@@ -200,7 +201,7 @@ def a_neighbours_keys(plant: Plant) -> None:
 
 
 def a_wrong_page(plant: Plant) -> None:
-    """Two pages of a session have changed places."""
+    """Two pages of a session are swapped."""
 
     def exchange(tables: list[list[int]]) -> None:
         for own in tables:
@@ -210,7 +211,7 @@ def a_wrong_page(plant: Plant) -> None:
 
 
 def a_page_of_another_session(plant: Plant) -> None:
-    """In company, one page of all is the first session's."""
+    """In a batch, one page of every session is the first session's."""
 
     def lend(tables: list[list[int]]) -> None:
         for own in tables:
@@ -220,8 +221,9 @@ def a_page_of_another_session(plant: Plant) -> None:
 
 
 def a_replay_with_stale_geometry(plant: Plant) -> None:
-    """A replay reads the pieces of prefixes of the pass that was captured."""
-    known, copied = dict[int, RowPlan](), RowPlan.copy_from  # held, so that no id is given twice
+    """A replay reads the pieces of prefixes that the captured pass had."""
+    # keeps the objects alive, so that no id is given twice
+    known, copied = dict[int, RowPlan](), RowPlan.copy_from
 
     def once(rows: RowPlan, other: RowPlan) -> None:
         rows.longs.copy_(other.longs) if id(rows) in known else copied(rows, other)

@@ -1,4 +1,4 @@
-"""A drafter with a tokenizer of its own, stepped by hand."""
+"""A drafter with its own tokenizer, stepped by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Tokens = tuple[int, ...]
 
 
 class Drafter:
-    """The foreign draft model behind a translation."""
+    """The foreign draft model with a translation of its tokens."""
 
     def __init__(self, engine: Engine, texts: int = MOST) -> None:
         own, theirs = (Tokenizer.from_file(str(at / "tokenizer.json")) for at in (FOREIGN, TARGET))
@@ -32,7 +32,7 @@ class Drafter:
         self.running: list[Running] = []
 
     def opened(self, context: Context, **asked: Any) -> Running:
-        """A job that has begun."""
+        """Return a job that has begun."""
         stream: Any = Outbox()
         opening = Drafting(context, **({"sampling": GREEDY, "shape": SHAPE} | asked))
         self.running.append(
@@ -41,7 +41,7 @@ class Drafter:
         return self.running[-1]
 
     def once(self, context: Context, **asked: Any) -> Proposal:
-        """A single draft."""
+        """Return a single draft."""
         running = self.opened(context, once=True, **asked)
         (proposal,) = [*running.stream.said, *running.settle()][:1]
         assert running.step_input is None

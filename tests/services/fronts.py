@@ -1,4 +1,4 @@
-"""A front end over real gRPC with one place, whose requests run as they are asked to."""
+"""A front end over real gRPC with one place, whose requests run as a test tells them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ PROMPT = "A secret text"
 
 
 class Drafting(Runner):
-    """Accepts drafts as in STEPS, with a pause before the last step until it is allowed."""
+    """A runner that accepts drafts as in STEPS, and pauses before the last step until it may go
+    on.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,13 +70,13 @@ class Drafting(Runner):
 
 @dataclass
 class Front:
-    """A front end over real gRPC, with one place and no waiting."""
+    """A front end over real gRPC, with one place and no queue."""
 
     stub: Any
     runner: Drafting
     drain: Drain
     lines: list[dict[str, Any]]
-    http: Frontend  # what an HTTP port has
+    http: Frontend  # the front end of an HTTP port
     registry: CollectorRegistry
 
     async def ask(self, *metadata: tuple[str, str], request_id: str = "") -> api.GenerateResponse:
@@ -86,7 +88,9 @@ class Front:
         return response
 
     async def ended(self, count: int) -> list[dict[str, Any]]:
-        """The lines of requests, once there are so many; a call's end is not the handler's."""
+        """Return the log lines of requests once there are this many; a call may end before its
+        handler.
+        """
 
         def requests() -> list[dict[str, Any]]:
             return [line for line in self.lines if line["event"].startswith("a request ")]

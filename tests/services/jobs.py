@@ -32,7 +32,7 @@ class Engine:
         self.folder = folder
         model = load_model(ModelServiceConfig(model=folder, threads=1))
         self.forward = runner_of(model, positions, exact)
-        self.fed: list[int] = []  # tokens of each pass
+        self.fed: list[int] = []  # number of tokens of each pass
         self.now = 0.0
         self.sessions = Sessions(
             self.forward.pool, CONTEXT, MOST, count(1).__next__, 60.0, lambda: self.now
@@ -47,7 +47,7 @@ class Engine:
 
 @dataclass
 class Outbox:
-    """What a job sees of its opening."""
+    """A job's view of its opening."""
 
     inbox: deque[tuple[int, tuple[int, ...]]] = field(default_factory=deque)
     said: list[Proposal] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Outbox:
 
 @dataclass
 class Running:
-    """A job, and what it offers."""
+    """A job, and what it offers for the next pass."""
 
     engine: Engine
     job: Job
@@ -72,7 +72,9 @@ class Running:
             self.step_input = next(self.job, None)
 
     def segment(self, noise: random.Random | None = None) -> Segment | None:
-        """What the next pass feeds: what must be, and at random some of what may be."""
+        """Return the segment of the next pass: all that must be fed, and at random some of what may
+        be.
+        """
         assert self.step_input is not None
         with torch.inference_mode():
             segment = self.step_input.ready()
@@ -83,26 +85,28 @@ class Running:
 
     @torch.inference_mode()
     def take(self, logits: torch.Tensor) -> None:
-        """The job goes on."""
+        """Give the job its logits."""
         try:
             self.step_input = self.job.send(logits)
         except StopIteration:
             self.step_input = None
 
     def step(self, noise: random.Random | None = None) -> bool:
-        """One pass for it alone; says whether there was anything to feed."""
+        """Run one pass for this job alone; return whether there was anything to feed."""
         segment = self.segment(noise) if self.step_input else None
         if segment:
             self.take(self.engine.run(segment)[0])
         return segment is not None
 
     def settle(self, passes: int = 1000) -> list[Proposal]:
-        """Passes until it waits or is done, or so many; what it said since."""
+        """Run passes until the job waits or is done, or this many; return what it has sent
+        since.
+        """
         before = len(self.stream.said)
         while passes and self.step():
             passes -= 1
         return self.stream.said[before:]
 
     def tell(self, start: int, tokens: Sequence[int]) -> None:
-        """A commit arrives."""
+        """Deliver a commit."""
         self.stream.inbox.append((start, tuple(tokens)))

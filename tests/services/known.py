@@ -1,4 +1,6 @@
-"""A Tandem whose clients are known, every method of every service, and what a call gets."""
+"""A Tandem system with known clients, every method of its services, and the status code that a call
+gets.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ CERTIFIED = "certified: {certificate: client}\n"
 
 @dataclass
 class Known:
-    """A system, its file of clients, and where those with certificates connect."""
+    """A system, its file of clients, and the addresses for callers with certificates."""
 
     system: Protected
     clients: Path
@@ -64,13 +66,13 @@ class Known:
         self.clients.write_text("".join(entries))
 
     def all(self) -> None:
-        """Everybody may call."""
+        """Let everybody call."""
         self.write(entry("alice", ALICE), entry("bob", BOB), PHONE, CERTIFIED)
 
 
 @asynccontextmanager
 async def known_clients(folder: Path) -> AsyncIterator[Known]:
-    """The whole of it, for certificates in a folder."""
+    """Run the whole system, with certificates in a folder."""
     made(folder, "phone", "stranger")
     port, file = rpc.free_port("127.0.0.1"), folder / "clients.yaml"
     known = Known(None, file, f"127.0.0.1:{port}")  # type: ignore[arg-type]
@@ -86,7 +88,7 @@ async def known_clients(folder: Path) -> AsyncIterator[Known]:
 
 @asynccontextmanager
 async def at_home(known: Known) -> AsyncIterator[None]:
-    """A drafter that registers with a certificate and no token."""
+    """Run a drafter that registers with a certificate and without a token."""
     config = ModelServiceConfig(
         model=models.DRAFT,
         threads=1,
@@ -100,7 +102,7 @@ async def at_home(known: Known) -> AsyncIterator[None]:
 
 
 async def drafters(known: Known) -> dict[str, str]:
-    """Addresses of the drafters that are registered, by their names."""
+    """Return the addresses of the registered drafters, by their names."""
     async with known.system.with_token(ALICE) as client:
         (model,) = (await client.status()).models
     found = [each.address.partition("@") for each in model.drafters if "@" in each.address]
@@ -108,7 +110,7 @@ async def drafters(known: Known) -> dict[str, str]:
 
 
 async def ask(channel: aio.Channel, path: str, **metadata: str) -> grpc.StatusCode:
-    """The code of a call with an empty message; OK if it got as far as the method."""
+    """Return the status code of a call with an empty message; OK if the call reached the method."""
     method = METHODS[path]
     given = tuple((name.replace("_", "-"), value) for name, value in metadata.items())
     streams = method.client_streaming, method.server_streaming
@@ -130,7 +132,7 @@ async def ask(channel: aio.Channel, path: str, **metadata: str) -> grpc.StatusCo
 async def codes(
     address: str, tls: Tls | None, role: str, paths: set[str], **metadata: str
 ) -> set[grpc.StatusCode]:
-    """Of all those methods."""
+    """Return the status codes of all those methods."""
     async with rpc.connect(address, tls, role) as channel:
         return {await ask(channel, path, **metadata) for path in sorted(paths)}
 

@@ -1,4 +1,6 @@
-"""A service at the other end of a link, told what to say; a subscriber; a link between."""
+"""A service at the other end of a link that sends what a test tells it, a subscriber, and a link
+between them.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,13 @@ from tandem.v1 import (
 )
 from tests.waiting import until
 
-PATIENT, HASTY = 10_000, 4  # heartbeats that may fail to come
+PATIENT, HASTY = 10_000, 4  # missed heartbeats until a peer counts as lost
 SESSION = b"0123456789abcdef"
 ServicerContext = aio.ServicerContext[Any, Any]
 
 
 class Peer(verifier_pb2_grpc.VerifierServiceServicer, drafter_pb2_grpc.DrafterServiceServicer):
-    """Either service: keeps what it is sent, and says what it is told to say."""
+    """A fake verifier or drafter: it keeps what it is sent, and sends what a test tells it."""
 
     def __init__(self, answer: Callable[[Any], Any] | None = None) -> None:
         self.answer = answer
@@ -92,8 +94,8 @@ class Subscriber:
 
 @contextmanager
 def patient() -> Iterator[None]:
-    """Nobody is taken for lost, however slow this machine is: a test in which somebody falls silent
-    sets `heartbeat.MAX_MISSED` to HASTY, and back when that was noticed.
+    """Let no peer count as lost, however slow this machine is. A test in which a peer falls silent
+    sets `heartbeat.MAX_MISSED` to HASTY, and resets it when the loss was noticed.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(heartbeat, "SECONDS", 0.02)
@@ -103,7 +105,7 @@ def patient() -> Iterator[None]:
 
 @asynccontextmanager
 async def served(peer: Peer, port: int = 0) -> AsyncIterator[str]:
-    """A peer's address; it ends at once."""
+    """Serve a peer; yields its address. At the end of the scope the peer stops at once."""
     server = aio.server(options=rpc.SERVER_OPTIONS)
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(peer, server)
     drafter_pb2_grpc.add_DrafterServiceServicer_to_server(peer, server)
@@ -117,7 +119,7 @@ async def served(peer: Peer, port: int = 0) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def linked(peer: Peer) -> AsyncIterator[tuple[VerifierLink, Subscriber]]:
-    """A link to a peer, connected, and a subscriber of it."""
+    """Connect a link to a peer; yields the link and a subscriber of it."""
     with patient():
         async with served(peer) as address, linked_to(address) as (link, subscriber):
             yield link, subscriber
@@ -125,7 +127,7 @@ async def linked(peer: Peer) -> AsyncIterator[tuple[VerifierLink, Subscriber]]:
 
 @asynccontextmanager
 async def linked_to(address: str) -> AsyncIterator[tuple[VerifierLink, Subscriber]]:
-    """The same to an address."""
+    """Do the same for an address."""
     async with rpc.connect(address) as channel, verifier_link(channel) as link:
         subscriber = Subscriber()
         link.subscribe(subscriber)
@@ -135,7 +137,7 @@ async def linked_to(address: str) -> AsyncIterator[tuple[VerifierLink, Subscribe
 
 
 def commits(*numbered: tuple[int, int]) -> verifier_pb2.DecodeResponse:
-    """Commits of one token, by stream."""
+    """Return the commits of one token, by stream."""
     said = [common_pb2.Commit(stream=stream, tokens=[token]) for stream, token in numbered]
     return verifier_pb2.DecodeResponse(commits=said)
 

@@ -1,4 +1,4 @@
-"""Where a mistake can be planted, and ways to do it that several mistakes share."""
+"""Where a mistake can be planted, and ways to plant it that several mistakes share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from tandem.engine.runner import HFRunner
 
 @dataclass(frozen=True, slots=True)
 class Plant:
-    """What a mistake can be planted in: the engine's functions, a loaded model, its files."""
+    """The places where a mistake can be planted: the engine's functions, a loaded model, and its
+    files.
+    """
 
     patch: pytest.MonkeyPatch
     forward: HFRunner
@@ -37,7 +39,7 @@ class Plant:
 
 
 def turn(plant: Plant, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Rotate by other positions than those of the rows."""
+    """Rotate queries and keys by changed positions."""
     rotary = plant.network.model.rotary_emb
     right = rotary.forward
 
@@ -48,7 +50,7 @@ def turn(plant: Plant, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
 
 
 def spoil_rows(plant: Plant, spoil: Callable[[RowPlan], None]) -> None:
-    """Change what is laid out for passes by rows."""
+    """Change the layout of passes by rows."""
     right = table.rows_plan
 
     def wrong(*given: Any) -> RowPlan:
@@ -60,7 +62,7 @@ def spoil_rows(plant: Plant, spoil: Callable[[RowPlan], None]) -> None:
 
 
 def spoil_paths(plant: Plant, spoil: Callable[[PathPlan], None]) -> None:
-    """Change what is laid out for passes along paths."""
+    """Change the layout of passes along paths."""
     right = paths.path_plan
 
     def wrong(segments: list[Segment]) -> PathPlan:
@@ -72,7 +74,7 @@ def spoil_paths(plant: Plant, spoil: Callable[[PathPlan], None]) -> None:
 
 
 def spoil_tables(plant: Plant, spoil: Callable[[list[list[int]]], None]) -> None:
-    """Change the pages that the sessions of a step read, whatever they are laid out for."""
+    """Change the pages that a step's sessions read, for every layout."""
     of, tile_plan, path_plan = RowTable.of, tiles.tile_plan, paths.path_plan
 
     def tables_of(segments: Sequence[Segment]) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""A whole Tandem with TLS on every hop, in one process."""
+"""A whole Tandem system with TLS on every hop, in one process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.certificates import settings
 
 @dataclass(frozen=True)
 class Protected:
-    """Where each service is, and the certificates."""
+    """The addresses of the services, and the certificates."""
 
     folder: Path
     verifier: str
@@ -30,19 +30,19 @@ class Protected:
     registries: tuple[CollectorRegistry, ...] = ()
 
     def client(self, name: str = "client", **more: Any) -> AsyncClient:
-        """One with a certificate."""
+        """Return a client with a certificate."""
         given = settings(self.folder, name) | more
         return AsyncClient(self.orchestrator, **given)
 
     def with_token(self, token: str, address: str = "") -> AsyncClient:
-        """One with a token."""
+        """Return a client with a token."""
         ca = self.folder / "ca.pem"
         return AsyncClient(address or self.orchestrator, tls_ca=ca, token=token or None)
 
 
 @asynccontextmanager
 async def protected(folder: Path, **options: Any) -> AsyncIterator[Protected]:
-    """The embedded pair; `options` are the orchestrator's."""
+    """Run the embedded pair; `options` are the orchestrator's."""
     async with AsyncExitStack() as scope:
         addresses, registries = [], tuple(CollectorRegistry() for _ in range(3))
         for role, module, model in (

@@ -1,4 +1,4 @@
-"""A front end at which drafters register, drafters that do, and links to them."""
+"""A front end at which drafters register, drafters that register there, and links to them."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ TERMS = Terms(SECRET, 2, MODEL)
 
 
 async def asked(start: Callable[[], Any], message: Any) -> Any:
-    """What a call of a stream in both directions returns first for one message. A call that ends
-    while a message is written loses its status (grpc/grpc#36066) and is made again.
+    """Return the first reply of a bidirectional call to one message. A call that ends while a
+    message is being written loses its status (grpc/grpc#36066), so the call is made again.
     """
     while True:
         call = start()
         try:
-            with suppress(asyncio.InvalidStateError):  # it is over already
+            with suppress(asyncio.InvalidStateError):  # the call may have ended already
                 await call.write(message)
             return await call.read()
         except aio.AioRpcError as failure:
@@ -60,7 +60,7 @@ async def asked(start: Callable[[], Any], message: Any) -> Any:
 
 @dataclass
 class Front:
-    """Where drafters register, and what was reported of them."""
+    """A front end at which drafters register, and the records of their registrations."""
 
     address: str = ""
     registry: Any = None
@@ -68,21 +68,21 @@ class Front:
 
     @property
     def registered(self) -> list[str]:
-        """Addresses of drafters that are registered now."""
+        """Return the addresses of the drafters that are registered now."""
         now: list[str] = []
         for event, address in self.events:
             now.append(address) if event == "added" else now.remove(address)
         return now
 
     async def has(self, count: int) -> list[str]:
-        """Wait until there are so many; their addresses."""
+        """Wait until this many drafters are registered; return their addresses."""
         await until(lambda: len(self.registered) == count)
         return self.registered
 
 
 @asynccontextmanager
 async def front_end(terms: Terms = TERMS, port: int = 0) -> AsyncIterator[Front]:
-    """A front end without a client API."""
+    """Run a front end without a client API."""
     front = Front()
     added, removed = ((lambda a, e=e: front.events.append((e, a))) for e in ("added", "removed"))
     front.registry = Registry(added, removed)
@@ -93,12 +93,12 @@ async def front_end(terms: Terms = TERMS, port: int = 0) -> AsyncIterator[Front]
 
 
 def flags(front: Front, **more: str) -> dict[str, str]:
-    """Settings of a drafter that registers there."""
+    """Return the settings of a drafter that registers there."""
     return {"register_at": front.address, "register_token": SECRET} | more
 
 
 async def answering(requests: Any, peer: str) -> AsyncIterator[drafter_pb2.ProposeResponse]:
-    """Nothing but what each caller needs to know that it is connected."""
+    """Answer each caller with just enough to count as connected."""
     async for request in requests:
         yield drafter_pb2.ProposeResponse(sent=request.sent)
 
@@ -107,7 +107,7 @@ async def answering(requests: Any, peer: str) -> AsyncIterator[drafter_pb2.Propo
 async def drafting(
     front: Front, serve: Any = answering, health: Health | None = None, **more: Any
 ) -> AsyncIterator[None]:
-    """A drafter that registers, with anything in place of its model."""
+    """Run a drafter that registers, with any service in place of its model."""
     config = ModelServiceConfig(model=DRAFT, **flags(front) | more)
     async with register(config, health or Health(), lambda: MODEL, serve):
         yield
@@ -115,7 +115,7 @@ async def drafting(
 
 @asynccontextmanager
 async def really_drafting(front: Front, **more: Any) -> AsyncIterator[str]:
-    """A real drafter on this event loop that registers; the address of its own port."""
+    """Run a real drafter on this event loop that registers; yields the address of its own port."""
     config = ModelServiceConfig(**{"model": DRAFT, "threads": 1} | flags(front) | more)
     async with drafter_service.serving(config, CollectorRegistry(), Drain(LIMIT)) as address:
         yield address
@@ -123,16 +123,14 @@ async def really_drafting(front: Front, **more: Any) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def registering(front: Front, **how: Any) -> AsyncIterator[Any]:
-    """A registration by hand, which sends its first message, and heartbeats unless `silent`; yields
-    its call.
-    """
+    """Register by hand: send the first message, and heartbeats unless `silent`; yields the call."""
     token, name = how.pop("token", SECRET), how.pop("name", "by-hand")
     silent = how.pop("silent", False)
     async with rpc.connect(front.address) as channel:
         stub: Any = registration_pb2_grpc.RegistrationServiceStub(channel)
         call = stub.Register(metadata=((TOKEN, token),))
         message = encode_registration(name, replace(MODEL, **how))
-        with suppress(aio.AioRpcError):  # it may be refused already
+        with suppress(aio.AioRpcError):  # the call may have been refused already
             await call.write(message)
 
         async def beat() -> None:
@@ -152,7 +150,7 @@ async def registering(front: Front, **how: Any) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def linking(front: Front, address: str) -> AsyncIterator[tuple[DrafterLink, Subscriber]]:
-    """A link to a registered drafter, connected."""
+    """Connect a link to a registered drafter."""
     proposal = front.registry.calling(registered_name(address))
     async with linked(Peer()) as (verifier, _), proposal_link(proposal, verifier) as link:
         subscriber = Subscriber()

@@ -1,5 +1,5 @@
-"""What a captured pass does when it is replayed, on a CPU: the operations that ran while it was
-captured run again, on the same memory, and nothing else does.
+"""Replays of captured passes on a CPU: the operations of the captured pass run again on the same
+memory, and nothing else does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Recorder(TorchDispatchMode):
-    """Runs operations and remembers them, with the very tensors that they read and gave."""
+    """Runs operations and records them, with the very tensors that they read and wrote."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,15 +23,15 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Called by torch instead of the operation."""
+        """PyTorch calls this method instead of the operation."""
         given = func(*args, **(kwargs or {}))
         if func is torch.ops.aten._local_scalar_dense.default:
-            raise RuntimeError("a captured pass cannot wait for what the device computes")
+            raise RuntimeError("a captured pass cannot wait for values that the device computes")
         self._operations.append((func, args, kwargs or {}, given))
         return given
 
     def replay(self) -> None:
-        """Do it all again."""
+        """Run all recorded operations again."""
         for func, args, kwargs, before in self._operations:
             now = func(*args, **kwargs)
             for old, new in zip(tree_leaves(before), tree_leaves(now), strict=True):
@@ -40,7 +40,9 @@ class Recorder(TorchDispatchMode):
 
 
 def capture(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-    """A `Capture` of `engine.forward.cuda.graphs` for a CPU: a pass runs, then one is captured."""
+    """A `Capture` of `engine.forward.cuda.graphs` for a CPU: one pass runs, and a second one is
+    captured.
+    """
     run()
     with Recorder() as recorder:
         logits = run()
@@ -48,5 +50,7 @@ def capture(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.
 
 
 def emulate(patch: pytest.MonkeyPatch) -> None:
-    """Make layers of operations that can be seen; within `emulated`, passes by rows are as well."""
+    """Build layers from operations that can be recorded; within `emulated`, passes by rows are
+    built so, too.
+    """
     patch.setattr("tandem.engine.forward.cpu.panels.kernels", lambda: None)

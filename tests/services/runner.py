@@ -1,4 +1,4 @@
-"""In place of relays: runs requests as a test says."""
+"""A runner that takes the place of relays and runs requests as a test tells it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tandem.protos.streams import Commit
 
 
 def step(*tokens: int, drafted: int = 0, accepted: int = 0, **more: Any) -> Step:
-    """One with these tokens."""
+    """Return a step with these tokens."""
     return Step(Commit(0, tokens, drafted, accepted), **more)
 
 
 class Runner:
-    """Remembers what it was asked to run."""
+    """A runner that remembers what it was asked to run."""
 
     def __init__(self) -> None:
-        self.asked: list[list[int]] = []  # the completion so far
+        self.asked: list[list[int]] = []  # the completion that each request began with
 
     async def run(self, request: RunRequest) -> AsyncGenerator[Step, None]:
-        """Steps until the generation ends."""
+        """Yield steps until the generation ends."""
         self.asked.append(list(request.completion))
         async for each in self.steps(request):
             yield each
 
     def steps(self, request: RunRequest) -> AsyncGenerator[Step, None]:
-        """What a test says."""
+        """Yield the steps that a test defines."""
         raise NotImplementedError

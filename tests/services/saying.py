@@ -1,6 +1,4 @@
-"""Both client APIs, in front of a model that says what a test has it say: only the model is not
-real.
-"""
+"""Both client APIs in front of a scripted model; everything except the model is real."""
 
 from __future__ import annotations
 
@@ -59,7 +57,7 @@ Says = Callable[[str], str]
 
 @dataclass
 class Sayer(Runner):
-    """Continues each prompt as a test says, some tokens a step."""
+    """Continues each prompt as a test tells it, some tokens per step."""
 
     tokenizer: Tokenizer
     says: Says
@@ -94,7 +92,7 @@ class Sayer(Runner):
 
 @dataclass
 class Saying:
-    """The answers, and the official client of the port that gives them."""
+    """The answers, and the official client of the port that serves them."""
 
     answers: Answers
     sayer: Sayer
@@ -103,7 +101,7 @@ class Saying:
     address: str  # of gRPC
 
     async def chat(self, messages: list[Any], **options: Any) -> Any:
-        """What the client gets."""
+        """Return what the client gets."""
         found = await self.client.chat.completions.create(
             model="said", messages=messages, **options
         )
@@ -114,7 +112,7 @@ class Saying:
 async def saying(
     says: Says, template: str, formats: Formats | None = None, special: tuple[str, ...] = ()
 ) -> AsyncIterator[Saying]:
-    """A port in front of such a model, whose tokenizer has more `special` tokens."""
+    """Serve such a model; its tokenizer has the `special` tokens in addition."""
     tokenizer = load_tokenizer(models.TARGET)
     tokenizer.add_special_tokens(list(special))
     size = tokenizer.get_vocab_size()
@@ -138,7 +136,7 @@ async def saying(
 
 
 def says(form: str) -> Says:
-    """A model that calls twice at first, and then says what came of it."""
+    """Return a model that first calls two tools, and then answers from their results."""
 
     def say(prompt: str) -> str:
         return "It rains." if "tool: " in prompt else f"Let me see.{WRITTEN[form]}"

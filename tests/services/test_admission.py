@@ -1,4 +1,6 @@
-"""Clients share the front end: none can keep the others out, by many requests or by not reading."""
+"""Clients share the front end: none can keep the others out, neither by many requests nor by not
+reading.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,8 @@ async def test_a_request_that_is_cancelled_as_its_turn_comes_loses_no_place() ->
 
     running, waiting = asyncio.create_task(run()), asyncio.create_task(run())
     await asyncio.sleep(0)
-    running.cancel()  # its place is given to the other one, which is cancelled before it wakes
+    # the request's place goes to the other request, which is cancelled before it wakes up
+    running.cancel()
     running.add_done_callback(lambda _: waiting.cancel())
     await asyncio.gather(running, waiting, return_exceptions=True)
     assert waiting.cancelled()
@@ -97,8 +100,8 @@ async def test_a_request_that_is_cancelled_as_its_turn_comes_loses_no_place() ->
 
 @asynccontextmanager
 async def served() -> AsyncIterator[tuple[Front, str]]:
-    """A front end on a port, and its address."""
-    nobody: Any = None  # no status is asked for
+    """Serve a front end on a port; yields it and its address."""
+    nobody: Any = None  # the status is never asked for
     async with front() as behind:
         service = OrchestratorService(behind.answers, nobody, Drain(), RequestLog())
         async with rpc.serving("127.0.0.1", 0, service) as address:
@@ -106,7 +109,7 @@ async def served() -> AsyncIterator[tuple[Front, str]]:
 
 
 async def left(behind: Front) -> None:
-    """No request runs or waits any more."""
+    """Return whether no request runs or waits any more."""
     admitted = behind.answers.admission
     await until(lambda: not admitted.running + admitted.waiting)
 

@@ -1,4 +1,4 @@
-"""Answers of requests that run to a given text: what is sent again, and what not."""
+"""Answers of requests whose text is given: what a retry sends again, and what it does not."""
 
 from __future__ import annotations
 
@@ -31,11 +31,13 @@ from tests.waiting import LIMIT, until
 TOKENIZER: Any = load_tokenizer(models.TARGET)
 TEXT = "The 世界 was 😀 and the end of it. More came then"
 END = 0
-SCRIPT = [*TOKENIZER.encode(TEXT).ids, END, 9]  # nothing may come after the end
+SCRIPT = [*TOKENIZER.encode(TEXT).ids, END, 9]  # nothing after the end may be sent
 
 
 class Writer(Runner):
-    """Writes the script from the completion on, two tokens a step, to the end or the limit."""
+    """A runner that continues the script after the completion, two tokens a step, to the end or the
+    limit.
+    """
 
     async def steps(self, request: RunRequest) -> AsyncGenerator[Step, None]:
         script = SCRIPT[: request.max_new_tokens]
@@ -52,13 +54,13 @@ class Writer(Runner):
 
 @dataclass
 class Front:
-    """Answers, and who writes them."""
+    """The answers, and the runner that writes them."""
 
     answers: Answers
     writer: Writer
 
     async def ask(self, request: Request) -> tuple[list[Chunk], Answer]:
-        """The chunks, and the complete answer."""
+        """Return the chunks, and the complete answer."""
         events = [event async for event in self.answers.generate(request)]
         assert isinstance(events[-1], Answer)
         return [event for event in events if isinstance(event, Chunk)], events[-1]
@@ -91,7 +93,7 @@ def asked(received: Sequence[int] = (), seed: int | None = 3, **stopping: Any) -
     ids=["to-the-end", "stop-string", "limit", "held-back"],
 )
 async def test_a_continued_stream_decodes_only_what_is_missing(stopping: dict[str, Any]) -> None:
-    """For every cut, also within a character and within a stop string."""
+    """The test covers every cut, also within a character or a stop string."""
     async with front() as served:
         chunks, whole = await served.ask(asked(**stopping))
         tokens = whole.token_ids
@@ -107,7 +109,7 @@ async def test_a_continued_stream_decodes_only_what_is_missing(stopping: dict[st
             assert (answer.finish, answer.matched_stop) == (whole.finish, whole.matched_stop)
             assert answer.prompt_tokens == whole.prompt_tokens
         seen, text = 0, ""
-        for chunk in chunks:  # as a client that loses its stream after every chunk
+        for chunk in chunks:  # acts as a client that loses its stream after every chunk
             rest, _ = await served.ask(asked(tokens[:seen], **stopping))
             text, seen = text + rest[0].text, rest[0].completion_tokens
             assert rest[0].token_ids == chunk.token_ids
@@ -146,11 +148,13 @@ async def test_received_tokens_that_cannot_be_are_refused(request_: Request, pro
 
 
 async def test_a_long_prompt_does_not_hold_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is tokenised in a thread, and as a batch: `encode` of one text would hold the GIL."""
+    """The prompt is tokenised in a thread, and as a batch: `encode` of one text would hold the
+    GIL.
+    """
     begun, go = threading.Event(), threading.Event()
 
     class Slow:
-        """Does not end before the event loop has done something else."""
+        """A tokenizer that does not return before the event loop has done something else."""
 
         def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> Any:
             begun.set()
@@ -174,7 +178,8 @@ async def test_a_refused_request_was_not_tokenised(monkeypatch: pytest.MonkeyPat
         return (5,)
 
     monkeypatch.setattr(Answers, "_tokenise", tokenise)
-    monkeypatch.setattr(answers_module, "MAX_QUEUED_CHUNKS", 1)  # else all is written at once
+    # keeps the writer from writing all chunks at once
+    monkeypatch.setattr(answers_module, "MAX_QUEUED_CHUNKS", 1)
     async with front(waiting=1) as served:
         admission = served.answers.admission
         running = served.answers.generate(asked())
@@ -192,7 +197,7 @@ async def test_a_refused_request_was_not_tokenised(monkeypatch: pytest.MonkeyPat
 
 
 async def test_mute_readers_give_their_places_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And go on from where they were when they read again."""
+    """The readers continue from where they were when they read again."""
     monkeypatch.setattr(answers_module, "MAX_QUEUED_CHUNKS", 4)
     monkeypatch.setattr(answers_module, "STALL_SECONDS", 0.05)
     async with front() as served:

@@ -1,4 +1,4 @@
-"""Served architectures compute as transformers' own attention does."""
+"""Served architectures compute the same as transformers' own attention."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ FASTEST = AttentionBackend.PATHS if kernels() else AttentionBackend.TILES
 
 
 class Walk:
-    """Sessions fed side by side at random: prompts, chains, trees grown in one step or two,
-    rollback, compaction, KV ranges that move, are left and taken again; in exact and in fast mode.
+    """Random sessions fed side by side: prompts, chains, trees grown in one step or two, rollback,
+    compaction, and page tables that are copied, released and used again; in exact and in fast mode.
 
     `worst` is the largest difference of a row from a plain pass over its own path.
     """
@@ -61,7 +61,7 @@ class Walk:
             talk.commit(self.forward, segment, self.rng.randrange(first, len(segment.tokens)))
 
     def prepared(self, place: int) -> Talk:
-        """A session to go on with: as it is, rolled back, or a new one in its place."""
+        """Return a session to continue: as it is, rolled back, or replaced by a new one."""
         talk, most = self.talks[place], self.forward.model.context_length - 80
         chance = self.rng.random()
         if chance < 0.1:
@@ -72,7 +72,7 @@ class Walk:
         return talk
 
     def segment(self, talk: Talk) -> Segment:
-        """A few new tokens or a prompt, with a tree hung below."""
+        """Return a segment with a few new tokens or a prompt, and a tree below."""
         nodes, head = self.rng.choice([0, 1, 5, 12]), self.rng.choice([1, 2, 60])
         tree_ = some_tokens(self.rng, nodes), some_tree(self.rng, nodes)
         segment = talk.segment(some_tokens(self.rng, head), *tree_)
@@ -80,7 +80,9 @@ class Walk:
         return replace(segment, num_logits=nodes + 1)
 
     def feed(self, segments: list[Segment]) -> list[torch.Tensor]:
-        """The wanted rows of all segments; half of them are fed in two steps, as a drafter does."""
+        """Return the wanted rows of all segments; half of the segments are fed in two steps, as a
+        drafter does.
+        """
         first, later = [], []
         for segment in segments:
             tokens, parents, wanted = segment.tokens, segment.parents, segment.num_logits
@@ -113,13 +115,13 @@ class Walk:
 def test_every_row_equals_a_plain_pass_over_its_own_path(
     architecture: str, backend: AttentionBackend, make_model: MakeModel
 ) -> None:
-    """By tiles too, as on devices without other kernels, and without a compiler. No self-test
-    refuses it.
+    """The test covers attention by tiles too, which devices without other kernels and machines
+    without a compiler use. No self-test refuses one of these architectures.
     """
     walk = Walk(make_model(architecture, 0), None if backend is FASTEST else backend)
     assert walk.forward.backend is backend
     assert walk.forward.model.context_length == CAPPED.get(architecture, CONTEXT)
-    if self_test(walk.forward, architecture).problem:  # it goes on in fast mode
+    if self_test(walk.forward, architecture).problem:  # the walk then continues in fast mode
         walk.forward.give_up_exactness()
         self_test(walk.forward, architecture)
     assert walk.run() <= TOLERANCE
@@ -130,7 +132,7 @@ def test_every_row_equals_a_plain_pass_over_its_own_path(
 def test_a_context_is_as_long_as_it_is_right_in_any_company(
     architecture: str, make_model: MakeModel
 ) -> None:
-    """Beyond it, rotary positions change for the whole batch, or masks differ."""
+    """Beyond the context length, rotary positions change for the whole batch, or masks differ."""
     walk = Walk(make_model(architecture, 0))
     limit = walk.forward.model.context_length
 
@@ -195,7 +197,7 @@ def test_a_walk_notices_a_mistake(
     walk = Walk(make_model(architecture, 0), by_tiles)
     mistake(walk, monkeypatch)
     if walk.forward.backend is AttentionBackend.PATHS:
-        walk.forward.fuse()  # what was recorded before does not have it
+        walk.forward.fuse()  # passes recorded earlier lack this change
     assert walk.run() > TOLERANCE
 
 
@@ -204,10 +206,10 @@ def test_a_network_that_cannot_be_recorded_is_served_by_its_own_code(
     make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> None:
-        raise ValueError("a network raises whatever it likes")
+        raise ValueError("a network may raise any error")
 
     monkeypatch.setattr("tandem.engine.program.proof.record", fails)
     forward = HFRunner(load(make_model("llama", 0)), POSITIONS)
-    assert forward.unfused == "ValueError: a network raises whatever it likes"
+    assert forward.unfused == "ValueError: a network may raise any error"
     assert forward.kernels.endswith(", not fused")
     assert self_test(forward, "llama").problem is None

@@ -1,5 +1,5 @@
-"""The kernels for ARM, on processors that QEMU emulates: they are what their laws say, and a model
-is exact with them.
+"""The kernels for ARM on processors that QEMU emulates: their own tests pass, and a model is exact
+with them.
 """
 
 from __future__ import annotations
@@ -35,6 +35,6 @@ def test_the_kernels_for_arm_keep_their_laws(build: str) -> None:
 
 
 def test_a_model_is_exact_on_arm() -> None:
-    """With SVE it is too, but takes four minutes."""
+    """A model is exact with SVE too, but that test takes four minutes."""
     done = arm.run("neon", "-c", SELF_TEST)
     assert done.stdout.strip() == "neon, fused 37 of 40; exact", done.stdout + done.stderr

@@ -1,4 +1,6 @@
-"""Model directories as people have them: what cannot be served is refused by name, in one line."""
+"""Model directories of real users: a directory that cannot be served is refused with its name, in
+one line.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def test_an_architecture_that_cannot_be_served_is_refused_by_name(
 
 @pytest.fixture
 def llama(make_model: MakeModel, tmp_path: Path) -> Path:
-    """A model directory to spoil."""
+    """Return a model directory that a test may spoil."""
     return Path(shutil.copytree(make_model("llama", 0), tmp_path / "llama"))
 
 
@@ -59,7 +61,7 @@ def test_weights_that_the_files_lack_are_not_made_up(llama: Path) -> None:
 
 @pytest.mark.parametrize("method", ["bitsandbytes", "of tomorrow"])
 def test_quantised_weights_are_refused_by_name(llama: Path, method: str) -> None:
-    """Whatever packages that could read them happen to be there."""
+    """The refusal does not depend on which packages for such weights are installed."""
     configure(llama, quantization_config={"quant_method": method, "bits": 4})
     problem = f"has weights quantised by {method}: get the checkpoint whose weights are not"
     assert f" cannot be served: LlamaForCausalLM {problem}" in refusal(llama)
@@ -76,7 +78,7 @@ def test_auto_is_the_dtype_in_which_a_model_was_saved(llama: Path, saved: str | 
 def test_who_says_no_dtype_gets_the_checkpoints_own_where_the_cpu_has_it(
     llama: Path, saved: str | None, native: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernels, if there are any, have bfloat16 `native`; float16 is a CPU's on none."""
+    """With `native`, the kernels compute in bfloat16; no CPU here computes in float16."""
     build = None if native is None else SimpleNamespace(bf16_pairs=native)
     configure(llama, dtype=saved)
     with monkeypatch.context() as patched:
@@ -87,7 +89,7 @@ def test_who_says_no_dtype_gets_the_checkpoints_own_where_the_cpu_has_it(
 
 
 def test_nothing_changes_for_the_embedded_pair(embedded: Pair) -> None:
-    """It was saved in float16 to be small, and is served in float32."""
+    """The pair was saved in float16 to be small, and is served in float32."""
     for folder in (embedded.target, embedded.draft):
         assert json.loads((folder / "config.json").read_text())["dtype"] == "float16"
         assert load(folder).dtype == torch.float32

@@ -1,4 +1,4 @@
-"""A client leaves a front end that hangs, and none that is only busy."""
+"""A client leaves a front end that hangs, but not one that is only busy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Pause = Callable[[], AsyncIterator[None]]
 
 
 class FrontEnd(orchestrator_pb2_grpc.OrchestratorServiceServicer):
-    """Counts up to LAST, with a pause before each token."""
+    """A front end that counts up to LAST, with a pause before each token."""
 
     def __init__(self, pause: Pause, health: Health | None = None) -> None:
         self.pause, self.health = pause, health
@@ -54,7 +54,7 @@ class FrontEnd(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
 
 class HangingHealth(Health):
-    """Does not answer, until it does."""
+    """A health service that hangs until it is released."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ async def none() -> AsyncIterator[None]:
 
 
 async def hang() -> AsyncIterator[None]:
-    """Until that is noticed."""
+    """Make a front end hang until the client has noticed."""
     heartbeat.MAX_MISSED = HASTY
     await asyncio.Event().wait()
     yield
@@ -79,7 +79,7 @@ async def hang() -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def asking(*fronts: FrontEnd, retry_seconds: float = LIMIT) -> AsyncIterator[AsyncClient]:
-    """A client of these front ends."""
+    """Return a client of these front ends."""
     async with AsyncExitStack() as scope:
         where = [
             await scope.enter_async_context(rpc.serving("127.0.0.1", 0, front, health=front.health))
@@ -90,7 +90,9 @@ async def asking(*fronts: FrontEnd, retry_seconds: float = LIMIT) -> AsyncIterat
 
 @asynccontextmanager
 async def client_of(*addresses: str, retry_seconds: float = LIMIT) -> AsyncIterator[AsyncClient]:
-    """A client, which is patient again as soon as it has noticed one that hangs."""
+    """Return an impatient client, which becomes patient once it has noticed a front end that
+    hangs.
+    """
     with patient():
         async with AsyncClient(*addresses, retry_seconds=retry_seconds) as client:
             fell_silent = client.front_ends.fell_silent
@@ -110,7 +112,7 @@ async def tokens_of(client: AsyncClient) -> list[int]:
 
 @pytest.fixture
 def first_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client chooses the first of the front ends that answer."""
+    """Have the client choose the first front end that answers."""
     monkeypatch.setattr(CHOICE, lambda numbers: numbers[0])
 
 
@@ -202,7 +204,7 @@ async def test_neither_a_busy_front_end_nor_a_slow_caller_is_a_silence(
         await asyncio.Event().wait()
 
     async def busy() -> AsyncIterator[None]:
-        """A heartbeat, and no token before it was heard."""
+        """Yield a heartbeat, and no token before the client heard it."""
         yield
         await until(lambda: heard)
 

@@ -1,4 +1,4 @@
-"""A client that is interrupted, closed, or refused, while it waits for an answer."""
+"""A client that is interrupted, closed or refused while it waits for an answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["first_chosen"]
 
 @contextmanager
 def serving(front: FrontEnd) -> Iterator[str]:
-    """A front end in a thread of its own, as this one waits; its address."""
+    """Serve a front end in another thread, because this one blocks; yields its address."""
     ready, loop = threading.Event(), asyncio.new_event_loop()
     address, stop = "", asyncio.Event()
 
@@ -52,7 +52,7 @@ def serving(front: FrontEnd) -> Iterator[str]:
 
 
 async def once() -> AsyncIterator[None]:
-    """A sign of life, and then silence."""
+    """Yield one heartbeat, and then nothing."""
     yield
     await asyncio.Event().wait()
 
@@ -104,7 +104,7 @@ def test_closing_a_client_ends_its_streams_in_other_threads_with_an_error() -> N
 
 async def test_a_stream_of_a_client_that_is_closed_says_so() -> None:
     front, problems = FrontEnd(once), list[Any]()
-    gc.collect()  # what is left of other tests
+    gc.collect()  # collects what other tests left behind
     asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
     async with asking(front) as client:
         running = asyncio.create_task(tokens_of(client))
@@ -122,7 +122,7 @@ async def test_a_stream_of_a_client_that_is_closed_says_so() -> None:
 
 
 class Full(FrontEnd):
-    """Has no place for a long time."""
+    """A front end that has no place for a long time."""
 
     async def StreamGenerate(self, request: Any, context: Any) -> AsyncIterator[Any]:
         self.received.append(list(request.received))

@@ -1,4 +1,6 @@
-"""What the front end counts is what its clients saw: all answers and all statuses, exactly."""
+"""The front end's counters equal what its clients saw: all answers and all status codes,
+exactly.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,14 @@ from tests.services.runner import Runner, step
 from tests.waiting import until
 
 TOKENIZER: Any = load_tokenizer(models.TARGET)
-TOKENS, HANG, BREAK = 40, 11, 12  # tokens of an answer; prompts that hang, and that are a bug
-DRAFTERS = GOOD, BAD = "a:1", "b:2"  # of the latter nothing is accepted
+# number of tokens of an answer, and the prompts that make a request hang or break
+TOKENS, HANG, BREAK = 40, 11, 12
+DRAFTERS = GOOD, BAD = "a:1", "b:2"  # no draft of BAD is accepted
 Ask = Callable[[], Awaitable[Any]]
 
 
 class Drafting(Runner):
-    """Emits steps as a verifier and a drafter might have made them."""
+    """A runner that yields steps as a verifier and a drafter might make them."""
 
     async def steps(self, request: RunRequest) -> AsyncGenerator[Step, None]:
         chance, at = random.Random(request.sampling.seed), len(request.completion)
@@ -71,7 +74,7 @@ class Drafting(Runner):
 
 @dataclass
 class Front:
-    """A front end's client, and what was counted."""
+    """A client of a front end, and the front end's counters."""
 
     stub: Any
     channel: aio.Channel
@@ -79,7 +82,7 @@ class Front:
     acceptance: Acceptance
 
     def total(self, name: str, **labels: str) -> float:
-        """Sum of the samples of a name, with these labels."""
+        """Return the sum of the samples of a name with these labels."""
         return sum(
             sample.value
             for family in self.registry.collect()
@@ -88,7 +91,9 @@ class Front:
         )
 
     async def until(self, name: str, count: int) -> None:
-        """A call is counted when it has ended, which may be after its caller has the answer."""
+        """Wait for a count: a call is counted when it ends, perhaps after its caller has the
+        answer.
+        """
         await until(lambda: self.total(name) >= count)
 
 
@@ -164,7 +169,8 @@ async def test_every_request_is_counted_once_by_the_status_that_its_client_got()
             stub.StreamGenerate(api.StreamGenerateRequest(request=asked(seed, HANG)))
             for seed in range(2)
         ]
-        await until(lambda: served.total("num_requests_waiting") == 1)  # and the other runs
+        # one request waits, and the other runs
+        await until(lambda: served.total("num_requests_waiting") == 1)
         found.update([await status_of(lambda: stub.Generate(asked(1))) for _ in range(3)])
         for call in hanging:
             call.cancel()
@@ -197,7 +203,7 @@ async def status_of(ask: Ask) -> str:
 
 
 async def test_names_that_clients_invent_add_no_series() -> None:
-    """Of methods, models, requests and clients."""
+    """The names are those of methods, models, requests and clients."""
     async with front() as served:
         before = series(served.registry)
 
@@ -219,6 +225,8 @@ async def test_names_that_clients_invent_add_no_series() -> None:
 
 
 def series(registry: CollectorRegistry) -> int:
-    """Lines of the page that are samples; all label values that are known are there at once."""
+    """Return the samples on the page, without their values; a series exists from the start for
+    every known label value.
+    """
     lines = generate_latest(registry).decode().splitlines()
     return sum(not line.startswith("#") for line in lines)

@@ -1,4 +1,6 @@
-"""What a model service asks of a device before it serves, as far as a machine without one tells."""
+"""What a model service requires of a device before it serves, as far as a machine without a device
+can show.
+"""
 
 from __future__ import annotations
 
@@ -80,8 +82,8 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def found(embedded: Pair, make_model: MakeModel) -> dict[str, Any]:
-    """What a process of its own finds: what loading a model takes, and the settings after a service
-    was to start on a CPU, on a device in fast mode, and there in exact mode.
+    """Return what a process of its own finds: what loading a model takes, and PyTorch's settings
+    after a service was started on a CPU, on a device in fast mode, and on a device in exact mode.
     """
     command = [sys.executable, "-c", PROGRAM, embedded.target, make_model("llama", 0)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -91,7 +93,7 @@ def found(embedded: Pair, make_model: MakeModel) -> dict[str, Any]:
 
 
 def test_weights_go_from_files_to_a_device_through_no_memory_of_ours(found: dict[str, Any]) -> None:
-    """Loaded they still lie in the files, so moving them reads them there."""
+    """Loaded weights still lie in the files; moving them to the device reads the files."""
     assert found["grown"] < found["weights"] / 4
 
 
@@ -99,7 +101,7 @@ def test_weights_go_from_files_to_a_device_through_no_memory_of_ours(found: dict
 def test_sums_are_kept_whole_on_a_device_that_is_to_be_exact_and_nowhere_else(
     found: dict[str, Any],
 ) -> None:
-    """Before anything runs there."""
+    """The setting takes effect before anything runs on the device."""
     on_cpu, *on_device = found["settings"]
     assert on_cpu["refusal"] == ""
     assert all("cannot be loaded on cuda" in said["refusal"] for said in on_device)
@@ -113,7 +115,7 @@ def test_sums_are_kept_whole_on_a_device_that_is_to_be_exact_and_nowhere_else(
 def test_a_model_that_goes_the_slow_way_is_warned_of_once(
     compiled: bool, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here for want of a compiler; on a device, of a window, say."""
+    """A model goes the slow way if the compiled kernels are missing."""
     if compiled and panels.why_unsupported(torch.float32, CPU) is not None:
         pytest.skip("the kernels were not built")
     if not compiled:
@@ -141,7 +143,7 @@ def test_more_memory_for_keys_and_values_than_there_is_left_is_said(
 
 
 def test_a_pass_over_a_single_token_is_measured_before_the_first_request(embedded: Pair) -> None:
-    """A replica that has not run one yet is compared with others too."""
+    """A new replica that has not run such a pass yet is compared with others, too."""
     loaded = load_model(ModelServiceConfig(model=embedded.draft, threads=1))
     runner, nothing = runner_of(loaded, 1024, exact=True), lambda _: None
     single_token = single_token_seconds(runner)

@@ -1,4 +1,4 @@
-"""Replicas are found where they are, and come and go while requests run."""
+"""Replicas are found at their addresses, and come and go while requests run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.waiting import LIMIT, until
 
 @pytest.fixture(autouse=True)
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Sources are read often; what was read, each time."""
+    """Read the sources often; return the results of each read."""
     read: list[str] = []
 
     async def counted(source: str) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ async def test_members_follow_a_file_that_changes_and_outlive_one_that_breaks(
     tmp_path: Path, looks: list[str]
 ) -> None:
     async def looked() -> None:
-        """The file was read as it is now, and what was found is known."""
+        """Wait until the current file was read and its replicas are known."""
         before = len(looks)
         await until(lambda: len(looks) >= before + 3)
 
@@ -114,7 +114,7 @@ async def test_registered_drafters_are_members_too() -> None:
 async def test_a_name_server_that_flaps_removes_no_replica(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It fails, has a part, and has nothing, each of them a few times in a row."""
+    """The name server fails, returns a part, and returns nothing, each a few times in a row."""
     whole = ("a:1", "b:1")
     answers: list[tuple[str, ...] | None] = [whole, *[None] * 9, *[("a:1",)] * 4]
     answers += [whole, *[()] * 4, whole, *[("a:1",)] * 9]
@@ -177,7 +177,7 @@ async def test_those_that_leave_do_not_wait_for_each_other_and_nobody_for_them()
         await until(lambda: leaving == ["a", "b"])
         assert items.items == {"c": "c"}
         returning = asyncio.create_task(items.update(("a", "c")))
-        await asyncio.sleep(0)  # which is as far as it comes
+        await asyncio.sleep(0)  # the connection gets no farther than this
         assert "a" not in items.items, "the older one is still there"
         go.set()
         await returning
@@ -185,7 +185,7 @@ async def test_those_that_leave_do_not_wait_for_each_other_and_nobody_for_them()
 
 
 async def test_a_replica_that_leaves_while_it_is_asked_is_only_gone() -> None:
-    """Its channel is closed, which gRPC reports as if the one who asks were cancelled."""
+    """gRPC reports a closed channel to the caller as if the caller were cancelled."""
     config = OrchestratorConfig(verifier="v:1", tokenizer=models.TARGET)
     async with silent() as address:
         membership = Membership(Members((address,)))
@@ -194,7 +194,7 @@ async def test_a_replica_that_leaves_while_it_is_asked_is_only_gone() -> None:
             await until(lambda: replicas.verifiers)
             serving = asyncio.create_task(replicas.probe_verifiers(10 * LIMIT))
             status = asyncio.create_task(replicas.status())
-            await asyncio.sleep(0)  # both have asked
+            await asyncio.sleep(0)  # both probes are under way
             membership.set(Members())
             assert not (await serving).serving
             ((verifier,), _) = await status
@@ -203,7 +203,7 @@ async def test_a_replica_that_leaves_while_it_is_asked_is_only_gone() -> None:
 
 @asynccontextmanager
 async def silent() -> AsyncIterator[str]:
-    """A port that takes connections and never says anything."""
+    """Open a port that accepts connections and never answers."""
 
     async def ignore(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

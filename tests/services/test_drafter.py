@@ -1,4 +1,4 @@
-"""The drafter over real gRPC: openings and commits go in, proposals come out."""
+"""The drafter over real gRPC receives openings and commits, and sends proposals."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.usefixtures("patient")
 
 @pytest.fixture
 async def caller(services: Services, nothing_left: None) -> AsyncIterator[Caller]:
-    """A call, all of whose sessions are closed at the end."""
+    """Yield a call whose sessions are all closed at the end."""
     async with calling(services.drafter, drafter=True) as caller:
         yield caller
 
 
 async def proposed(stream: Stream, behind: int) -> list[Proposal]:
-    """What comes until something is proposed behind a length; raises the stream's error."""
+    """Return the replies up to a proposal at this length; raise the stream's error."""
     proposals: list[Proposal] = []
     while not proposals or proposals[-1].behind != behind:
         proposals.append(await stream.take())
@@ -70,7 +70,7 @@ async def test_a_newer_opening_ends_the_older(caller: Caller, prompts: list[Toke
     await newer.take()
     with pytest.raises(StaleTurn):
         await proposed(older, -1)
-    said = older.queue.qsize()  # by a pass that had begun
+    said = older.queue.qsize()  # proposals from a pass that had begun
     await older.tell(len(prompts[0]), (5,))
     await newer.tell(len(text), (7,))
     assert {proposal.source for proposal in await proposed(newer, len(text) + 1)} == {2}

@@ -1,4 +1,4 @@
-"""A front end that is stopping: it sends its clients elsewhere, and what it cuts says so."""
+"""A front end that is stopping sends its clients elsewhere, and the answers that it cuts say so."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Exact mode: a row's logits are the same, bit for bit, whatever else is in its step; and what the
-self-test notices at start, and promises.
+"""Exact mode: a row's logits are the same, bit for bit, whatever else is in its step. The tests
+also say what the self-test notices at start, and what it promises.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ needs_kernels = pytest.mark.skipif(kernels() is None, reason="the kernels were n
 def test_every_row_is_the_same_alone_and_in_a_crowd(
     family: str, dtype: str, make_model: MakeModel
 ) -> None:
-    """Alone and a token a step, or in ragged batches with five others, with random draft lengths,
-    chunks and trees, on side branches too.
+    """Each row is fed alone, a token per step, and in ragged batches with five others, with random
+    draft lengths, chunks and trees, also on side branches.
     """
     forward = HFRunner(load(make_model(family, 0), dtype), POSITIONS)
     assert differing_rows(forward, random.Random(2), 150, others=5) == []
@@ -90,7 +90,7 @@ def test_the_self_test_finds_core_architectures_and_layers_as_wide_as_real_ones_
 )
 @pytest.mark.parametrize("family", MIXTURES)
 def test_mixtures_of_experts_are_exact(family: str, dtype: str, make_model: MakeModel) -> None:
-    """Whatever else is sent to the experts that a row chooses."""
+    """A row has the same bits whatever other rows go to the experts that it chooses."""
     forward = HFRunner(load(make_model(family, 0), dtype), POSITIONS)
     assert str(self_test(forward, family)) == "exact"
     assert differing_rows(forward, random.Random(2), 110, others=3) == []
@@ -111,7 +111,9 @@ def test_mixtures_of_experts_are_exact(family: str, dtype: str, make_model: Make
 def test_heads_as_large_as_those_of_real_models_are_exact(
     size: int, repeat: int, dtype: str, tmp_path: Path
 ) -> None:
-    """Two key heads, each for so many query heads; in chunks of any size, in trees."""
+    """There are two key heads, each shared by several query heads; texts are fed in chunks of any
+    size and in trees.
+    """
     torch.manual_seed(size)
     options = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96}
     heads = {"head_dim": size, "num_attention_heads": 2 * repeat, "num_key_value_heads": 2}
@@ -181,7 +183,7 @@ def test_a_model_that_fails_the_self_test_may_be_served_with_a_warning_and_is_ne
 
 
 def by_tiles(folder: Path) -> HFRunner:
-    """Without compiled kernels."""
+    """Return a forward pass without compiled kernels."""
     return HFRunner(load(folder), POSITIONS, backend=AttentionBackend.TILES)
 
 
@@ -199,7 +201,9 @@ def test_the_self_test_notices_logits_that_are_no_numbers(
 
 
 def test_the_self_test_says_why_a_model_is_not_exact(make_model: MakeModel) -> None:
-    """Experts in a form of their own are left to PyTorch, which rounds by the number of rows."""
+    """Experts of an unknown form are left to PyTorch, whose rounding depends on the number of
+    rows.
+    """
     llama, experts = make_model("llama", 0), make_model("llama4_text", 0)
     for forward, reason in (
         (by_tiles(llama), "PyTorch rounds by the number of rows"),
@@ -212,9 +216,7 @@ def test_the_self_test_says_why_a_model_is_not_exact(make_model: MakeModel) -> N
 def test_the_self_test_notices_a_wrong_mask(
     make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seeing all earlier rows instead of one's ancestors is the mistake that a tree mask guards
-    against.
-    """
+    """The planted mistake lets a node see all earlier rows instead of its ancestors."""
     everything = lambda parents: torch.ones(len(parents), len(parents)).tril().bool()  # noqa: E731
     monkeypatch.setattr("tandem.engine.forward.tiles._ancestry", everything)
     refuses(by_tiles(make_model("llama", 0)), "differ by")

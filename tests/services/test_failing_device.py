@@ -1,5 +1,5 @@
-"""A device whose every pass fails: the service does not serve, and its process ends, so that it is
-started again.
+"""If every pass of a device fails, the service stops serving, and its process ends so that a
+supervisor starts it again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def failing(runner: HFRunner, segments: Sequence[Segment]) -> Never:
 
 
 async def fail_often(address: str) -> list[TandemError]:
-    """As many openings as it takes, each of a session of its own."""
+    """Send as many openings as the limit of failures, each for its own session."""
     failures: list[TandemError] = []
     async with rpc.connect(address) as channel:
         client = VerifierClient(channel)

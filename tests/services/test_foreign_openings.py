@@ -1,5 +1,5 @@
-"""Openings of a drafter with a tokenizer of its own that do not fit its context: none of its drafts
-does, and no time is spent on them.
+"""Openings that do not fit the context of a drafter with its own tokenizer: no draft fits either,
+and the drafter spends no time on them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tests.services.jobs import CONTEXT, Engine
 
 @pytest.fixture(scope="module")
 def drafter() -> Drafter:
-    """The foreign draft model, loaded once."""
+    """Return the foreign draft model, loaded once."""
     return Drafter(Engine(FOREIGN, exact=False))
 
 
 @pytest.fixture
 def translated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens were translated, each time."""
+    """Return a list of how many tokens each translation had."""
     counts, translate = list[int](), Translation.to_draft
 
     def counting(self: Translation, tokens: Sequence[int], at_start: bool = True) -> list[int]:
@@ -56,8 +56,8 @@ def test_an_opening_far_longer_than_the_context_is_not_translated_and_answered_a
 
 
 def shrinking(drafter: Drafter, texts: Sequence[Tokens]) -> Iterator[tuple[Tokens, int]]:
-    """Texts that are shorter in the draft model's tokens than without their last token; how many
-    draft tokens they are without it.
+    """Return texts that have fewer draft tokens than without their last token, with the number of
+    draft tokens without it.
     """
     for text in texts:
         starts = [text[:end] for end in range(1, len(text) + 1)]
@@ -70,9 +70,9 @@ def shrinking(drafter: Drafter, texts: Sequence[Tokens]) -> Iterator[tuple[Token
 def test_a_text_that_did_not_fit_when_it_was_opened_gets_no_draft_when_it_does(
     drafter: Drafter,
 ) -> None:
-    """There is no session then."""
+    """Such a text has no session."""
     text, size = next(shrinking(drafter, tokenised(TARGET, 12)))
-    shape = DraftShape.chain(CONTEXT - EXTRA_TOKENS - size + 1)  # too many by one
+    shape = DraftShape.chain(CONTEXT - EXTRA_TOKENS - size + 1)  # one token too many
     running = drafter.opened(Context(ID, 2, 0, text[:-1]), shape=shape)
     running.tell(len(text) - 1, text[-1:])
     running.settle()

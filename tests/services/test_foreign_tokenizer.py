@@ -1,4 +1,4 @@
-"""A drafter with a tokenizer of its own: its chains continue the target's text in the target's
+"""The chains of a drafter with its own tokenizer continue the target's text, in the target's
 tokens.
 """
 
@@ -21,13 +21,13 @@ from tests.services.jobs import CONTEXT, MOST, Engine
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    """The foreign draft model, loaded once."""
+    """Return the foreign draft model, loaded once."""
     return Engine(FOREIGN, exact=False)
 
 
 @pytest.fixture
 def drafter(engine: Engine) -> Iterator[Drafter]:
-    """With no session open; fails if memory is left behind."""
+    """Return a drafter without open sessions; fail if memory is left behind."""
     engine.fed.clear()
     drafter = Drafter(engine)
     yield drafter
@@ -39,7 +39,7 @@ def drafter(engine: Engine) -> Iterator[Drafter]:
 
 
 def right(proposal: Proposal, text: Tokens) -> int:
-    """How many tokens of a chain are the text's."""
+    """Return how many tokens of a chain equal the text."""
     found = 0
     for token, true in zip(proposal.tokens, text[proposal.behind :], strict=False):
         if token != true:
@@ -199,7 +199,7 @@ def test_what_is_not_mirrored_is_a_miss(drafter: Drafter, prompts: list[Tokens])
 
 def test_a_session_that_was_lost_is_fed_again(drafter: Drafter, prompts: list[Tokens]) -> None:
     held = drafter.once(Context(ID, 1, 0, prompts[0]))
-    drafter.engine.sessions.close(ID)  # as if it was evicted
+    drafter.engine.sessions.close(ID)  # closes the session, as an eviction does
     again = drafter.once(Context(ID, 2, held.cached_len, (5,), held.epoch))
     assert again.epoch != held.epoch
     fresh = drafter.once(Context(b"\1", 1, 0, (*prompts[0], 5)))

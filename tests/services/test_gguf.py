@@ -1,5 +1,5 @@
-"""GGUF files: served as they are stored, exactly; their vocabularies and tokenizers; what is
-refused in which words.
+"""GGUF files are served as they are stored, and exactly. The tests also cover the vocabularies and
+tokenizers of GGUF files, and the words with which files are refused.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_rows_of_half_precision_pass_the_self_test(dtype: Any, make_gguf: MakeGG
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_network_is_that_of_transformers(kind: str, make_gguf: MakeGGUF) -> None:
-    """Which dequantises the file: the same logits, but for the order of sums."""
+    """transformers dequantises the file and gets the same logits, up to the order of sums."""
     file = make_gguf(models.DRAFT, kind)
     text = torch.tensor([list(range(100, 140))])
     plain: Any = AutoModelForCausalLM.from_pretrained(
@@ -74,7 +74,7 @@ def test_the_network_is_that_of_transformers(kind: str, make_gguf: MakeGGUF) -> 
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of random weights whose rows are whole blocks of 256, as a file of float32."""
+    """Return a Llama with random weights whose rows are whole blocks of 256, as a float32 file."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("wide")
     config = LlamaConfig(
@@ -96,7 +96,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", READERS)
 def test_a_file_of_any_quantised_type_is_exact(kind: str, wide: Path, tmp_path: Path) -> None:
-    """Where queries, keys and values are not all stored in one way, and embeddings are tied."""
+    """In some files queries, keys and values have different types, and the embeddings are tied."""
     file = with_random_blocks(wide, tmp_path / f"{kind}.gguf", {"attn_v": "Q6_K"}, kind)
     model = load(file)
     assert model.numbers == f"float32, weights in {kind.lower()}"
@@ -112,7 +112,9 @@ def test_weights_take_about_as_much_memory_as_the_file(kind: str, make_gguf: Mak
 def test_reading_never_holds_more_than_the_file_has(
     make_gguf: MakeGGUF, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is read and not yet laid out is as it is stored, and goes when it is."""
+    """A weight that was read but not yet laid out is held as stored, and is freed once it is laid
+    out.
+    """
     file, held = make_gguf(models.TARGET, "q4_1"), list[int]()
     replaced = linears.replace
 
@@ -187,7 +189,9 @@ def test_what_is_no_whole_gguf_file_is_refused(make_gguf: MakeGGUF, tmp_path: Pa
 
 
 def test_frequencies_that_a_file_divides_are_divided(make_gguf: MakeGGUF, tmp_path: Path) -> None:
-    """As those of Llama 3.1 and later, whose file has no other sign of it."""
+    """The frequencies are those of Llama 3.1 and later; the files have no other sign of the
+    division.
+    """
     file = make_gguf(models.DRAFT, "f32")
     plain = load(file).network.model.rotary_emb.inv_freq
     factors = torch.linspace(1, 8, len(plain))

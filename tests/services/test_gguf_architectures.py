@@ -1,5 +1,5 @@
-"""GGUF files of other architectures: what `transformers` does not map is set, or refused by name;
-tensors that a network has as one.
+"""GGUF files of other architectures: settings that `transformers` does not map are set, or the file
+is refused by name. Tensors are joined where a network has them as one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BASE: dict[str, Any] = {"rope.freq_base": 10000.0}
 
 
 def described(file: Path, kind: str, metadata: dict[str, Any]) -> GGUFWriter:
-    """A file of an architecture on its way."""
+    """Write the description of an architecture to a file."""
     writer = GGUFWriter(file, kind)
     for key, value in (USUAL | metadata).items():
         writer.add_key_value(f"{kind}.{key}", value, TYPES[type(value)])
@@ -51,7 +51,9 @@ def described(file: Path, kind: str, metadata: dict[str, Any]) -> GGUFWriter:
 
 
 def config(folder: Path, kind: str, **metadata: Any) -> Any:
-    """What is made of a file's metadata, in whose keys a dot is two underscores."""
+    """Return the configuration made from a file's metadata; two underscores in a name stand for a
+    dot in the key.
+    """
     file = folder / "model.gguf"
     named = {key.replace("__", "."): value for key, value in metadata.items()}
     write(described(file, kind, named))
@@ -71,7 +73,7 @@ def test_the_base_of_rotary_positions_is_the_files(kind: str, tmp_path: Path) ->
 def test_queries_of_gemma_2_are_scaled_as_its_makers_do(
     layers: int, heads: int, width: int, size: int, scalar: int, tmp_path: Path
 ) -> None:
-    """Which no key says: that of 27B divides its width by its heads."""
+    """No metadata key gives the scale: the 27B model divides its width by its number of heads."""
     sizes = {"block_count": layers, "attention__head_count": heads, "embedding_length": width}
     lengths = {"attention__key_length": size, "attention__value_length": size}
     made = config(tmp_path, "gemma2", **sizes, **lengths, final_logit_softcapping=30.0)
@@ -129,7 +131,9 @@ def test_frequencies_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
 def saved(
     file: Path, network: Any, kind: str, metadata: dict[str, Any], left_out: str = "none"
 ) -> Path:
-    """A network's weights as a file: gates and inputs of experts apart, output layer in Q8_0."""
+    """Write a network's weights as a file: gates and inputs of experts apart, and the output layer
+    in Q8_0.
+    """
     writer = described(file, kind, metadata)
     halves = {"ffn_gate_exps": 0, "ffn_up_exps": 1}
     processor = reading.TENSOR_PROCESSORS[kind](config=network.config.to_dict())
@@ -154,7 +158,9 @@ def saved(
 
 
 def some_network(config: PreTrainedConfig) -> Any:
-    """Random weights; those of the output layer as Q8_0 has them."""
+    """Return a network with random weights; those of the output layer can be stored exactly in
+    Q8_0.
+    """
     torch.manual_seed(0)
     network = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     rounded = quants.quantize(network.lm_head.weight.numpy(), GGMLQuantizationType.Q8_0)
@@ -164,7 +170,7 @@ def some_network(config: PreTrainedConfig) -> Any:
 
 
 def same(file: Path, network: Any) -> bool:
-    """Whether what is read is that network."""
+    """Return whether the file loads as this network."""
     top = head(file)
     made, missing = reading.read(file, top, config_of(file, top), torch.float32, grouped=True)
     text = torch.arange(40)[None]
@@ -189,7 +195,7 @@ EXPERTS = {
 
 @pytest.fixture(scope="module")
 def mixture() -> Any:
-    """Of four experts in each of two layers."""
+    """Return a mixture of four experts in each of two layers."""
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 64, "num_experts": 4}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_experts_per_tok": 2}
     return some_network(Qwen2MoeConfig(**sizes, **heads))
@@ -198,7 +204,7 @@ def mixture() -> Any:
 def test_experts_are_joined_one_weight_after_the_other(
     mixture: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No more is held beside the network than the halves of one weight."""
+    """Beside the network, loading holds at most the two halves of one weight."""
     take, held = reading._Reading.take, list[int]()
 
     def counted(self: Any, tensor: Any) -> None:

@@ -1,4 +1,6 @@
-"""The benchmark for devices, by emulation: it needs little, checks first, and writes all of it."""
+"""The benchmark for devices, run by emulation: it needs few packages, checks exactness first, and
+writes all results.
+"""
 
 from __future__ import annotations
 
@@ -54,20 +56,20 @@ def test_with_pytorch_and_transformers_alone_it_checks_measures_and_writes(
     steps = [row for row in written["rows"] if row["system"] != "floor"]
     assert len(steps) == (len(gpu.SYSTEMS) + 1) * len(gpu.FEEDS)
     assert all(row["milliseconds"] > 0 for row in steps)
-    assert written["passes"] == []  # of a device alone
+    assert written["passes"] == []  # the result of a device alone
     assert {"torch", "transformers", "processor", "device"} <= set(written["machine"])
     assert written["title"] in done.stdout and "times mean nothing" in written["title"]
     assert "exact, passes of 16," in done.stdout and "x transformers" in done.stdout
 
 
 def stale(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
-    """A capture that misses what is fed later."""
+    """Return a capture whose replays ignore what is fed later."""
     logits = run().clone()
     return lambda: None, logits
 
 
 def failing(run: Callable[[], torch.Tensor]) -> Any:
-    """A device that captures nothing."""
+    """Return a capture that always fails."""
     raise RuntimeError("operation not permitted when stream is capturing")
 
 
@@ -112,7 +114,7 @@ def test_logits_that_are_not_those_of_transformers_are_noticed(
 def test_rows_that_depend_on_their_company_are_noticed(
     model: HFModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By as little as rounding would make of it."""
+    """The change is as small as one of rounding."""
     spelled_out = attention.definition
 
     def batch_variant(rows: RowPlan, *given: Any) -> torch.Tensor:

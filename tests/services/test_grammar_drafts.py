@@ -22,9 +22,9 @@ GRAMMAR = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
 
 
 async def test_proposals_keep_to_the_grammar_once_it_is_compiled(services: Services) -> None:
-    """The text is told token by token, so the drafter proposes anew after each; after some of them
-    at the latest the grammar is compiled, and the whole rest is proposed right as far as it is
-    forced.
+    """The text comes token by token, so the drafter proposes anew after each token. At the latest
+    after some of them the grammar is compiled, and the drafter proposes the whole rest as far as
+    the grammar forces it.
     """
     tokenizer = tokenizer_of(models.TARGET)
     prompt = tuple(tokenizer.encode("Once upon a time").ids)

@@ -28,7 +28,7 @@ PENALISED = SamplingParams(0.7, seed=3, repetition_penalty=1.3, prompt_length=9)
 
 
 def fresh(engine: Engine, text: Tokens) -> torch.Tensor:
-    """What the model says behind a text that it never saw, [vocab]."""
+    """Return the model's logits after a text that is new to it, [vocab]."""
     table = engine.forward.pool.allocate(len(text))
     assert table is not None
     (logits,) = engine.run(Segment(table, 0, text, tree.chain(len(text)), 1))
@@ -43,7 +43,7 @@ def fresh(engine: Engine, text: Tokens) -> torch.Tensor:
 def test_after_any_commits_the_logits_of_a_node_are_those_of_its_text(
     kind: str, sampling: SamplingParams, make_gguf: MakeGGUF, prompts: list[Tokens]
 ) -> None:
-    """Three sessions that share their passes, as far as they have anything to feed."""
+    """Three sessions share passes as long as they have tokens to feed."""
     model = make_gguf(DRAFT, kind) if kind == "q4_0" else DRAFT
     engine, noise = Engine(model, kind != "fast", positions=2048), random.Random(5)
     drafters = [
@@ -101,7 +101,7 @@ def test_what_is_not_worth_a_row_is_neither_fed_nor_sent(
     dear = drafters(prompts[1], conditions, shape=DraftShape(32, 4, 64))
     few = sum(len(proposal.tokens) for proposal in dear.running.settle())
     assert 0 < few < cheap
-    conditions.price = 0.0  # it is cheap again
+    conditions.price = 0.0  # drafting is cheap again
     dear.running.settle()
     dear.hear(), drafter.hear()
     assert dear.receiver.ahead() == drafter.receiver.ahead()
@@ -174,7 +174,7 @@ def test_a_session_that_ends_midway_keeps_its_text_for_the_next_opening(
 def test_many_pending_tokens_are_fed_in_pieces_of_one_pass(
     engine: Engine, drafters: Any, prompts: list[Tokens]
 ) -> None:
-    """A longer segment would be taken for a prompt, and commits would not be heard in between."""
+    """A longer segment would count as a prompt, and commits would have to wait until it is fed."""
     drafter = drafters(prompts[0])
     drafter.running.step()
     drafter.goes_on(prompts[1][:7] * 5)

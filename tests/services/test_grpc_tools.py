@@ -48,7 +48,7 @@ async def test_grpc_and_its_client_have_the_same_tools(hermes: Saying) -> None:
 
 
 async def test_the_client_has_the_options_of_a_chat_that_http_has(hermes: Saying) -> None:
-    """By the same names, with the same prompts and grammars."""
+    """The Python client and HTTP have the same names, prompts and grammars."""
     chosen = {"type": "function", "function": {"name": "weather"}}
     called = {
         "role": "assistant",
@@ -105,7 +105,9 @@ async def test_grpc_refuses_what_is_no_tool_by_its_name(
 
 
 async def test_an_answer_that_is_continued_has_the_message_of_the_whole(hermes: Saying) -> None:
-    """Wherever the stream broke, also within a call: each piece comes once, with the same id."""
+    """The stream may break anywhere, also within a call: each piece comes once, with the same
+    id.
+    """
     tool = Tool("weather")
     prompt = Conversation((ChatMessage("user", "Hello"),), tools=(tool,))
     asked = {"prompt": prompt, "request_id": "id", "sampling": Sampling(seed=1)}

@@ -1,4 +1,4 @@
-"""A session belongs to the peer that opened it, whoever else knows its id, epoch and length."""
+"""A session belongs to the peer that opened it, even if others know its id, epoch and length."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ ATTEMPTS, AT_ONCE = 1_000, 250
 
 @dataclass
 class Held:
-    """A session that a peer holds at a verifier."""
+    """A session that a peer has open at a verifier."""
 
     opening: Decoding
     text: tuple[int, ...]
     epoch: int
 
     def on(self, turn: int, session_id: bytes | None = None, **other: int) -> Decoding:
-        """An opening that builds on what is cached, as only its owner should be able to."""
+        """Return an opening that builds on cached tokens, as only their owner should be able to."""
         known = self.opening.context
         fields = {"base": known.length, "epoch": self.epoch} | other
         context = Context(
@@ -80,7 +80,8 @@ async def test_a_thousand_attempts_take_no_session_from_its_peer(
                 for _ in range(AT_ONCE)
             ]
             for stream in await thief.open(*openings):
-                with pytest.raises((SessionMiss, StaleTurn)):  # stale among the attempts themselves
+                # an attempt may be stale because of another one
+                with pytest.raises((SessionMiss, StaleTurn)):
                     await stream.take()
             turn = chance.randrange(2, LAST_TURN)
             await thief.send(closings=[Closing(session_id=opening.context.session_id, turn=turn)])

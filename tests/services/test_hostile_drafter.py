@@ -1,4 +1,4 @@
-"""A drafter is not trusted: whatever it says, the text is the target's own."""
+"""A drafter is not trusted: whatever it sends, the text is the target's own."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ Lie = Callable[[int, int], drafter_pb2.ProposeResponse]
 def proposal(
     tokens: list[int], parents: list[int] | None = None, choices: int = 0, **told: Any
 ) -> Lie:
-    """The same proposal behind every commit; parents are distances as on the wire, by default a
-    chain's. Of so many `choices`, if any, each token was drawn.
+    """Send the same proposal after every commit; parents are distances as on the wire, by default
+    those of a chain. With `choices`, the proposal claims that each token was drawn from this number
+    of tokens.
     """
     chain = [0, *(1,) * (len(tokens) - 1)]
     said = common_pb2.Proposal(tokens=tokens, parents=parents or chain)
@@ -48,7 +49,7 @@ def proposal(
 
 
 def failure(packed: bytes) -> Lie:
-    """The stream fails, each time that it is opened."""
+    """Fail the stream each time that it is opened."""
 
     def lie(stream: int, behind: int) -> drafter_pb2.ProposeResponse:
         failed = common_pb2.Failure(stream=stream, status=packed)
@@ -58,7 +59,7 @@ def failure(packed: bytes) -> Lie:
 
 
 def flood(stream: int, behind: int) -> drafter_pb2.ProposeResponse:
-    """More than anybody can verify, numbered as it likes."""
+    """Send more nodes than a verifier can verify, with arbitrary numbers."""
     proposals = [
         common_pb2.Proposal(
             stream=stream,
@@ -103,7 +104,9 @@ WORDS = {"no-message": b"\xff\xff\xff", "nothing": b"", "garbled-details": None}
 
 @dataclass
 class Hostile:
-    """What it says to whom it owes a proposal, or else `words` that are no message."""
+    """A drafter that answers with what a test defines, or with bytes (`words`) that are no
+    message.
+    """
 
     lie: Lie
     words: bytes | None = b""
@@ -127,7 +130,7 @@ class Hostile:
 
 
 def owed(request: drafter_pb2.ProposeRequest) -> Iterator[tuple[int, int]]:
-    """The streams that heard something, and the length of their texts."""
+    """Return the streams that received something, and the length of their texts."""
     for opening in request.open:
         yield opening.stream, opening.context.base + len(opening.context.tokens)
     for commit in request.commits:
@@ -136,7 +139,7 @@ def owed(request: drafter_pb2.ProposeRequest) -> Iterator[tuple[int, int]]:
 
 @asynccontextmanager
 async def behind(services: Services, hostile: Hostile) -> AsyncIterator[Tandem]:
-    """The real verifier with this drafter."""
+    """Run the real verifier with this drafter."""
     handlers = {"Propose": grpc.stream_stream_rpc_method_handler(hostile.proposal)}
     server = aio.server(options=rpc.SERVER_OPTIONS)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
@@ -152,14 +155,14 @@ async def behind(services: Services, hostile: Hostile) -> AsyncIterator[Tandem]:
 
 @dataclass(frozen=True)
 class Scene:
-    """One drafter for all lies, and the tokens without it."""
+    """One drafter for all false proposals, and the tokens of the answer without it."""
 
     drafter: Hostile
     tandem: Tandem
     plain: list[int]
 
     async def tokens(self, levels: int | None = None) -> list[int]:
-        """Drafted by the drafter alone: nothing that was answered before is known."""
+        """The answer is drafted by this drafter alone, because no earlier answers are known."""
         request = ask("Once upon a time", temperature=1.0, seed=8, tokens=16)
         request.cache_salt = secrets.token_hex(8)
         if levels is not None:
@@ -167,8 +170,8 @@ class Scene:
         return list((await self.tandem.stub.Generate(request)).token_ids)
 
     async def drafted(self) -> int:
-        """The text is the same; lies that were told of it, none if the drafter was not connected
-        yet.
+        """Check that the text is the same; return the number of false proposals, 0 if the drafter
+        was not connected yet.
         """
         assert await self.tokens() == self.plain
         return self.drafter.told

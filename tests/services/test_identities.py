@@ -1,4 +1,6 @@
-"""The file of clients: who has a token or a certificate, at once as it changes."""
+"""The file of clients decides who has a token or a certificate, and its changes take effect at
+once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Tandem whose clients are known: every method of every service, and who is let in."""
+"""A Tandem system with known clients: who may call which method of each service."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ async def test_the_text_over_tls_is_the_targets_own_and_drafts_are_accepted(
     async with known.system.with_token(ALICE) as client:
 
         async def drafted() -> Any:
-            """An answer with drafts: it had reached a drafter."""
+            """Return an answer with drafts, which shows that the drafter was reached."""
             answer = await client.generate(prompt, max_new_tokens=16, temperature=0.0, rule="top1")
             return answer if answer.speculation.num_draft_tokens else None
 

@@ -1,4 +1,6 @@
-"""The call that carries all sessions of a worker: it batches, survives, keeps its users apart."""
+"""The call that carries all sessions of a worker batches messages, outlives connections, and keeps
+sessions apart.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ HOST = "127.0.0.1"
 async def test_what_is_said_in_one_turn_of_the_loop_leaves_in_one_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(heartbeat, "SECONDS", LIMIT)  # nothing is said without a reason
+    # heartbeats do not send anything by themselves
+    monkeypatch.setattr(heartbeat, "SECONDS", LIMIT)
     peer = Peer()
     async with served(peer) as address, linked_to(address) as (link, user):
         before = len(peer.messages)
@@ -129,14 +132,15 @@ async def test_a_service_that_ends_every_call_is_called_ever_less_often(
     pauses: list[float] = []
 
     class Chance:
-        """By which a pause is shorter: no time passes at all."""
+        """Replaces the random part of pauses; the chosen value makes them take no time."""
 
         def __rmul__(self, pause: float) -> float:
             pauses.append(pause)
             return 0.0
 
     peer.answer = answer
-    monkeypatch.setattr(module, "BACK_OFF_SECONDS", (LIMIT / 8, LIMIT))  # it is called for less
+    # the link is called again sooner
+    monkeypatch.setattr(module, "BACK_OFF_SECONDS", (LIMIT / 8, LIMIT))
     monkeypatch.setattr(module, "random", SimpleNamespace(uniform=lambda least, most: Chance()))
     async with served(peer) as address, rpc.connect(address) as channel, verifier_link(channel):
         await until(lambda: len(pauses) > 4)
@@ -196,7 +200,9 @@ async def test_a_link_whose_own_work_fails_ends_its_scope() -> None:
 async def test_proposals_that_are_passed_on_are_dropped_when_the_verifier_reads_too_slowly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A drafter that floods costs proposals, and no memory; one that is waited for arrives."""
+    """A drafter that sends too much loses proposals but takes no memory, and an awaited proposal
+    arrives.
+    """
     monkeypatch.setattr(module, "MAX_PROPOSALS", 10)
     peer = Peer()
     async with linked(peer) as (link, user):

@@ -1,4 +1,6 @@
-"""Many more sessions than memory: everybody is served, with the same text, within the bound."""
+"""With many more sessions than memory, every session is served with the same text, within the bound
+on memory.
+"""
 
 from __future__ import annotations
 
@@ -30,24 +32,27 @@ from tests.system.test_same_text import ask
 from tests.waiting import LIMIT, PAUSE, until
 
 SESSIONS, FITTING, PROMPT, TOKENS = 300, 30, 248, 8
-SIZE = 4 * PAGE  # positions that a session of PROMPT + TOKENS takes
-MOST = 512  # rows of a step
-STREAMS, MANY = 6, 300  # of many tokens
+SIZE = 4 * PAGE  # number of positions of a session of PROMPT + TOKENS
+MOST = 512  # most rows of a step
+STREAMS, MANY = 6, 300  # number of streams with many tokens, and their number of tokens
 NEVER = 1e6  # seconds until an idle session is evicted
-KERNELS = 8e6  # bytes of code for steps of sizes that were forgotten
+KERNELS = 8e6  # bytes of code for sizes of steps that the warm-up lacks
 
 
 async def complete(relays: Relays, number: int) -> list[int]:
-    """The completion of a prompt of its own, without a drafter."""
+    """Return the completion of a prompt that no other request has, without a drafter."""
     prompt = tuple((number * 7919 + place * 31) % 4000 + 5 for place in range(PROMPT))
     request = RunRequest("", secrets.token_bytes(16), prompt, SamplingParams(), TOKENS)
     return [token async for step in relays.run(request) for token in step.tokens]
 
 
 async def warm_up(verifier: VerifierClient) -> None:
-    """A step of every size: the matrix library keeps code for each that it has met."""
+    """Run a step of every size, because the matrix library keeps code for each size that it has
+    met.
+    """
     for rows in (*range(1, UNPADDED_ROWS + 1), *range(UNPADDED_ROWS, MOST + 1, ROW_MULTIPLE)):
-        nodes = min(rows, UNPADDED_ROWS) - 1  # wanted are their logits and one more
+        # the logits of the nodes and of one more row are wanted
+        nodes = min(rows, UNPADDED_ROWS) - 1
         draft = Draft((7,) * nodes, (-1,) * nodes)
         context = Context(secrets.token_bytes(16), 1, 0, (5,) * (rows - nodes))
         await verifier.verify(context, draft, SamplingParams())
@@ -56,7 +61,9 @@ async def warm_up(verifier: VerifierClient) -> None:
 
 @asynccontextmanager
 async def verifier(*words: str) -> AsyncIterator[tuple[str, psutil.Process]]:
-    """A process of its own, whose memory is its own: address and process."""
+    """Start a verifier in its own process, so that its memory can be measured; yields its address
+    and process.
+    """
     command = (sys.executable, "-m", "tandem.verifier_service", "--port=0", "--metrics-port=0")
     process = await create_subprocess_exec(*command, *words, stdout=PIPE, stderr=DEVNULL)
     try:
@@ -117,7 +124,9 @@ async def test_ten_times_more_sessions_than_memory_all_finish_with_the_same_text
 async def test_sessions_that_fill_the_memory_do_not_block_each_other(
     embedded: Pair, target: PreTrainedModel
 ) -> None:
-    """Memory for three of six; all have begun before it is full, and none is idle for long."""
+    """There is memory for three of six sessions; all have begun before it is full, and none is idle
+    for long.
+    """
     request = ask("Once upon a time there was a", tokens=MANY)
     request.stopping.ignore_eos = True
     ids = load_tokenizer(embedded.target).encode(request.text).ids

@@ -1,4 +1,4 @@
-"""A replica whose address leaves DNS is not known any more, and is still missed."""
+"""A replica whose address leaves DNS is forgotten, but still counts as missing."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from tests.waiting import until
 
 
 class Answering:
-    """Every verifier that is known serves, and no drafter is."""
+    """A health check by which every known verifier serves and no drafter does."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
 
     async def status(self) -> tuple[list[ReplicaStatus], list[ReplicaStatus]]:
-        """As `Replicas` asks them."""
+        """Return the status in the way that `Replicas` reads it."""
         return [ReplicaStatus(each, MODEL, 0.001) for each in self._membership.now.verifiers], []
 
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What DNS has of any name; it is asked often."""
+    """Return the fake DNS records of names, which are looked up often."""
     addresses = ["10.0.0.1", "10.0.0.2"]
 
     def ask(host: str, port: int, **options: object) -> list[tuple[object, ...]]:
@@ -79,7 +79,7 @@ def test_of_each_address_or_name_one_is_expected_unless_it_is_said() -> None:
 
 
 async def test_a_role_is_missed_when_nothing_of_it_was_ever_known() -> None:
-    """Its name is not in DNS."""
+    """The role's name has never been in DNS."""
     registry = CollectorRegistry()
     FleetMetrics(registry, Membership(), Acceptance(), {"verifier": 1, "drafter": 1})
     for role in ("verifier", "drafter"):

@@ -1,4 +1,4 @@
-"""Drafter and verifier, each over real gRPC, question by question: streams of one answer."""
+"""Drafter and verifier, each over real gRPC, with one answer per opening."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Fresh = Callable[..., Context]
 
 @pytest.fixture
 async def fresh(services: Services, nothing_left: None) -> AsyncIterator[Fresh]:
-    """Makes contexts of new sessions, which are closed at the end."""
+    """Return a function that makes contexts of new sessions, which are closed at the end."""
     made: list[Context] = []
 
     def make(tokens: tuple[int, ...] = PROMPT) -> Context:
@@ -41,7 +41,7 @@ async def fresh(services: Services, nothing_left: None) -> AsyncIterator[Fresh]:
 async def test_a_rejected_token_leaves_no_trace_in_the_cache(
     services: Services, fresh: Fresh
 ) -> None:
-    """After a wrong draft the next token is what a session without it would say."""
+    """After a wrong draft, the next token is that of a session which never saw the draft."""
     marred, clean = fresh(), fresh()
     wrong = Draft((9, 10, 11), (-1, 0, 1))
     one = await services.verifier_client.verify(marred, wrong, GREEDY)

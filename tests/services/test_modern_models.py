@@ -1,4 +1,4 @@
-"""Models of today start with default settings: their contexts are what memory holds."""
+"""Current models start with default settings, with the context for which there is memory."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from tandem.engine.host import hosting, load_and_test
 from tandem.protos.errors import Unusable
 from tests.geometries import MODELS, SIZES, TINY, layers_of, save_random
 
-LEFT = 16 << 30  # of a machine with 24 GB on which a target, a drafter and other programs run
-FEW = 2  # layers, which have their share of that memory
+# free memory of a machine with 24 GB on which a target, a drafter and other programs run
+LEFT = 16 << 30
+FEW = 2  # number of layers, which get their share of that memory
 SHARE = ModelServiceConfig.model_fields["kv_share"].default
-MARGIN = 512  # more than the positions that are kept for drafted nodes
+MARGIN = 512  # more than the number of positions that are kept for drafted nodes
 LIMITED = "the context is as long as memory allows"
 MakeRandom = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
 def make_random(tmp_path_factory: pytest.TempPathFactory) -> MakeRandom:
-    """Makes a directory of a model that people use, with random weights."""
+    """Return a function that makes a directory of a well-known model, with random weights."""
     return lambda name, *given, **other: save_random(
         name, tmp_path_factory.mktemp("random"), *given, **other
     )
@@ -35,8 +36,9 @@ def make_random(tmp_path_factory: pytest.TempPathFactory) -> MakeRandom:
 
 @pytest.fixture
 def make_tiny(make_random: MakeRandom, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Makes one with few layers, whose keys and values are those of the model, and everything else
-    tiny; what memory is left, whatever this machine has, is the share of these layers.
+    """Return a function that makes such a model with few layers, true sizes of keys and values, and
+    all other sizes tiny. The free memory is set to the share of these layers, whatever this machine
+    has.
     """
 
     def make(name: str) -> Path:
@@ -48,12 +50,14 @@ def make_tiny(make_random: MakeRandom, monkeypatch: pytest.MonkeyPatch) -> Calla
 
 
 def held(name: str, dtype: torch.dtype) -> int:
-    """Positions that memory holds of all layers."""
+    """Return the positions that fit into memory for all layers."""
     return int(SHARE * LEFT) // position_bytes(layers_of(name), dtype)
 
 
 async def described(config: ModelServiceConfig) -> tuple[int, list[Any]]:
-    """The context with which a model is served, and the warnings that its context was limited."""
+    """Return the context with which a model is served, and the warnings that the context was
+    limited.
+    """
     with capture_logs() as lines:
         async with hosting(config, "verify", True, CollectorRegistry()) as host:
             length = host.describe().context_length
@@ -89,7 +93,9 @@ async def test_a_context_that_was_asked_for_is_held_or_refused(
 async def test_memory_that_was_set_limits_the_context_too(
     make_tiny: Callable[[str], Path],
 ) -> None:
-    """Of two layers with two heads of 128 for keys and for values, of 4 bytes."""
+    """The model has two layers with two heads of 128 for keys and for values, with 4 bytes per
+    number.
+    """
     config = ModelServiceConfig(model=make_tiny("Qwen2.5-1.5B"), threads=1, kv_bytes="64MiB")
     length, (warning,) = await described(config)
     positions = warning["kv_bytes"] // (FEW * 2 * 2 * 128 * 4)
@@ -101,7 +107,7 @@ async def test_memory_that_was_set_limits_the_context_too(
 async def test_a_model_of_today_starts_with_its_true_widths(
     name: str, make_random: MakeRandom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of few layers, and in bfloat16."""
+    """The model has few layers and is in bfloat16."""
     monkeypatch.setattr("tandem.engine.capacity.available", lambda: LEFT)
     folder = make_random(name, torch.bfloat16, num_hidden_layers=FEW, pad_token_id=None)
     length, warnings = await described(ModelServiceConfig(model=folder))

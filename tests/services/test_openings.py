@@ -1,4 +1,4 @@
-"""Openings of a verifier over real gRPC: which are served, and what ends them."""
+"""Openings of a verifier over real gRPC: which ones are served, and what ends them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left", "patient")
 
 @pytest.fixture(scope="module")
 async def for_two(embedded: Pair) -> AsyncIterator[str]:
-    """A verifier with places for two sessions, which sessions that nobody uses soon lose."""
+    """Serve a verifier with places for two sessions, which soon evicts idle ones."""
     limits = {"max_sessions": 2, "evict_after": 0.01, "session_ttl": 0.02, "threads": 1}
     config = ModelServiceConfig(model=embedded.target, **limits)
     async with verifier_service.serving(config, CollectorRegistry()) as address:
@@ -72,7 +72,7 @@ async def test_an_opening_that_is_not_newer_is_refused_and_harms_nobody(
 
 
 async def test_openings_fail_one_by_one(services: Services, text: tuple[int, ...]) -> None:
-    """In one message, with what is wrong; the others go on."""
+    """The openings come in one message; each refusal says what is wrong, and the others go on."""
     wrong: list[tuple[type[Exception], str | None, dict[str, Any]]] = [
         (SessionMiss, None, {"base": 10}),
         (SessionMiss, None, {"epoch": 77}),
@@ -96,7 +96,9 @@ async def test_openings_fail_one_by_one(services: Services, text: tuple[int, ...
 async def test_a_text_may_end_one_token_after_the_context_and_a_longer_one_is_refused(
     services: Services,
 ) -> None:
-    """As the front end refuses it: a caller may come without."""
+    """The verifier refuses the longer text as the front end does, because a caller may come without
+    a front end.
+    """
     context = 512
     async with calling(services.verifier) as caller:
         for until in (context + 2, 2**32 - 1):
@@ -109,7 +111,7 @@ async def test_a_text_may_end_one_token_after_the_context_and_a_longer_one_is_re
 @pytest.mark.parametrize(
     ("tokens", "parents", "field"),
     [
-        ([1, 2], [0, 9], "parents"),  # behind a node before the first
+        ([1, 2], [0, 9], "parents"),  # a parent before the first token
         ([4096], [0], "tokens"),
         ([1] * 65, [*range(65)], "tokens"),
     ],
@@ -117,7 +119,9 @@ async def test_a_text_may_end_one_token_after_the_context_and_a_longer_one_is_re
 async def test_the_only_proposal_that_was_asked_for_must_be_a_tree_of_tokens(
     tokens: list[int], parents: list[int], field: str, services: Services
 ) -> None:
-    """It ends its stream, which no step follows; others are taken for none."""
+    """A wrong proposal ends its stream if a step has to wait for it; other wrong proposals are
+    ignored.
+    """
     async with calling(services.verifier) as caller:
         openings = [replace(decoding(), lockstep=True, once=once) for once in (True, False)]
         asked, going = await caller.open(*openings)
@@ -160,7 +164,7 @@ async def test_another_caller_goes_on_with_the_text_of_a_lost_one(
 async def test_a_lost_worker_cannot_close_its_successors_session(
     services: Services, text: tuple[int, ...]
 ) -> None:
-    """Not while the successor decodes, and not when its decoding is done."""
+    """The session stays open while the successor decodes, and afterwards."""
     opening = decoding(LONG)
     async with calling(services.verifier) as lost, calling(services.verifier) as successor:
         await (await lost.open(opening)).take()

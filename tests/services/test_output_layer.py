@@ -1,4 +1,6 @@
-"""The output layer: computed for rows whose logits are wanted and no others, and not rounded."""
+"""The output layer is computed only for rows whose logits are wanted, and its results are not
+rounded.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,13 @@ from tandem.protos import tree
 MakeModel = Callable[[str, int], Path]
 POSITIONS = 512
 FAMILIES = ("llama", "gpt2", "gpt_neox", "gemma2", "cohere", "granite", "mixtral")
-NOT_THAT_OF_BFLOAT16 = 0.9  # of all logits
+NOT_THAT_OF_BFLOAT16 = 0.9  # share of all logits
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="the kernels were not built")
 
 
 def fed(forward: HFRunner, count: int, wanted: int) -> torch.Tensor:
-    """The logits of the last `wanted` tokens of a new text."""
+    """Return the logits of the last `wanted` tokens of a new text."""
     table = forward.pool.allocate(count)
     assert table
     tokens = tuple(range(7, 7 + count))
@@ -37,7 +39,7 @@ def fed(forward: HFRunner, count: int, wanted: int) -> torch.Tensor:
 def test_the_output_layer_is_given_the_rows_that_are_wanted_and_no_others(
     family: str, make_model: MakeModel
 ) -> None:
-    """A piece of a prompt wants none."""
+    """A piece of a prompt wants no logits."""
     forward, given = HFRunner(load(make_model(family, 0)), POSITIONS), list[int]()
     output: Any = forward.model.network.get_output_embeddings()
     output.register_forward_pre_hook(lambda _, rows: given.append(rows[0].shape[-2]))
@@ -48,7 +50,9 @@ def test_the_output_layer_is_given_the_rows_that_are_wanted_and_no_others(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_in_half_precision_are_not_rounded_to_it(family: str, make_model: MakeModel) -> None:
-    """Near 20 it has 8 numbers between whole ones, so that many tokens would be equally likely."""
+    """Near 20, bfloat16 has 8 values between two whole numbers, so many tokens would be equally
+    likely.
+    """
     forward = HFRunner(load(make_model(family, 0), "bfloat16"), POSITIONS)
     logits = fed(forward, 20, 20)
     assert logits.dtype == torch.float32

@@ -1,5 +1,5 @@
-"""A network that loses everything, in one direction or both, is noticed, and used again when it is
-healed.
+"""A network that loses all packets, in one direction or both, is noticed; once it heals, it is used
+again.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ WAYS = {
 
 @asynccontextmanager
 async def partitioned(peer: Peer) -> AsyncIterator[tuple[Link, VerifierLink, Subscriber]]:
-    """A link to a service beyond a proxy, connected, and a subscriber of it; the service sends
-    something whether it receives anything or not, as ours do.
+    """Connect a link through a proxy to a service; yields it with a subscriber. Like the real
+    services, the test's service sends messages whether or not it receives any.
     """
 
     async def beat() -> None:
@@ -88,10 +88,10 @@ async def test_a_service_beyond_a_partition_is_lost_and_used_again_when_it_is_he
 async def test_a_service_that_takes_long_to_receive_a_large_opening_is_not_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rpc, "CLIENT_OPTIONS", rpc.LIMITS)  # gRPC's own pings do not arrive either
+    monkeypatch.setattr(rpc, "CLIENT_OPTIONS", rpc.LIMITS)  # turns off gRPC's own pings
     peer = Peer()
     async with partitioned(peer) as (proxy, link, subscriber):
-        heartbeat.MAX_MISSED = 60  # so many more come from the service, and it shows no progress
+        heartbeat.MAX_MISSED = 60  # the service sends this many more heartbeats without progress
         await proxy.become(WAYS["to the service"])
         link.open(1, opening(100_000), subscriber)
         for _ in range(90):  # heartbeats

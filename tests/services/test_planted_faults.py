@@ -1,4 +1,4 @@
-"""The self-test refuses a model that is computed wrongly, as far as rounding does not hide it, and
+"""The self-test refuses a model that is computed wrongly, unless rounding hides the mistake, and
 none that is computed rightly.
 """
 
@@ -31,7 +31,7 @@ MakeBiased = Callable[[str], Path]
 POSITIONS = 2048
 DTYPES = ("float32", "bfloat16", "float16")
 HALF = ("llama", "gpt_neox", "gemma2", "mixtral", "olmoe", "qwen3_moe")
-SERVED = [  # in float32: test_architectures.py
+SERVED = [  # float32 is covered by test_architectures.py
     *((name, dtype) for name in HALF for dtype in ("bfloat16", "float16")),
     *(
         pytest.param(name, "bfloat16", marks=pytest.mark.long("the same with every family"))
@@ -48,13 +48,15 @@ GROSS = (
     faults.swapped_gates,
     faults.a_neighbours_keys,
     faults.a_forgotten_window,
-)  # what moves logits farther than bfloat16 rounds them
-FINE = faults.a_wrong_rope_row  # of one token of 304: float16 rounds by more
+)  # faults that move logits farther than bfloat16 rounds them
+FINE = faults.a_wrong_rope_row  # changes one token of 304; float16 rounding moves logits farther
 
 
 @pytest.fixture(scope="module")
 def make_biased(tmp_path_factory: pytest.TempPathFactory) -> MakeBiased:
-    """Makes a tiny random model directory of a family, with biases that are not zero."""
+    """Return a function that makes a tiny random model directory of a family, with biases that are
+    not zero.
+    """
     made: dict[str, Path] = {}
 
     def make(family: str) -> Path:
@@ -80,13 +82,13 @@ def make_biased(tmp_path_factory: pytest.TempPathFactory) -> MakeBiased:
 
 @pytest.fixture(autouse=True)
 def _operator() -> Iterator[None]:
-    """The one that attends on a device, for passes by rows."""
+    """Replace the attention of a device, for passes by rows."""
     with emulated():
         yield
 
 
 def right(folder: Path, way: str, dtype: str, patch: pytest.MonkeyPatch) -> HFRunner:
-    """A forward pass without a mistake: along paths, by tiles, or as on a device."""
+    """Return a forward pass without a mistake: along paths, by tiles, or as on a device."""
     if way == "paths" and kernels() is None:
         pytest.skip("the kernels were not built")
     if way in ("rows", "replayed"):
@@ -105,8 +107,8 @@ def right(folder: Path, way: str, dtype: str, patch: pytest.MonkeyPatch) -> HFRu
 
 
 def refuse(fault: Fault, folder: Path, forward: HFRunner, patch: pytest.MonkeyPatch) -> None:
-    """Plant a fault; the self-test has to notice it, also in a program that was made with it, or
-    before.
+    """Plant a fault, and check that the self-test notices it, also in programs that were made
+    before or after the fault.
     """
     fault(Plant(patch, forward, folder))
     if forward.unfused is None and fault is not faults.a_key_that_is_not_written:
@@ -174,7 +176,7 @@ def test_without_a_fault_nothing_is_refused(
 def test_a_mixture_of_experts_that_is_computed_wrongly_is_refused_in_half_precision(
     family: str, dtype: str, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though rounding may send some of its tokens to other experts."""
+    """Rounding may send some tokens to other experts."""
     folder = make_model(family, 0)
     forward = right(folder, "tiles", dtype, monkeypatch)
     refuse(faults.a_neighbours_keys, folder, forward, monkeypatch)
@@ -184,7 +186,9 @@ def test_a_mixture_of_experts_that_is_computed_wrongly_is_refused_in_half_precis
 def test_no_served_architecture_is_refused(
     architecture: str, dtype: str, make_model: MakeModel
 ) -> None:
-    """In exact mode, or in the fast one that it goes on in where it is not exact."""
+    """Each architecture passes in exact mode, or in the fast mode that the service falls back
+    to.
+    """
     forward = HFRunner(load(make_model(architecture, 0), dtype), POSITIONS)
     if self_test(forward, architecture).problem:
         forward.give_up_exactness()
@@ -193,7 +197,7 @@ def test_no_served_architecture_is_refused(
 
 @pytest.mark.parametrize("family", ["llama", "qwen2_window", "mixtral", "gpt2"])
 def test_weights_rounded_to_8_bits_are_exact(family: str, make_model: MakeModel) -> None:
-    """What they are compared with is rounded too."""
+    """The reference uses the same rounded weights."""
     forward = HFRunner(load(make_model(family, 0), weights="int8"), POSITIONS)
     assert self_test(forward, family).problem is None
 

@@ -1,4 +1,4 @@
-"""Checkpoints whose weights are in 8 and 4 bits are served as the numbers that they stand for."""
+"""Checkpoints with weights of 8 and 4 bits are served as the numbers that they stand for."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ from tests.checkpoints import KEYS, WEIGHTS, configure, refusal
 from tests.packing import Packed, Shape, in_awq, in_gptq, in_words
 
 MakeModel = Callable[[str, int], Path]
-BLOCK = 32  # on either side, of a weight in 8 bits
-HALF_BYTES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # and the same below zero
+BLOCK = 32  # rows and columns of a block of 8-bit weights
+# the values of float4; the other half is negative
+HALF_BYTES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 TEXT = tuple(range(7, 107))
 
 
 @pytest.fixture
 def llama(make_model: MakeModel, tmp_path: Path) -> Path:
-    """A model directory to spoil."""
+    """Return a model directory that a test may spoil."""
     return Path(shutil.copytree(make_model("llama", 0), tmp_path / "llama"))
 
 
 def rewritten(folder: Path, to: Path, weights: dict[str, torch.Tensor], method: str = "") -> Path:
-    """A model directory with other weights."""
+    """Write a model directory with other weights."""
     shutil.copytree(folder, to)
     save_file(weights, to / WEIGHTS, {"format": "pt"})
     if method:
@@ -43,7 +44,9 @@ def rewritten(folder: Path, to: Path, weights: dict[str, torch.Tensor], method: 
 
 
 def in_8_bits(folder: Path, to: Path) -> tuple[Path, Path]:
-    """A model with weights as DeepSeek's and Qwen's checkpoints have them; what they stand for."""
+    """Write a model with weights as DeepSeek's and Qwen's checkpoints store them; return the
+    numbers that they stand for.
+    """
     files: dict[str, torch.Tensor] = {}
     numbers: dict[str, torch.Tensor] = {}
     for name, weight in load_file(folder / WEIGHTS).items():
@@ -60,7 +63,7 @@ def in_8_bits(folder: Path, to: Path) -> tuple[Path, Path]:
 
 
 def in_4_bits(folder: Path, to: Path) -> tuple[Path, Path]:
-    """A model with experts as gpt-oss has them; what they stand for."""
+    """Write a model with experts as gpt-oss stores them; return the numbers that they stand for."""
     torch.manual_seed(0)
     values = torch.tensor([*HALF_BYTES, *(-value for value in HALF_BYTES)])
     files: dict[str, torch.Tensor] = {}
@@ -110,7 +113,7 @@ PACKINGS: dict[str, Callable[[Shape], Packed]] = {
 
 
 def packed(folder: Path, to: Path, packing: Callable[[Shape], Packed]) -> tuple[Path, Path]:
-    """A model whose linear layers are packed; what they stand for."""
+    """Write a model with packed linear layers; return the numbers that they stand for."""
     files: dict[str, torch.Tensor] = {}
     numbers: dict[str, torch.Tensor] = {}
     config: dict[str, Any] = {}
@@ -139,7 +142,9 @@ def test_packed_linear_layers_stay_packed_and_are_the_numbers_that_they_stand_fo
 def test_packed_layers_take_the_memory_of_their_codes(
     make_model: MakeModel, tmp_path: Path
 ) -> None:
-    """A code of 4 bits and its share of a scale, where a number has 32, and nothing twice."""
+    """A packed number takes 4 bits and its share of a scale instead of 32 bits, and nothing is held
+    twice.
+    """
     stored, plain = packed(make_model("llama", 0), tmp_path, PACKINGS["gptq"])
     linear = sum(
         each.numel() * 4 for name, each in load_file(plain / WEIGHTS).items() if "proj" in name
@@ -170,7 +175,9 @@ def test_packed_layers_without_all_their_tensors_are_refused_by_name(
 
 @pytest.fixture
 def spoilt(make_model: MakeModel, tmp_path: Path) -> Callable[..., Path]:
-    """Makes a directory in 8 bits with some other weights, or without those that are None."""
+    """Return a function that makes a directory in 8 bits with some other weights, or without those
+    that are None.
+    """
 
     def make(**others: torch.Tensor | None) -> Path:
         folder, _ = in_8_bits(make_model("llama", 0), tmp_path)
@@ -186,7 +193,7 @@ def spoilt(make_model: MakeModel, tmp_path: Path) -> Callable[..., Path]:
 def test_weights_in_8_bits_without_scales_that_fit_are_refused(
     scales: torch.Tensor | None, spoilt: Callable[..., Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """They would be loaded as if their bits were the numbers, or not at all."""
+    """Such weights would be loaded as if their bits were the numbers, or not at all."""
     with pytest.raises(Unusable, match=f"by fp8, but no scales that fit for {KEYS}"):
         load(spoilt(**{f"{KEYS}_scale_inv": scales}))
     assert capfd.readouterr().err == ""
@@ -198,7 +205,7 @@ def test_weights_in_8_bits_without_scales_that_fit_are_refused(
 def test_all_weights_have_one_dtype_whatever_those_in_full_precision_were_saved_in(
     wanted: str, saved: torch.dtype, make_model: MakeModel, spoilt: Callable[..., Path]
 ) -> None:
-    """Checkpoints in 8 bits keep norms and embeddings in bfloat16."""
+    """Checkpoints in 8 bits store norms and embeddings in bfloat16."""
     weights = load_file(make_model("llama", 0) / WEIGHTS)
     full = {name: each.to(saved) for name, each in weights.items() if "proj" not in name}
     own = load(spoilt(**full), wanted)

@@ -1,4 +1,4 @@
-"""An orchestrator is ready while a verifier serves that it would use, and counts no other."""
+"""An orchestrator is ready if a verifier that it would use serves; other verifiers do not count."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.waiting import until
 
 @dataclass
 class Verifier:
-    """One that reports this model, and whether it serves."""
+    """A verifier that reports this model, and whether it serves."""
 
     model: ModelDescription
     serves: bool = True
@@ -46,7 +46,7 @@ class Verifier:
 
 
 def replicas(*verifiers: Verifier) -> tuple[Replicas, Membership]:
-    """What an orchestrator that began with `MODEL` knows of them."""
+    """Return what an orchestrator that began with `MODEL` knows about these verifiers."""
     names = tuple(str(number) for number in range(len(verifiers)))
     membership = Membership(Members(names, ()))
     config = OrchestratorConfig(verifier="v:1", tokenizer=models.TARGET)
@@ -120,7 +120,7 @@ async def test_an_orchestrator_whose_verifier_was_replaced_ends(
 
 
 async def test_verifiers_that_serve_nobody_are_not_counted_as_serving() -> None:
-    """One hangs, one has another model."""
+    """One verifier hangs, and one has another model."""
     found, membership = replicas(Verifier(MODEL), Verifier(MODEL, False), Verifier(OTHER))
     registry = CollectorRegistry()
     metrics = FleetMetrics(registry, membership, Acceptance(), {"verifier": 1, "drafter": 0})

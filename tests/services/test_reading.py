@@ -1,4 +1,6 @@
-"""When a drafter reads a text, on the real draft model: when proposals behind it are worth that."""
+"""When a drafter reads a text, on the real draft model: when proposals after it are worth the
+time.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +20,27 @@ RATES = AverageStepTimes(step=0.002, row=0.001)
 
 
 def conditions(delay: float = 0.001) -> Conditions:
-    """Of a verifier that makes a token in 20 ms."""
+    """Return the conditions of a verifier that makes a token in 20 ms."""
     return Conditions(price=0.05, token_seconds=0.02, delay=delay, pace=0.02)
 
 
 def experienced() -> DrafterHistory:
-    """That of a drafter which reads other texts."""
+    """Return the experience of a drafter which reads other texts."""
     return DrafterHistory(read_at=math.inf)
 
 
 @pytest.fixture
 def prompt(prompts: list[Tokens]) -> Tokens:
-    """The beginning of a story."""
+    """Return the beginning of a story."""
     return prompts[0]
 
 
 def test_a_text_is_not_read_while_no_proposal_could_be_in_time(
     drafters: Any, engine: Engine, prompt: Tokens
 ) -> None:
-    """It takes no session; when it is read, it is with all that was heard meanwhile."""
+    """The text takes no session meanwhile; when it is read, everything that has arrived by then is
+    read with it.
+    """
     told, more = conditions(delay=5.0), tuple(range(5, 45))
     drafter = drafters(prompt, told, rates=RATES, known=experienced())
     assert drafter.running.settle() == [] and len(engine.sessions) == 0
@@ -59,7 +63,7 @@ def test_a_text_is_not_read_while_no_proposal_could_be_in_time(
 def test_a_text_that_no_proposal_pays_behind_is_read_on_in_pieces(
     drafters: Any, engine: Engine, prompt: Tokens
 ) -> None:
-    """And nothing is sent, until proposals pay again."""
+    """No proposal is sent until proposals pay again."""
     told, rates = conditions(), AverageStepTimes()
     drafter = drafters(prompt, told, rates=rates, known=experienced())
     assert drafter.running.settle()

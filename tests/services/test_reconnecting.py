@@ -1,4 +1,4 @@
-"""A client does not wait for longer than it takes to be connected again."""
+"""A client waits no longer than it takes to connect again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_a_stream_goes_on_as_soon_as_the_front_end_is_there(
     looks = 0
 
     class Channel:
-        """Counts how often it is looked at."""
+        """A channel that counts how often its state is read."""
 
         def __init__(self, channel: Any) -> None:
             self.channel = channel
@@ -61,7 +61,7 @@ async def test_a_stream_goes_on_as_soon_as_the_front_end_is_there(
 async def test_a_pause_ends_when_a_connection_that_was_lost_is_there_and_it_is_not_too_early(
     states: list[State], after: float, looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A look takes a second of this clock."""
+    """Each read of the state takes a second of this clock."""
     looked = 0
 
     class Channel:

@@ -1,4 +1,4 @@
-"""An orchestrator uses drafters that register, if it has a token for them."""
+"""An orchestrator uses drafters that register if it has a token for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.waiting import until
 
 
 def orchestrator(services: Services, **settings: Any) -> Any:
-    """One that has no drafter by itself."""
+    """Run an orchestrator without drafters of its own."""
     config = OrchestratorConfig(
         verifier=services.verifier, tokenizer=TARGET, port=0, ray=False, **settings
     )
@@ -49,7 +49,7 @@ async def test_an_orchestrator_uses_a_drafter_as_long_as_it_is_registered(
             return not await drafters()
 
         async def drafted() -> api.GenerateResponse | None:
-            """An answer with drafts: it had reached the drafter."""
+            """Return an answer with drafts, which shows that the drafter was reached."""
             answer: api.GenerateResponse = await stub.Generate(request)
             return answer if answer.speculation.num_draft_tokens else None
 

@@ -1,4 +1,6 @@
-"""A drafter that connects to a front end by itself is used like one that is called."""
+"""A drafter that connects to a front end by itself is used like one that the front end connects
+to.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a front end refuses of drafters that register, and what that costs the others: nothing."""
+"""Which registering drafters a front end refuses; a refusal costs the other drafters nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REGISTER = "/tandem.v1.RegistrationService/Register"
 
 
 async def refusal(call: Any) -> str:
-    """Why a call was refused."""
+    """Return why a call was refused."""
     with pytest.raises(Exception) as refused:
         async for _ in call:
             pass
@@ -65,8 +65,8 @@ async def refusal(call: Any) -> str:
 async def test_a_drafter_that_may_not_register_gets_the_reason(
     how: dict[str, Any], reason: str
 ) -> None:
-    """A message that is too large is refused while it is sent; where the rest cannot be sent before
-    the reason arrives, gRPC's client gives no reason.
+    """A message that is too large is refused while it is being sent. If gRPC's client cannot send
+    the rest before the reason arrives, it reports no reason.
     """
     async with front_end() as front, registering(front, **how) as call:
         given = await refusal(call)
@@ -110,7 +110,7 @@ def test_a_text_that_could_write_to_a_terminal_is_refused_by_its_field(field: st
 
 
 def unlimited(address: str) -> aio.Channel:
-    """A channel that sends what a service must refuse."""
+    """Return a channel that sends messages which a service must refuse."""
     return aio.insecure_channel(address, options=[("grpc.max_send_message_length", -1)])
 
 
@@ -156,7 +156,7 @@ async def test_a_registered_drafter_that_sends_garbage_costs_its_own_call(size: 
 
 @asynccontextmanager
 async def unusable(front: Front, address: str) -> AsyncIterator[None]:
-    """A link to a drafter that never connects."""
+    """Return a link to a drafter that never connects."""
     proposal = front.registry.calling(registered_name(address))
     async with linked(Peer()) as (verifier, _), proposal_link(proposal, verifier) as link:
         yield

@@ -1,4 +1,4 @@
-"""Relays over real gRPC: one request from its opening to the end of its session."""
+"""Relays over real gRPC, from the opening of a request to the end of its session."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def counting(request: verifier_pb2.DecodeRequest) -> verifier_pb2.DecodeResponse
 
 @asynccontextmanager
 async def relayed(verifier: Peer) -> AsyncIterator[Relays]:
-    """Relays without a drafter."""
+    """Run relays without a drafter."""
     async with (
         rpc.connect("127.0.0.1:1") as nowhere,
         linked(verifier) as (decoding, _),

@@ -1,5 +1,5 @@
-"""Passes that are captured once and replayed, as on a CUDA device, on a CPU: every replay gives
-what the pass itself gives.
+"""Passes are captured once and replayed as on a CUDA device, but on a CPU: every replay gives the
+same results as the pass itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _spelled_out(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def forwards(folder: Path, exact: bool) -> tuple[HFRunner, HFRunner]:
-    """One that runs every pass, and one that replays them."""
+    """Return two forward passes: one runs every pass, the other replays captured ones."""
     plain, replayed = (
         HFRunner(load(folder), POSITIONS, exact, AttentionBackend.ROWS) for _ in range(2)
     )
@@ -46,8 +46,8 @@ def forwards(folder: Path, exact: bool) -> tuple[HFRunner, HFRunner]:
 def test_a_replayed_pass_gives_what_the_pass_itself_gives(
     family: str, exact: bool, make_model: MakeModel
 ) -> None:
-    """Texts of 160 tokens in chunks and trees, of one to four sessions: across cuts. Every
-    pass was captured at start, and none is captured while serving.
+    """The texts have 160 tokens, in chunks and trees, of one to four sessions, and reach across the
+    cuts of attention. Every pass is captured at start, and none while serving.
     """
     both = forwards(make_model(family, 0), exact)
     runner = both[1]._runner

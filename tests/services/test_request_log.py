@@ -1,4 +1,6 @@
-"""Every request leaves one log line, however it ends, with one id everywhere and never a text."""
+"""Every request leaves one log line, however it ends, with the same id everywhere and never with a
+text.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,7 @@ async def test_a_failed_request_is_one_line_with_what_it_had(
         front.runner.broken = True
         front.runner.go.set()
     else:
-        if code == "DEADLINE_EXCEEDED":  # a call that ends as late as this has run out of time
+        if code == "DEADLINE_EXCEEDED":  # a call that ends this late has exceeded its deadline
             monkeypatch.setattr(servicer, "CLOCK_SECONDS", math.inf)
         call.cancel()
     with pytest.raises((aio.AioRpcError, asyncio.CancelledError)):
@@ -126,7 +128,7 @@ async def all_of(call: Any) -> None:
 
 
 async def test_a_client_that_leaves_with_the_whole_answer_has_not_cancelled(front: Front) -> None:
-    """As ours does: it ends its call as soon as it has the last message."""
+    """Tandem's client ends its call as soon as it has the last message."""
     for count in range(1, 6):
         asked = api.StreamGenerateRequest(request=api.GenerateRequest(text=PROMPT))
         call = front.stub.StreamGenerate(asked)
@@ -164,7 +166,7 @@ async def test_requests_in_progress_leave_a_line_now_and_then(
     recording = asyncio.create_task(Recorder(metrics, admission, ends).run())
 
     def of_this() -> list[Any]:
-        """The front end's own lines are of other requests."""
+        """Return the log lines of this request, without the front end's other lines."""
         return [line for line in front.lines if line.get("waiting")]
 
     with admission.admitted(b"share"):

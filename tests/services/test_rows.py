@@ -1,4 +1,6 @@
-"""Passes by rows: the arithmetic of the CUDA back end, on a CPU, with its kernel spelled out."""
+"""Passes by rows: the arithmetic of the CUDA back end, on a CPU, with its kernel written in
+PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,10 @@ def by_rows(folder: Path, exact: bool = True) -> HFRunner:
         ("llama", True),
         ("llama", False),
         ("qwen2", True),
-        ("mistral_wide", True),  # whose window is wider than its context
+        ("mistral_wide", True),  # its window is wider than its context
         ("qwen2_window", True),
-        ("gemma2", True),  # whose scores are capped
-        ("gpt_oss", True),  # which has sinks
+        ("gemma2", True),  # its scores are capped
+        ("gpt_oss", True),  # a family with sinks
     ],
 )
 def test_every_row_is_what_a_plain_pass_gives(
@@ -57,17 +59,17 @@ def test_every_row_is_what_a_plain_pass_gives(
     ("family", "fused"),
     [
         ("llama", (24, 41)),
-        ("qwen3", (24, 45)),  # whose norms of heads are calls of their own
+        ("qwen3", (24, 45)),  # its norms of heads are separate calls
         ("gemma2", (24, 48)),
         ("gemma3_text", (48, 94)),
         ("phi3", (28, 45)),
-        ("gpt_neox", (0, 49)),  # which adds after two layers that read the same rows
+        ("gpt_neox", (0, 49)),  # a family that adds after two layers that read the same rows
     ],
 )
 def test_sums_and_norms_and_rotary_positions_are_fused(
     family: str, fused: tuple[int, int], make_model: MakeModel
 ) -> None:
-    """Bit for bit the network's own passes, as the proof found before."""
+    """The fused passes equal the network's own bit for bit, as the check before fusing promised."""
     forward = by_rows(make_model(family, 0))
     assert (forward.unfused, forward.kernels.rpartition("fused ")[2]) == (
         None,
@@ -78,7 +80,7 @@ def test_sums_and_norms_and_rotary_positions_are_fused(
 def test_a_fusion_that_computes_something_else_is_not_taken(
     make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sum that is normalised before it is rounded, say."""
+    """An example is a sum that is normalised before it is rounded."""
     add_norm = operations.add_norm
 
     def other(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,7 +95,7 @@ def test_a_fusion_that_computes_something_else_is_not_taken(
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_a_row_is_the_same_alone_and_in_company(family: str, make_model: MakeModel) -> None:
-    """In passes of several sizes: on a CPU they agree."""
+    """Rows are compared in passes of several sizes, which agree on a CPU."""
     forward = by_rows(make_model(family, 0))
     assert str(self_test(forward, family)) == "exact"
     assert differing_rows(forward, random.Random(1), 140) == []
@@ -101,7 +103,9 @@ def test_a_row_is_the_same_alone_and_in_company(family: str, make_model: MakeMod
 
 @pytest.mark.parametrize("context", [1, 60, 95, 96, 128])
 def test_a_branch_may_be_as_deep_as_a_draft_is_long(context: int, make_model: MakeModel) -> None:
-    """The longest draft there is, all behind a wrong proposal, with the same bits as a chain."""
+    """The test has the longest possible draft below a wrong proposal; it gets the same bits as a
+    chain.
+    """
     forward, rng = by_rows(make_model("llama", 0)), random.Random(context)
     straight, aside = talks(forward, 2)
     for talk in (straight, aside):
@@ -114,7 +118,7 @@ def test_a_branch_may_be_as_deep_as_a_draft_is_long(context: int, make_model: Ma
 
 
 def test_a_tree_fed_level_by_level_gives_the_same_rows(make_model: MakeModel) -> None:
-    """As a drafter feeds it: nodes that are cached already are seen as if they came now."""
+    """A drafter feeds trees so: cached nodes are seen as if they were fed now."""
     forward, rng = by_rows(make_model("llama", 0)), random.Random(3)
     whole, grown = talks(forward, 2)
     for talk in (whole, grown):
@@ -130,7 +134,7 @@ def test_a_tree_fed_level_by_level_gives_the_same_rows(make_model: MakeModel) ->
 def test_tails_that_ignore_branches_are_noticed(
     make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mistake that gathering by path guards against."""
+    """The planted mistake is the one that gathering keys by path prevents."""
 
     def straight(table: RowTable, cut: Any) -> Any:
         _, positions, _, sessions, _, _ = table.rows
@@ -146,7 +150,7 @@ def test_tails_that_ignore_branches_are_noticed(
 def test_prefixes_that_are_cut_elsewhere_are_noticed(
     make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One position short: the tail begins where the prefix should end."""
+    """The planted mistake makes the prefix one position too short."""
     forward = by_rows(make_model("llama", 0))
     spelled_out = attention.definition
 

@@ -1,4 +1,6 @@
-"""Known clients over HTTP, and what nobody may read: prompts, tokens, paths, contents of files."""
+"""Known clients over HTTP, and what no client may read: prompts, tokens, paths and contents of
+files.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from tandem.protos.errors import InvalidRequest, TandemError
 from tests.services.known import ALICE, Known, entry, known_clients
 
 PROMPT, TOKEN, FILE = "canary-of-a-prompt", "canary-of-a-token", "canary-of-a-file"
-FOLDER = "canary-of-a-path"  # of certificates, keys and clients
+FOLDER = "canary-of-a-path"  # folder of certificates, keys and clients
 READ = ("/v1/models", "/v1/models/target", "/version", "/metrics")
 ROUTES = (
     *READ,
@@ -34,7 +36,7 @@ async def known(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Known
 
 
 async def http(known: Known, path: str, token: str = "", **body: object) -> tuple[int, str]:
-    """Status and text of an answer."""
+    """Return the status and the text of an answer."""
     context = ssl.create_default_context(cafile=known.system.folder / "ca.pem")
     headers = {"content-type": "application/json"}
     if token:

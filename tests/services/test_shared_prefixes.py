@@ -1,4 +1,6 @@
-"""Who begins as others did reads only what is new, and says what it would have said alone."""
+"""A text that begins as another did is read only from where it differs, and gets the same answer as
+alone.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ Tokens = tuple[int, ...]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random model with a long context."""
+    """Return a tiny random model with a long context."""
     torch.manual_seed(3)
     config = CONFIGS["llama"]()
     config.max_position_embeddings = 4096
@@ -49,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Service:
-    """A verifier's sessions, stepped by hand: what it has read and copied is counted."""
+    """A verifier's sessions, stepped by hand, with counts of what was read and copied."""
 
     def __init__(self, folder: Path, pages: int = 128) -> None:
         self.forward = HFRunner(load(folder, "float32"), pages * PAGE)
@@ -57,7 +59,7 @@ class Service:
             self.forward.pool, 4096, CLIENTS, count(1).__next__, 60.0, lambda: 0.0
         )
         self.read = 0  # tokens
-        self.copied: list[int] = []  # positions of each copy
+        self.copied: list[int] = []  # positions per copy
         copy, pool = self.forward.pool.copy, self.forward.pool
 
         def counted(source: Any, target: Any, start: int, stop: int) -> None:
@@ -68,7 +70,7 @@ class Service:
 
     @contextmanager
     def opened(self, name: bytes, text: Tokens, scope: bytes = b"") -> Iterator[Any]:
-        """A generation at work; what it says is on its stream."""
+        """Begin a generation; its tokens come on its stream."""
         opening = Decoding(Context(name, 1, 0, text, client=scope), GREEDY, len(text) + ANSWER)
         job, stream = decoding(self.sessions, opening, Mailbox()), Mailbox()
         job.stream = stream
@@ -81,7 +83,7 @@ class Service:
 
     @torch.inference_mode()
     def step(self, opened: Any) -> bool:
-        """One pass for it; says whether it goes on."""
+        """Run one pass for a generation; return whether it goes on."""
         job, running, _ = opened
         segment = job.ready()
         self.read += len(segment.tokens)
@@ -92,7 +94,7 @@ class Service:
         return True
 
     def answer(self, name: bytes, text: Tokens, scope: bytes = b"") -> Tokens:
-        """What it says alone."""
+        """Return an answer that is generated alone."""
         with self.opened(name, text, scope) as opened:
             while self.step(opened):
                 pass
@@ -100,7 +102,7 @@ class Service:
 
 
 def said(opened: Any) -> Tokens:
-    """The tokens of a generation."""
+    """Return the tokens of a generation."""
     return tuple(token for commit in opened[2].said for token in commit.tokens)
 
 
@@ -110,7 +112,7 @@ def some(rng: random.Random, length: int) -> Tokens:
 
 
 def test_anonymous_clients_that_share_a_prompt_read_it_once(folder: Path) -> None:
-    """While the first is still at work; nothing is copied but a last page, in part."""
+    """The first client is still at work; only a part of the last page is copied."""
     rng, service, alone = random.Random(0), Service(folder), Service(folder)
     assert str(self_test(service.forward, "llama")) == "exact"
     prompt = some(rng, PROMPT)
@@ -123,7 +125,8 @@ def test_anonymous_clients_that_share_a_prompt_read_it_once(folder: Path) -> Non
         for number, text in enumerate(asked[1:], start=1):
             before, name = service.read, bytes([number])
             assert service.answer(name, text) == alone.answer(name, text, name)
-            rest = PROMPT - whole if number == 1 else 0  # which the one before has left
+            # the previous text has left these positions
+            rest = PROMPT - whole if number == 1 else 0
             assert service.read - before == rest + QUESTION + ANSWER - 1
         while service.step(begun):
             pass
@@ -132,7 +135,7 @@ def test_anonymous_clients_that_share_a_prompt_read_it_once(folder: Path) -> Non
 
 
 def test_a_chat_reads_only_what_is_new(folder: Path) -> None:
-    """Six turns, each with all that was said before; a finished answer is cached too."""
+    """Each of six turns repeats all earlier ones; a finished answer is cached, too."""
     rng, service, alone = random.Random(1), Service(folder), Service(folder)
     text: Tokens = ()
     for turn in range(TURNS):
@@ -147,7 +150,9 @@ def test_a_chat_reads_only_what_is_new(folder: Path) -> None:
 
 
 def conversation(folder: Path) -> list[tuple[Tokens, Tokens]]:
-    """Answers of texts that evict each other's pages, and of the same texts uncached."""
+    """Return the answers to texts that evict each other's pages, and to the same texts without a
+    cache.
+    """
     rng, service, alone = random.Random(2), Service(folder, 20), Service(folder)
     texts = [some(rng, 5 * PAGE + 50) for _ in range(4)]
     said = []
@@ -164,7 +169,7 @@ def test_after_evictions_texts_are_those_of_an_empty_cache(folder: Path) -> None
 def test_a_stale_page_after_an_eviction_is_noticed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another page is freed than that of the text which the tree forgets."""
+    """The planted mistake frees another page than that of the text which the tree forgets."""
     drop = PrefixTree._drop
 
     def mistaken(self: PrefixTree, node: PrefixNode) -> None:

@@ -1,4 +1,4 @@
-"""A drafter at the end of a slow line: what it has sent never waits there for long."""
+"""A drafter at the end of a slow line: a proposal never waits long there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.waiting import LIMIT, until
 RATE = 50_000  # bits per second
 PROMPT = (5, 6, 7)
 SESSIONS, COMMITS = 4, 60
-WAITING = 2.0  # seconds of the line that may wait; without a bound they are four, and grow
+WAITING = 2.0  # seconds of line time that may wait; without a bound they are four, and grow
 
 
 class Reader(Subscriber):

@@ -1,4 +1,6 @@
-"""Beside answers: tokens of a prompt and back, version and metrics, as clients of vLLM ask."""
+"""Methods besides answers: tokens of a prompt and back, version and metrics, as clients of vLLM
+request them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ SIZE = 4096
 
 
 async def asked(model: Saying, path: str, body: Any = None) -> tuple[int, Any]:
-    """What the port says: its status and its JSON."""
+    """Return the status and the JSON of a reply."""
     async with httpx2.AsyncClient(base_url=model.url, trust_env=False) as http:
         found = await (http.get(path) if body is None else http.post(path, json=body))
     return found.status_code, found.json()
@@ -39,7 +41,7 @@ async def test_a_text_is_tokens_and_these_are_the_text(hermes: Saying) -> None:
 
 
 async def test_a_chat_is_the_tokens_that_its_answer_counts(hermes: Saying) -> None:
-    """Whatever else is in its body."""
+    """Other fields in the body do not change the tokens."""
     chat = {"messages": [QUESTION], "tools": [TOOL], "model": "said"}
     status, found = await asked(hermes, "/tokenize", chat | {"temperature": 0})
     assert status == 200 and found["token_strs"] is None

@@ -15,7 +15,7 @@ from tests.services.saying import CALL, QUESTION, TEMPLATE, TOOL, WRITTEN, Sayin
 
 @pytest.mark.parametrize("form", FORMATS)
 async def test_a_model_calls_tools_and_says_what_came_of_it(form: str) -> None:
-    """Also where what marks a call is a special token, which has no text otherwise."""
+    """In some formats the marker is a special token, which has no text otherwise."""
     special = FORMATS[form].markers
     async with saying(says(form), TEMPLATE, Formats(form), special) as model:
         choice = await model.chat([QUESTION], tools=[TOOL])
@@ -37,7 +37,7 @@ async def test_a_model_calls_tools_and_says_what_came_of_it(form: str) -> None:
 
 
 async def assert_streamed(model: Saying) -> None:
-    """A stream has the same calls."""
+    """Check that a stream has the same calls."""
     stream = await model.chat([QUESTION], tools=[TOOL], stream=True)
     pieces = [chunk.choices[0] async for chunk in stream]
     called = [call for piece in pieces for call in piece.delta.tool_calls or ()]
@@ -83,7 +83,9 @@ async def test_what_is_no_call_is_content_and_nothing_is_lost(hermes: Saying) ->
 
 
 async def test_log_probabilities_are_of_all_tokens_but_the_last(hermes: Saying) -> None:
-    """In a stream too, where a call takes many chunks; the last is the end of text."""
+    """In a stream, too, a call takes many chunks and its tokens have log-probabilities; the last
+    token is the end of text.
+    """
     options: Any = {"tools": [TOOL], "logprobs": True}
     choice = await hermes.chat([QUESTION], **options)
     tokens = [each.token for each in choice.logprobs.content]
@@ -168,7 +170,9 @@ async def test_what_cannot_be_done_is_refused_by_its_name(
 async def test_a_call_that_has_to_come_is_asked_for_by_a_grammar(
     hermes: Saying, choice: Any
 ) -> None:
-    """The model that speaks here obeys it; calls are read as the grammar has them written."""
+    """The scripted model obeys the grammar, and calls are read in the form that the grammar
+    prescribes.
+    """
     hermes.sayer.says = lambda _: CALL
     found = await hermes.chat([QUESTION], tools=[TOOL], tool_choice=choice)
     assert (found.finish_reason, found.message.content) == ("tool_calls", None)

@@ -1,4 +1,4 @@
-"""Spans are made where they are wanted, and neither cost nor stop anything where they are not."""
+"""Spans are made where tracing is on; where it is off, tracing costs nothing and stops nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ABOVE = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look at the clock is a second after the one before."""
+    """Return a clock that advances by a second at each reading."""
     seconds = count(1)
     monkeypatch.setattr(tracing, "time_ns", lambda: next(seconds) * 10**9)
 

@@ -1,5 +1,5 @@
-"""What is not of a row's own text is never multiplied, so memory is not cleared between sessions:
-whatever earlier ones left in the pool, the logits are the same, bit for bit.
+"""Memory outside a row's own text is never multiplied, so it is not cleared between sessions:
+whatever earlier sessions left in the pool, the logits are the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ TEXT = 150
 
 
 def running(backend: AttentionBackend, folder: Path) -> HFRunner:
-    """One that attends in a given way; by rows its attention is the one spelled out."""
+    """Return a forward pass with this attention; passes by rows use the attention written in
+    PyTorch.
+    """
     if backend is AttentionBackend.PATHS and kernels() is None:
         pytest.skip("the kernels were not built")
     return HFRunner(load(folder), POSITIONS, backend=backend)
@@ -38,8 +40,8 @@ def running(backend: AttentionBackend, folder: Path) -> HFRunner:
 
 @torch.inference_mode()
 def said(forward: HFRunner, left: float) -> torch.Tensor:
-    """The logits of prompts, chains and trees that grow in two steps, in a pool that is full of
-    what others `left`; [rows, vocab].
+    """Return the logits of prompts, chains and trees that grow in two steps, in a pool filled with
+    `left`; [rows, vocab].
     """
     for stored in (*forward.pool.keys, *forward.pool.values):
         stored.fill_(left)
@@ -77,13 +79,13 @@ def test_rows_do_not_depend_on_what_others_left_in_memory(
 def test_the_pages_of_a_session_that_overflowed_harm_nobody(
     backend: AttentionBackend, make_model: MakeModel
 ) -> None:
-    """Though the next session gets them as they were left."""
+    """The next session gets the pages of the overflowed session without clearing."""
     forward, rng = running(backend, make_model("llama", 0)), random.Random(0)
     sessions = Sessions(forward.pool, TEXT, 2, count(1).__next__, 1.0, lambda: 0.0)
     words, spoilt = some_tokens(rng, TEXT), list[bool]()
 
     def fed(name: bytes) -> torch.Tensor:
-        """The logits of the last token of a new session."""
+        """Return the logits of the last token of a new session."""
         context = Context(name, 1, 0, words, client=name)
         with sessions.acquire(context, 0) as session:
             stores = (*forward.pool.keys, *forward.pool.values)

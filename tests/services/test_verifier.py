@@ -1,4 +1,4 @@
-"""The verifier over real gRPC as streams: texts that go on by themselves to their ends."""
+"""The verifier over real gRPC: streams whose texts continue by themselves to their ends."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_a_stop_token_ends_the_decoding(services: Services, text: tuple[in
 async def test_true_proposals_are_accepted_and_no_proposal_changes_the_text(
     services: Services, text: tuple[int, ...]
 ) -> None:
-    """The text itself as a proposal in parts, amid nonsense and repeated."""
+    """The proposals contain the text itself in parts, mixed with nonsense and repeated."""
     rng, size = random.Random(3), 60
     proposals = []
     for start in range(0, len(text), size):
@@ -113,7 +113,7 @@ async def test_a_verifier_that_looks_up_needs_no_proposals(
 async def test_an_answer_is_drafted_from_answers_of_its_scope_alone(
     services: Services, text: tuple[int, ...]
 ) -> None:
-    """As long as no token recurs in the answer itself: first, again, and in another scope."""
+    """No token recurs in the answer itself; it is asked for first, again, and in another scope."""
     said = next(n for n in range(len(text)) if text[n] in (*PROMPT, *text[:n]))
     one, other, proposed = secrets.token_bytes(16), secrets.token_bytes(16), list[int]()
     async with calling(services.verifier) as caller:
@@ -146,7 +146,8 @@ async def test_a_paused_stream_says_nothing_until_it_goes_on(
     async with calling(services.verifier) as caller:
         stream = await caller.open(decoding(LONG), paused=True)
         await caller.decode_another()
-        commits = [await stream.take() for _ in range(stream.queue.qsize())]  # of the first steps
+        # commits of the first steps
+        commits = [await stream.take() for _ in range(stream.queue.qsize())]
         assert len(reported(commits)) < len(text), "the text is not at its end"
         assert await stream.silent()
         await stream.pause(False)
@@ -154,7 +155,9 @@ async def test_a_paused_stream_says_nothing_until_it_goes_on(
 
 
 async def texts(verifier: str) -> list[tuple[Any, ...]]:
-    """Of all options at once, guessed at in part and at random; and what is said of the chances."""
+    """Return texts with all options at once, drafted by partly right and random proposals, and the
+    log-probabilities reported.
+    """
     async with calling(verifier) as caller:
         openings = [decoding(sampling=params) for params in OPTIONS]
         streams = await caller.open(*openings, proposals=[straight(BEGIN, (1, 2, 3))])
@@ -168,8 +171,8 @@ async def texts(verifier: str) -> list[tuple[Any, ...]]:
 async def test_drafts_that_are_judged_together_leave_every_text_as_it_is(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is what is drawn where each walk comes by."""
-    steps: list[int] = []  # how many drafts each has judged
+    """Each draft is the token that the walk draws there."""
+    steps: list[int] = []  # how many drafts each step has judged
     together = await texts(services.verifier)
     assert len(together[2][1]) == UNTIL - BEGIN
     monkeypatch.setattr(verifier_service, "sample_step", lambda fed: steps.append(len(fed)))
@@ -180,7 +183,7 @@ async def test_drafts_that_are_judged_together_leave_every_text_as_it_is(
 
 
 async def test_no_message_is_above_the_limit_however_many_commits_wait(services: Services) -> None:
-    large = 1 << 20  # of a token's id
+    large = 1 << 20  # a large token id
     top = tuple((large + place, -0.1) for place in range(MAX_LOGPROBS))
     size = MAX_NODES + 1
     commit = Commit(

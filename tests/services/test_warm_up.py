@@ -1,4 +1,4 @@
-"""What a service knows of its passes before its first request."""
+"""What a service knows about its passes before its first request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from tests.served import Pair
 async def test_a_service_has_taken_passes_of_several_sizes_before_it_serves(
     embedded: Pair, service: Any, verb: str, context: int | None
 ) -> None:
-    """So the price of a row and the pace of drafts are measured, and the first request profits."""
+    """The price of a row and the pace of drafts are measured at start, so that the first request
+    profits.
+    """
     config = ModelServiceConfig(model=embedded.draft, threads=1, context_length=context)
     registry = CollectorRegistry()
     async with service.serving(config, registry):

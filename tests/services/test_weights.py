@@ -1,4 +1,4 @@
-"""What weights take in memory, beside what the network has that a model came as."""
+"""The memory that weights take, compared to the numbers in the model's network."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PADDING = 1.15  # panels of tiny layers are not full, and there are buffers
 
 
 def numbers(folder: Path) -> tuple[int, int]:
-    """Those of a model as transformers has it, and of output embeddings that are tied to the input
-    embeddings: these are held twice.
+    """Return the number of weights in transformers' model, and that of output embeddings tied to
+    the input embeddings, which are held twice.
     """
     network: nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     outputs = network.get_output_embeddings().weight  # type: ignore[operator]
@@ -33,7 +33,7 @@ def numbers(folder: Path) -> tuple[int, int]:
 def test_weights_count_once_whatever_layers_they_lie_in(
     architecture: str, make_model: Callable[[str, int], Path]
 ) -> None:
-    """Joined layers, experts, layers with a weight of their own: none is left out."""
+    """The network has joined layers, experts, and layers with a weight of their own."""
     folder = make_model(architecture, 0)
     own, tied = numbers(folder)
     assert 4 * own <= weights_bytes(load(folder)) <= 4 * (own + tied) * PADDING

@@ -1,4 +1,4 @@
-"""Drafts made as a whole on the real draft model: behind every newest commit, or once."""
+"""Drafts that are made as a whole on the real draft model: after every newest commit, or once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_whole_draft_behind_every_newest_commit_is_the_one_that_begins_there(
         assert not first.running.step(), "it waits"
         once.close()
         path: list[int] = []
-        if turn % 2 == 0:  # along the draft
+        if turn % 2 == 0:  # the commit follows the draft
             node = proposal.first
             path = [proposal.tokens[0]]
             while (node in proposal.parents) and noise.random() < 0.7:

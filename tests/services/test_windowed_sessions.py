@@ -1,5 +1,5 @@
-"""A model with sliding windows says the same, bit for bit, whatever its windowed layers gave up,
-and takes less memory for it.
+"""A model with sliding windows gives the same text, bit for bit, whatever its windowed layers gave
+up, and takes less memory with it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tandem.protos.types import Context
 from tests.families import CONFIGS, VOCABULARY, WINDOW
 
 CPU, PIECE, LONG, PAGES = torch.device("cpu"), 48, 900, 9
-TREE = (-1, 0, 0, 2, 3, 1)  # below the newest token, as a draft
+TREE = (-1, 0, 0, 2, 3, 1)  # parents of a draft below the newest token
 FAMILIES = ["gemma3_text", "gpt_oss", "mistral_window"]
 Tokens = tuple[int, ...]
 Load = Callable[[str], HFModel]
@@ -35,7 +35,7 @@ Load = Callable[[str], HFModel]
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Load:
-    """Makes a tiny random model with a long context."""
+    """Return a function that makes a tiny random model with a long context."""
 
     def made(family: str) -> HFModel:
         torch.manual_seed(3)
@@ -51,7 +51,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Load:
 
 
 class Service:
-    """Sessions of a model, stepped by hand. One that is `pressed` gives up whatever it can before
+    """Sessions of a model, stepped by hand. A `pressed` service gives up all possible memory before
     every pass.
     """
 
@@ -64,7 +64,7 @@ class Service:
         self.reused = 0
 
     def feed(self, segment: Segment) -> torch.Tensor:
-        """Logits of one pass."""
+        """Return the logits of one pass."""
         if self.pressed:
             self.pool.prefixes.evict(self.pool.idle)
         return self.forward([segment])[0]
@@ -73,8 +73,8 @@ class Service:
     def say(
         self, name: bytes, text: Tokens, steps: int, scope: bytes = b""
     ) -> tuple[torch.Tensor, Tokens]:
-        """Logits of all rows of steps with trees after a prompt that is read in chunks, and the
-        text that it became.
+        """Return the logits of all rows of steps with trees after a prompt that is read in chunks,
+        and the resulting text.
         """
         rows, context = list[torch.Tensor](), Context(name, 1, 0, text, client=scope)
         with self.sessions.acquire(context, 0) as session:
@@ -116,8 +116,8 @@ def some(seed: int, length: int) -> Tokens:
 def test_what_is_given_up_changes_no_bit(
     family: str, backend: AttentionBackend, make: Load
 ) -> None:
-    """Prompts that share a beginning, turns that follow, and a text that does not fit whole. Tiles
-    round by how many rows there are, so there nothing is shared.
+    """The prompts share a beginning, turns follow, and one text does not fit as a whole. With
+    tiles, rounding depends on the number of rows, so no pages are shared there.
     """
     model = make(family)
     plain = Service(model, 128, backend, pressed=False)
@@ -138,7 +138,7 @@ def test_what_is_given_up_changes_no_bit(
 
 
 def test_memory_that_is_given_up_is_the_systems_again() -> None:
-    """And reads as nothing; what lies beside it stays."""
+    """Memory that was given up reads as zeros, and the memory beside it stays."""
     pages, shape = 64, (4, 64 * PAGE, 8, 64)
     stack = Stack(shape, torch.float32, CPU, PAGE, windowed=True)
     before = psutil.Process().memory_info().rss

@@ -50,18 +50,18 @@ class Drafter:
         self.taken = 0
 
     def hear(self) -> None:
-        """What it said arrives."""
+        """Deliver what the job sent to the receiver."""
         for proposal in self.running.stream.said[self.taken :]:
             self.receiver.take(proposal)
         self.taken = len(self.running.stream.said)
 
     def goes_on(self, tokens: Tokens) -> None:
-        """The text does."""
+        """Tell the job how the text continues."""
         self.running.tell(len(self.receiver.text), tokens)
         self.receiver.advance(tokens)
 
     def wander(self, noise: random.Random) -> None:
-        """The text goes on along the tree, off it, or first the one and then the other."""
+        """Continue the text along the tree, off the tree, or first along and then off it."""
         ahead = sorted(self.receiver.ahead())
         proposed = noise.choice(ahead)[: noise.randint(1, 4)] if ahead else ()
         surprise = tuple(noise.randrange(4000) for _ in range(noise.choice([0, 0, 1, 2])))
@@ -69,7 +69,7 @@ class Drafter:
             self.goes_on((*proposed, *surprise))
 
     def texts(self, segment: Segment) -> list[Tokens]:
-        """The texts whose logits a segment asks for."""
+        """Return the texts whose logits a segment asks for."""
         held = tuple(self.running.engine.sessions._open[self.name].tokens)
         nodes = range(len(segment.parents) - segment.num_logits, len(segment.parents))
         tokens = self._cached(segment) + segment.tokens
@@ -77,7 +77,7 @@ class Drafter:
         return [held + tuple(tokens[node] for node in path) for path in paths]
 
     def _cached(self, segment: Segment) -> Tokens:
-        """The tokens of the nodes that were fed before."""
+        """Return the tokens of the nodes that were fed before."""
         if not segment.cached:
             return ()
         assert isinstance(self.running.step_input, GrowingTree)
@@ -86,14 +86,14 @@ class Drafter:
         return tuple(node.token for node in fed)
 
     def close(self) -> None:
-        """Nothing is left."""
+        """Close the session, and check that it leaves nothing behind."""
         self.running.job.close()
         self.own.close(self.name, LAST_TURN)
 
 
 @contextmanager
 def sessions_of(engine: Engine) -> Iterator[Callable[..., Drafter]]:
-    """Makes sessions of an engine; fails if one leaves memory behind."""
+    """Return a function that makes sessions of an engine; fail if one leaves memory behind."""
     made: list[Drafter] = []
 
     def make(prompt: Tokens, conditions: Conditions | None = None, **asked: Any) -> Drafter:

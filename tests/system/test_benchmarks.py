@@ -1,4 +1,4 @@
-"""Every benchmark that the documents name runs to its end, as small as it can be."""
+"""Every benchmark that the documents name runs to its end, at its smallest size."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ELSEWHERE = {
 
 
 def named() -> set[str]:
-    """Benchmarks in documents and Makefile."""
+    """Return the benchmarks in the documents and the Makefile."""
     text = "\n".join(["\n".join(code(page)) for page in PAGES])
     text += (ROOT / "Makefile").read_text(encoding="utf-8")
     return set(re.findall(r"-m tandem\.benchmarks\.(\w+)", text))

@@ -1,4 +1,4 @@
-"""Requests that end before their answer, at any point, leave nothing behind."""
+"""Requests that end before their answer does, at any point, leave nothing behind."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.served import Services, Tandem, serve_all
 from tests.waiting import until
 
 REQUESTS, AT_ONCE = 160, 16
-SECONDS = 0.5  # until a request ends, at the most: while it waits, is read, or is decoded
+SECONDS = 0.5  # most seconds until a request ends while it waits, is read, or is decoded
 PROMPT = "Once upon a time there was a little dragon who"
 RULES = api.ACCEPTANCE_RULE_MATCH, api.ACCEPTANCE_RULE_REJECT
 
 
 async def end_early(tandem: Tandem, rng: random.Random, cancelled: bool) -> None:
-    """Ask for an answer that is cancelled, or whose deadline is too short."""
+    """Request an answer that is cancelled, or whose deadline is too short."""
     request = api.GenerateRequest(text=PROMPT * rng.choice((1, 1, 5)))
     request.stopping.max_new_tokens, request.stopping.ignore_eos = 300, True
     request.speculation.rule = rng.choice(RULES)

@@ -1,5 +1,5 @@
-"""Cells on Ray Serve: deployed from the file that ships, scaled by their load, replaced when one is
-lost, and by a rolling update; clients see one stream.
+"""Cells on Ray Serve are deployed from the file that ships, scaled by their load, replaced after a
+loss and by a rolling update; clients see one stream throughout.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SHIPPED = HERE / "deploy" / "kustomize" / "overlays" / "kuberay" / "cells.yaml"
 
 
 def free_ports() -> range:
-    """As many neighbours that are free as there may be cells, old and new."""
+    """Return as many consecutive free ports as there may be cells, old and new."""
     while True:
         first = rpc.free_port(HOST)
         with suppress(Unusable):
@@ -49,7 +49,7 @@ def free_ports() -> range:
 
 
 def config(verifier: str, target: Path, port: int, **settings: Any) -> str:
-    """The file that ships, for this machine."""
+    """Write the file that ships, adapted to this machine."""
     content = yaml.safe_load(SHIPPED.read_text(encoding="utf-8"))
     (application,) = content["applications"]
     here = {"verifier": verifier, "drafter": "", "tokenizer": str(target), "host": HOST}
@@ -62,7 +62,7 @@ def config(verifier: str, target: Path, port: int, **settings: Any) -> str:
 
 
 async def deploy(file: Path, cluster: str, variables: dict[str, str]) -> None:
-    """As an operator deploys."""
+    """Deploy as an operator does."""
     serve = [sys.executable, "-P", "-m", "ray.serve.scripts", "run", "--non-blocking"]
     process = await asyncio.create_subprocess_exec(
         *serve, f"--address={cluster}", str(file), env=variables, stdout=PIPE, stderr=STDOUT
@@ -72,14 +72,14 @@ async def deploy(file: Path, cluster: str, variables: dict[str, str]) -> None:
 
 
 def cells(ports: range) -> dict[int, int]:
-    """The processes that listen at these ports."""
+    """Return the processes that listen on these ports."""
     found = psutil.net_connections("tcp")
     listening = (each for each in found if each.status == psutil.CONN_LISTEN)
     return {each.laddr.port: each.pid or 0 for each in listening if each.laddr.port in ports}
 
 
 async def serving(ports: range, count: int, but: Collection[int] = ()) -> dict[int, int]:
-    """Wait until so many cells serve, and none of the processes that shall be gone; these cells."""
+    """Wait until this many cells serve and the processes in `but` are gone; return the cells."""
 
     async def found() -> dict[int, int]:
         these = cells(ports)
@@ -90,14 +90,14 @@ async def serving(ports: range, count: int, but: Collection[int] = ()) -> dict[i
 
 
 async def ready(port: int) -> bool:
-    """Whether the cell at a port can serve."""
+    """Return whether the cell at a port can serve."""
     async with rpc.connect(f"{HOST}:{port}") as channel:
         return await is_serving(channel, SERVICE, LIMIT)
 
 
 @asynccontextmanager
 async def streaming(client: AsyncClient, right: str) -> AsyncIterator[None]:
-    """Streams without end while the scope lasts, each with the right text."""
+    """Run endless streams while the scope lasts, each checked for the right text."""
 
     async def stream() -> None:
         while True:
@@ -113,7 +113,8 @@ async def streaming(client: AsyncClient, right: str) -> AsyncIterator[None]:
 async def test_cells_scale_and_are_replaced_while_clients_stream(
     embedded: Pair, tmp_path: Path
 ) -> None:
-    ray = environment() | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # every socket on loopback
+    # puts every socket on loopback
+    ray = environment() | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     file, ports = tmp_path / "cells.yaml", free_ports()
     cluster = f"{HOST}:{rpc.free_port(HOST)}"
     model = "--model", str(embedded.target), "--threads", "1"
@@ -135,4 +136,4 @@ async def test_cells_scale_and_are_replaced_while_clients_stream(
             found = await serving(ports, 2, (lost,))
             file.write_text(config(*served, max_waiting=100))
             await deploy(file, cluster, ray)
-            await serving(ports, 2, found.values())  # all of them are new
+            await serving(ports, 2, found.values())  # all cells are new

@@ -1,5 +1,5 @@
-"""A chaos run that is interrupted is judged by what has happened; a fault lasts as long as its last
-pass; a wrong path is refused.
+"""An interrupted chaos run is judged by what has happened; a fault lasts until its last pass ends;
+a wrong path is refused.
 """
 
 from __future__ import annotations

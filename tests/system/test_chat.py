@@ -1,4 +1,4 @@
-"""`tandem chat` and what `tandem generate` reads, as commands beside a whole system."""
+"""`tandem chat` and the inputs of `tandem generate`, run as commands beside a whole system."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def door(services: Services, embedded: Pair, tmp_path: Path) -> AsyncItera
 
 
 async def tandem(door: Door, *words: str, given: str = "") -> tuple[int, str, str]:
-    """Run a command: its exit code, and what it printed on both."""
+    """Run a command; return its exit code, standard output and standard error."""
     command, *arguments = words
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
@@ -37,7 +37,7 @@ async def tandem(door: Door, *words: str, given: str = "") -> tuple[int, str, st
 
 
 async def test_a_conversation_has_the_same_answers_with_and_without_drafts(door: Door) -> None:
-    """From lines of a file; the command ends with them."""
+    """The conversation comes from the lines of a file, and the command ends with them."""
     lines = "Hello\n/clear\n/plain\nHello\nAnd?"
     limit = ("--max-new-tokens", "12", "--ignore-eos")
     code, shown, problem = await tandem(door, "chat", "--system", "Tell.", *limit, given=lines)
@@ -51,7 +51,7 @@ async def test_a_conversation_has_the_same_answers_with_and_without_drafts(door:
 async def test_a_prompt_is_read_from_a_file_or_from_standard_input(
     door: Door, tmp_path: Path
 ) -> None:
-    """And standard error says why the answer ended."""
+    """Standard error says why the answer ended."""
     file = tmp_path / "prompt.txt"
     file.write_text(PROMPT)
     for options, why in ((("--ignore-eos",), "length"), (("--stop", " "), "stop, ' '")):

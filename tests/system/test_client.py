@@ -1,4 +1,4 @@
-"""The Python client on real front ends, which are killed while they answer."""
+"""The Python client with real front ends, which are killed while they answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIKE = {"temperature": 0.7, "seed": 3, "ignore_eos": True, "max_new_tokens": TOK
 
 
 class FrontEnds:
-    """Orchestrators in processes of their own, before the same model services."""
+    """Orchestrators in their own processes, in front of the same model services."""
 
     def __init__(self, stack: AsyncExitStack, *flags: str) -> None:
         self._stack, self._flags = stack, flags
@@ -37,7 +37,7 @@ class FrontEnds:
         self.processes[await address(process)] = process
 
     async def replace(self, where: str) -> None:
-        """Kill one at once, without a word, and start another at its address."""
+        """Kill a front end with SIGKILL, and start another one at its address."""
         self.processes[where].kill()
         await self.processes[where].wait()
         await self.start(where)
@@ -45,7 +45,9 @@ class FrontEnds:
 
 @pytest.fixture(scope="module")
 async def two(embedded: Pair) -> AsyncIterator[FrontEnds]:
-    """Two front ends and model services, where sessions of a front end that was killed stay."""
+    """Run two front ends and model services; the services keep the sessions of a front end that is
+    killed.
+    """
     flags = ["--tokenizer", str(embedded.target)]
     async with AsyncExitStack() as stack:
         for role, module, model in (
@@ -63,7 +65,7 @@ async def two(embedded: Pair) -> AsyncIterator[FrontEnds]:
 @pytest.mark.long("starts front ends as processes and kills each")
 @pytest.mark.parametrize("rule", ["match", "reject"])
 async def test_a_stream_survives_every_front_end_in_turn(two: FrontEnds, rule: str) -> None:
-    """Also where the text depends on its drafts."""
+    """One of the rules makes the text depend on its drafts."""
     places, text, tokens, killed = list(two.processes), "", [], 0
     async with AsyncClient(*places) as client:
         async with client.stream(PROMPT, rule=rule, **LIKE) as stream:

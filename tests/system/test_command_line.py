@@ -47,7 +47,7 @@ def client(up: Served) -> Iterator[Client]:
 
 
 def test_a_drafter_has_the_priority_of_the_verifier(up: Served) -> None:
-    """With a lower one, its proposals come too late beside any busy process."""
+    """With a lower priority, a drafter's proposals would come too late beside any busy process."""
     usual = psutil.Process().nice()
     for service in ("verifier_service", "drafter_service"):
         assert [each.nice() for each in up.processes(service)] == [usual]
@@ -85,7 +85,7 @@ def test_status_and_top_show_the_replicas_and_the_last_minute(up: Served, client
 
 
 def test_up_and_status_show_what_the_services_hold(up: Served) -> None:
-    """By the same table, as they computed it: weights of megabytes, one session and more."""
+    """`tandem up` and `tandem status` print the same table of measured figures."""
     own, head = (
         kernels(),
         r"service +model +device +dtype +weights +context +fit +kernels +tokenizer +exactness",
@@ -103,7 +103,9 @@ def test_up_and_status_show_what_the_services_hold(up: Served) -> None:
 
 
 def test_the_status_page_is_beside_the_metrics(up: Served, client: Client) -> None:
-    """Both forms show the request that was served, and the replicas."""
+    """The status page for people and the one for programs show the served request and the
+    replicas.
+    """
     (metrics,) = re.findall(r"orchestrator +\S+  metrics (\S+)/metrics", up.printed)
     client.generate("Once upon a time", max_new_tokens=9)
     with urlopen(f"{metrics}/") as answer:
@@ -132,7 +134,7 @@ def test_the_page_on_metrics_has_those_that_the_services_export(up: Served) -> N
 
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_top_well(up: Served) -> None:
-    """In a terminal; the screen is as it was before."""
+    """The command runs in a terminal and restores the screen at its end."""
     ours, its = pty.openpty()
     command = [*TANDEM, "top", "--every", "0.2", "--address", up.address]
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
@@ -150,7 +152,7 @@ def test_ctrl_c_ends_top_well(up: Served) -> None:
 
 
 def read(terminal: int) -> bytes:
-    """Return what a program shows next; nothing when it has ended."""
+    """Return what a program shows next, or nothing when it has ended."""
     with suppress(OSError):
         if select.select([terminal], [], [], LIMIT)[0]:
             return os.read(terminal, 1 << 16)
@@ -185,7 +187,7 @@ def all_serve(client: Client) -> bool:
 def test_a_killed_service_comes_back_and_costs_no_token(
     up: Served, client: Client, role: str
 ) -> None:
-    """Two streams go on."""
+    """Two streams run during the loss."""
     wait_until(lambda: all_serve(client))
     seeds, (victim,) = (4, 5), up.processes(role)
     like = {"max_new_tokens": 80, "ignore_eos": True}
@@ -240,7 +242,7 @@ def test_a_port_in_use_is_one_line_and_nothing_is_left(monkeypatch: pytest.Monke
 
 
 def refused_in_one_line(run: subprocess.CompletedProcess[str], words: list[str]) -> None:
-    """Exit code 1, one line on standard error, every word in it."""
+    """Check for exit code 1 and one line on standard error with all these words."""
     assert run.returncode == 1, run.stdout + run.stderr
     lines = run.stderr.strip().splitlines()
     assert len(lines) == 1, run.stderr

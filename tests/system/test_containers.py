@@ -1,7 +1,7 @@
-"""The compose file on a Docker engine: up, text over gRPC and HTTP, kill -9, down.
+"""The compose file on a Docker engine: start, text over gRPC and HTTP, kill -9, stop.
 
-Needs an engine that has the images (`docker compose -f deploy/compose.yaml build`), and is skipped
-without. `TANDEM_COMPOSE` names another compose file on top.
+The tests need a Docker engine that has the images (`docker compose -f deploy/compose.yaml build`),
+and are skipped without one. `TANDEM_COMPOSE` names an additional compose file.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ MODULES = {
 
 
 def compose(*words: str) -> str:
-    """What a command of docker compose prints; raises CalledProcessError."""
+    """Return what a command of docker compose prints; raises CalledProcessError."""
     command = [program("docker"), "compose", *FILES, *words]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -71,7 +71,7 @@ def compose(*words: str) -> str:
 
 @pytest.fixture(scope="module")
 def up() -> Iterator[None]:
-    """Everything is healthy."""
+    """Start all containers, and wait until they are healthy."""
     images = (f"tandem-{role}:{os.environ.get('TANDEM_TAG', 'local')}" for role in MODULES)
     if subprocess.run(
         [program("docker"), "image", "inspect", *images], capture_output=True
@@ -85,25 +85,25 @@ def up() -> Iterator[None]:
 
 
 def over_grpc() -> str:
-    """The text of an answer, for a client in a container of its own."""
+    """Return the text of an answer over gRPC, from a client in its own container."""
     ask = ["generate", "--json", *GREEDY, PROMPT]
     answer: dict[str, Any] = json.loads(compose("run", "--rm", "-T", "client", *ask))
     return str(answer["text"])
 
 
 def over_http() -> str:
-    """The same over HTTP."""
+    """Return the text of an answer over HTTP."""
     return compose(*CLIENT, "python", "client", "-c", OVER_HTTP)
 
 
 def are_healthy(service: str, count: int) -> bool:
-    """Whether so many containers of a service are healthy."""
+    """Return whether this many containers of a service are healthy."""
     lines = compose("ps", "--format", "json", service).splitlines()
     return sum(json.loads(line)["Health"] == "healthy" for line in lines) == count
 
 
 def happens(event: Callable[[], bool]) -> None:
-    """Wait for an event; what fails meanwhile has not happened."""
+    """Wait for an event; an error of the check means that it has not happened yet."""
 
     def happened() -> bool:
         with suppress(subprocess.CalledProcessError):

@@ -45,13 +45,13 @@ DASHBOARDS = ROOT / "deploy" / "grafana" / "dashboards"
 
 @dataclass(frozen=True)
 class Watched:
-    """A Prometheus, what it scrapes, and why queries have no data yet."""
+    """A Prometheus, its targets, and the reasons why queries have no data yet."""
 
     url: str
     pages: dict[str, list[str]]
 
     async def values(self, query: str) -> list[float]:
-        """Of all series that a query has now, those that are numbers."""
+        """Return the values of all series of a query that are numbers."""
         words = urllib.parse.urlencode({"query": query})
         answer = await asyncio.to_thread(read, f"{self.url}/api/v1/query?{words}")
         found = [float(each["value"][1]) for each in json.loads(answer)["data"]["result"]]
@@ -64,7 +64,7 @@ def read(url: str) -> str:
 
 
 def configuration() -> Any:
-    """Ours, at another pace."""
+    """Write the shipped configuration with shorter intervals."""
     config = yaml.safe_load((RULES / "prometheus.yml").read_text(encoding="utf-8"))
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(RULES / name) for name in config["rule_files"]]
@@ -73,7 +73,7 @@ def configuration() -> Any:
 
 
 def scraping(pages: dict[str, list[str]]) -> Any:
-    """The same of these pages."""
+    """Write the shipped configuration for these pages."""
     config = configuration()
     for job in config["scrape_configs"]:
         job.pop("http_sd_configs", None)
@@ -83,7 +83,7 @@ def scraping(pages: dict[str, list[str]]) -> Any:
 
 @asynccontextmanager
 async def prometheus(folder: Path, config: Any) -> AsyncIterator[str]:
-    """One while the scope lasts, once it is ready; yields its URL."""
+    """Run a Prometheus while the scope lasts; yields its URL once it is ready."""
     if not (program := shutil.which("prometheus")):
         pytest.skip("no prometheus here; `make tools` installs it")
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
@@ -106,7 +106,9 @@ async def prometheus(folder: Path, config: Any) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def system(pair: Pair) -> AsyncIterator[tuple[Any, dict[str, list[str]]]]:
-    """Two of each on loopback; yields the client API's stub, and the metrics pages by role."""
+    """Run two verifiers and two drafters on loopback; yields a stub of the client API, and the
+    metrics pages by role.
+    """
     kinds = {"verifier": (verifier_service, pair.target), "drafter": (drafter_service, pair.draft)}
     pages: dict[str, list[str]] = {}
     addresses: dict[str, list[str]] = {}
@@ -130,7 +132,7 @@ async def system(pair: Pair) -> AsyncIterator[tuple[Any, dict[str, list[str]]]]:
 
 
 async def load(stub: Any, seed: int) -> None:
-    """Requests of all kinds, until cancelled."""
+    """Send requests of all kinds until cancelled."""
     while True:
         seed += 7
         request = ask("Once upon a time", temperature=seed % 2, seed=seed, tokens=60)
@@ -145,7 +147,7 @@ async def load(stub: Any, seed: int) -> None:
 
 @pytest.fixture(scope="module")
 async def watched(embedded: Pair, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A Prometheus that scrapes a loaded system."""
+    """Run a Prometheus that scrapes a loaded system."""
     folder = tmp_path_factory.mktemp("prometheus")
     async with system(embedded) as (stub, pages), prometheus(folder, scraping(pages)) as url:
         loads = [asyncio.create_task(load(stub, seed)) for seed in range(3)]
@@ -158,13 +160,13 @@ async def watched(embedded: Pair, tmp_path_factory: pytest.TempPathFactory) -> A
 
 
 async def have_data(watched: Watched, queries: Sequence[str]) -> None:
-    """Wait until all queries have some, however little."""
+    """Wait until every query has some data."""
     for query in queries:
         await until(lambda query=query: watched.values(query), query)
 
 
 async def test_every_panel_of_every_dashboard_has_data(watched: Watched) -> None:
-    """As Grafana asks when no namespace is chosen."""
+    """The queries are those of Grafana when no namespace is chosen."""
     queries = [
         target["expr"].replace("$namespace", ".*")
         for file in sorted(DASHBOARDS.glob("*.json"))

@@ -1,4 +1,6 @@
-"""A draft model is made for a target by the command that a user runs, stopped and gone on with."""
+"""A draft model is made for a target with the command that a user runs; the command is stopped and
+resumed.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What README and docs/ show works: every fenced command and program is run, in a checkout of their
-own, against one `tandem up`; flags and settings are those of the commands.
+"""Everything that README and docs/ show works: each fenced command and program is run, in a
+checkout of its own, against one `tandem up`; flags and settings are those of the commands.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TANDEM = (
     *("verifier", "drafter", "orchestrator"),
 )
 COMMAND = re.compile(rf"\btandem ({'|'.join(TANDEM)})\b|-m ([\w.]+)")
-MACHINES = ("kubectl ", "docker ")  # that a test must not touch
+MACHINES = ("kubectl ", "docker ")  # commands that a test must not run
 NOT_RUN = ("text", "mermaid", "yaml")
 NOT_OURS = (
     "hf ",
@@ -61,7 +61,7 @@ HERE = [block for block in RUN if block.commands[0] not in ELSEWHERE]
 
 @dataclass(frozen=True)
 class Checkout:
-    """A folder as a reader has it after `make setup`, and the Tandem that runs meanwhile."""
+    """A folder as it is after `make setup`, and the Tandem that runs meanwhile."""
 
     folder: Path
     address: str
@@ -74,7 +74,9 @@ class Checkout:
 
 
 def checkout(folder: Path) -> Path:
-    """Everything but hidden files, and a `.venv` that is this interpreter and up to date."""
+    """Copy everything except hidden files, with a `.venv` that is up to date and has this
+    interpreter.
+    """
     for path in ROOT.iterdir():
         if not path.name.startswith("."):
             (folder / path.name).symlink_to(path)
@@ -90,7 +92,7 @@ def checkout(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
-    """A checkout, and `tandem up` in it."""
+    """Make a checkout, and run `tandem up` in it."""
     folder = checkout(tmp_path_factory.mktemp("checkout"))
     command = [str(folder / ".venv" / "bin" / "tandem"), "up", "--port", "0"]
     with serving(command, folder) as up:
@@ -98,7 +100,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
 
 
 def free_ports(text: str) -> str:
-    """The same command on ports that are free; a port that is named twice stays one port."""
+    """Return the same command on free ports; a port that is named twice stays one port."""
     ports = defaultdict[str, str](lambda: str(rpc.free_port("127.0.0.1")))
     return re.sub(
         r"(port |PORT=|127\.0\.0\.1:)(\d+)", lambda found: found[1] + ports[found[2]], text
@@ -106,7 +108,7 @@ def free_ports(text: str) -> str:
 
 
 def run(words: list[str], there: Checkout) -> str:
-    """A command that ends, and well; what it printed."""
+    """Run a command, which must succeed; return its output."""
     done = subprocess.run(
         words, cwd=there.folder, env=there.environment, capture_output=True, text=True
     )
@@ -115,7 +117,9 @@ def run(words: list[str], there: Checkout) -> str:
 
 
 def run_commands(block: Block, there: Checkout) -> str:
-    """The commands of a block, those that serve until the last has ended; what that one printed."""
+    """Run the commands of a block, and those that serve until the last has ended; return the last
+    one's output.
+    """
     text = "\n".join(block.commands)
     for place, stands_for in PLACES.items():
         text = text.replace(place, stands_for)
@@ -133,7 +137,7 @@ def run_commands(block: Block, there: Checkout) -> str:
 
 
 def shape(printed: str) -> list[str]:
-    """Words, whatever the figures and wherever the lines break."""
+    """Return the words of a text, without figures and line breaks."""
     return re.sub(r"\d+(\.\d+)?", "0", printed).split()
 
 
@@ -172,7 +176,8 @@ def help_of(*words: str) -> frozenset[str]:
             with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # imported too
                 runpy.run_module(module, run_name="__main__")
 
-        patch.setattr(os, "execv", lambda _, command: run_here(*command[3:]))  # python -P -m ...
+        # replaces `python -P -m ...`
+        patch.setattr(os, "execv", lambda _, command: run_here(*command[3:]))
         patch.setenv("COLUMNS", "200")
         patch.setattr(rich_utils, "MAX_WIDTH", 200)
         run_here(*words, "--help")
@@ -180,7 +185,7 @@ def help_of(*words: str) -> frozenset[str]:
 
 
 def known_flags(command: str) -> frozenset[str]:
-    """The flags of the command that is named, or of all of Tandem's."""
+    """Return the flags of the named command, or of all commands of Tandem."""
     found = COMMAND.search(command)
     if found and found[2]:
         return help_of(found[2])

@@ -1,4 +1,6 @@
-"""Services that are asked to stop, as real processes: they finish what runs, and nothing else."""
+"""Services that are told to stop, as real processes: they finish the running requests and take no
+new ones.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ pytestmark = pytest.mark.long("stops real processes, each test some of its own")
 
 @asynccontextmanager
 async def both(pair: Pair) -> AsyncIterator[dict[str, Watched]]:
-    """A verifier, and an orchestrator that is connected to it."""
+    """Run a verifier, and an orchestrator that is connected to it."""
     async with AsyncExitStack() as scope:
         where, verifier = await scope.enter_async_context(verifier_process(pair.target))
         flags = "--verifier", where, "--tokenizer", str(pair.target), "--port", "0", "--no-ray"
@@ -42,7 +44,7 @@ async def both(pair: Pair) -> AsyncIterator[dict[str, Watched]]:
 
 
 async def begun(front: Watched) -> Any:
-    """A stream that has begun and takes a while."""
+    """Return a long stream that has begun."""
     request = ask("Once upon a time there was", temperature=0.7, seed=1, tokens=450)
     request.stopping.ignore_eos = True
     stub = orchestrator_pb2_grpc.OrchestratorServiceStub(front.channel)
@@ -82,7 +84,7 @@ async def test_a_stopping_orchestrator_takes_requests_of_those_that_do_not_know_
 async def test_a_second_signal_stops_at_once(embedded: Pair) -> None:
     async with both(embedded) as services:
         _ = await begun(services["orchestrator"])
-        for it in services.values():  # the stream lasts as long as it has no verifier
+        for it in services.values():  # the stream runs as long as its verifier does
             it.process.terminate()
             await it.becomes(NOT_SERVING)
             it.process.terminate()

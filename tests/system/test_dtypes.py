@@ -1,4 +1,4 @@
-"""The promise holds in half precision too, against the same model without drafts."""
+"""In half precision, too, drafts change no text, compared to the same model without drafts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.system.test_same_text import ask, texts
 async def test_drafts_change_no_text_in_half_precision(
     embedded: Pair, prompts: list[str], dtype: str
 ) -> None:
-    """Chains and trees: a token from a side branch is drawn from the same bits."""
+    """Drafts are chains and trees; a token in a side branch is drawn from the same bits."""
     some = list(enumerate(prompts[:6]))
     async with (
         serve_models(embedded, dtype=dtype, threads=1) as services,

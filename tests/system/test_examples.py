@@ -1,4 +1,4 @@
-"""The example scripts, as a reader runs them, print what their notebooks print."""
+"""The example scripts print the same as their notebooks, run as a reader runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client with hundreds of streams, and one with three requests, on a real orchestrator."""
+"""A client with hundreds of streams and one with three requests, on a real orchestrator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def request() -> api.GenerateRequest:
 
 
 async def outcome(stub: Any) -> api.GenerateResponse | Busy:
-    """The answer to a stream, or why it was refused; nothing else may happen."""
+    """Return the answer to a stream, or why it was refused; fail if anything else happens."""
     stream = stub.StreamGenerate(api.StreamGenerateRequest(request=request()))
     try:
         complete: api.GenerateResponse = [event async for event in stream][-1].complete
@@ -48,7 +48,7 @@ async def test_a_crowd_on_one_connection_keeps_nobody_else_out(
         crowd = [asyncio.create_task(outcome(stub)) for _ in range(CROWD)]
         for first in asyncio.as_completed(crowd):
             if not isinstance(await first, Busy):
-                break  # one has had its turn, and others wait for theirs
+                break  # one request has had its turn, and others wait for theirs
         others = await asyncio.gather(*(tandem.stub.Generate(request()) for _ in range(3)))
         waited = sum(not stream.done() for stream in crowd)
         ended = await asyncio.gather(*crowd)

@@ -1,5 +1,5 @@
-"""What a new operator does by docs/metrics.md, in a shell: a Tandem with TLS, a Prometheus, some
-requests, and a query that says what drafts are worth.
+"""The steps of docs/metrics.md for a new operator, run in a shell: a Tandem with TLS, a Prometheus,
+some requests, and a query that shows what drafts are worth.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STOP = "trap 'kill $(jobs -p); wait' EXIT"
 
 
 def test_a_new_operator_sees_the_acceptance_rate(tmp_path: Path) -> None:
-    """All as it is on the page, but for ports that may be taken."""
+    """All commands are those of docs/metrics.md, except for ports that may be taken."""
     if not shutil.which("prometheus"):
         pytest.skip("no prometheus here; `make tools` installs it")
     free = {port: str(rpc.free_port("127.0.0.1")) for port in PORTS}

@@ -1,4 +1,6 @@
-"""A drafter with another tokenizer: the target's own text, and drafts that are accepted."""
+"""With a drafter that has another tokenizer, the text is the target's own, and drafts are
+accepted.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,13 @@ TOKENS = 24
 
 @pytest.fixture(scope="module")
 def registry() -> CollectorRegistry:
-    """The drafter's metrics."""
+    """Return the drafter's metrics."""
     return CollectorRegistry()
 
 
 @pytest.fixture(scope="module")
 async def foreign(services: Services, registry: CollectorRegistry) -> AsyncIterator[Tandem]:
-    """The embedded target, and a drafter that has to translate."""
+    """Run the embedded target, and a drafter that has to translate."""
     config = ModelServiceConfig(model=models.FOREIGN, speaks=models.TARGET)
     async with (
         drafter_service.serving(config, registry) as address,
@@ -52,7 +54,7 @@ async def foreign(services: Services, registry: CollectorRegistry) -> AsyncItera
 
 
 def in_lockstep(prompt: list[int]) -> api.GenerateRequest:
-    """A greedy request whose steps wait for their proposals, so that no proposal is late; at
+    """Return a greedy request whose steps wait for their proposals, so that no proposal is late; at
     temperature 0 this rule gives the target's own text.
     """
     request = ask(prompt, tokens=TOKENS, levels=4, branches=1)
@@ -90,7 +92,7 @@ async def test_a_closed_session_leaves_no_mirror(foreign: Tandem) -> None:
 async def test_the_drafter_says_that_it_translates(
     foreign: Tandem, registry: CollectorRegistry
 ) -> None:
-    """In what it describes, in the status, and to Prometheus."""
+    """The drafter says in its description, in the status and in its metrics that it translates."""
     described = await foreign.services.drafter_client.describe(60.0)
     (model,) = (await foreign.stub.GetStatus(api.GetStatusRequest())).models
     assert described.tokenizer == model.drafters[0].tokenizer == Likeness.FOREIGN

@@ -1,4 +1,4 @@
-"""What a model's makers set for drawing its tokens is the default of requests, over both APIs."""
+"""Sampling defaults of a model's makers become the defaults of requests, over both APIs."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ UNUSED = {"no_repeat_ngram_size": 3, "bad_words_ids": [[7]]}
 
 @pytest.fixture(scope="module")
 def suppressed(embedded: Pair, target: PreTrainedModel) -> list[int]:
-    """Tokens that the target says otherwise: its first one and another."""
+    """Return tokens that the target uses otherwise: its first token and another one."""
     prompt = load_ids(embedded.target)
     said = reference.generate(target, prompt, TOKENS)
     return [said[0], said[5]]
 
 
 def load_ids(folder: Path) -> list[int]:
-    """The prompt's tokens."""
+    """Return the prompt's tokens."""
     ids: list[int] = load_tokenizer(folder).encode(PROMPT).ids
     return ids
 
 
 def with_config(folder: Path, **settings: Any) -> Path:
-    """The embedded target with another generation_config.json."""
+    """Return the embedded target with another generation_config.json."""
     shutil.copytree(models.TARGET, folder, dirs_exist_ok=True)
     file = folder / "generation_config.json"
     given = json.loads(file.read_text(encoding="utf-8"))
@@ -55,7 +55,7 @@ def with_config(folder: Path, **settings: Any) -> Path:
 async def made(
     tmp_path_factory: pytest.TempPathFactory, embedded: Pair
 ) -> AsyncIterator[tuple[Services, list[Any]]]:
-    """The target with defaults, and what was logged when it started."""
+    """Serve the target with defaults; yields it with the log lines of its start."""
     folder = with_config(tmp_path_factory.mktemp("made"), **MADE, **UNUSED)
     with capture_logs() as lines:
         async with serve_models(Pair(folder, embedded.draft)) as services:
@@ -70,7 +70,7 @@ async def door(made: tuple[Services, list[Any]]) -> AsyncIterator[Door]:
 
 
 async def text(stub: Any, **sampling: Any) -> str:
-    """What is generated with these settings of a request, and no others."""
+    """Return what is generated with these settings of a request, and no others."""
     request = api.GenerateRequest(text=PROMPT, sampling=api.Sampling(seed=SEED, **sampling))
     request.stopping.max_new_tokens = TOKENS
     return str((await stub.Generate(request)).text)
@@ -79,7 +79,9 @@ async def text(stub: Any, **sampling: Any) -> str:
 async def test_a_request_that_says_nothing_is_drawn_as_the_makers_set_it(
     door: Door, tandem: Tandem
 ) -> None:
-    """The same text as of a request that says so to the same model without defaults."""
+    """The text equals that of a request which sets these values explicitly, to the same model
+    without defaults.
+    """
     wanted = await text(tandem.stub, **MADE)
     assert await text(door.stub) == wanted != await text(tandem.stub)
     async with AsyncOpenAI(base_url=f"{door.url}/v1", api_key="none") as client:
@@ -123,7 +125,7 @@ async def test_the_verifier_reports_them_and_names_what_it_does_not_do(
 async def test_suppressed_tokens_are_in_no_text_with_drafts_and_without(
     tmp_path: Path, embedded: Pair, target: PreTrainedModel, suppressed: list[int]
 ) -> None:
-    """The drafter is told of them, too: it proposes none."""
+    """The drafter learns the suppressed tokens, too, and proposes none of them."""
     first, other = suppressed
     settings = {"suppress_tokens": [other], "begin_suppress_tokens": [first]}
     folder, prompt = with_config(tmp_path, **settings), load_ids(embedded.target)
@@ -147,6 +149,6 @@ async def test_suppressed_tokens_are_in_no_text_with_drafts_and_without(
 
 
 def as_tensors(prompt: list[int]) -> dict[str, Any]:
-    """A prompt as `generate()` takes it."""
+    """Return a prompt as `generate()` takes it."""
     ids = torch.tensor([prompt])
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -1,5 +1,5 @@
-"""GGUF models in a whole system: a quantised drafter changes no text, and a quantised target says
-what its dequantised weights say alone.
+"""GGUF models in a whole system: a quantised drafter changes no text, and a quantised target gives
+the text of its dequantised weights alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ SHAPES: tuple[dict[str, int], ...] = ({}, {"branches": 1}, {"branches": 3})
 
 
 async def served_texts(pair: Pair, prompts: list[str]) -> tuple[list[list[Any]], Any]:
-    """The answers to prompts at once, as a stream and in lockstep, chains and trees; the status."""
+    """Return the answers to concurrent prompts, as a stream and in lockstep, with chains and trees,
+    and the status.
+    """
     async with serve_models(pair, threads=1) as services, serve_all(services) as tandem:
         found = []
         for shape in SHAPES:
@@ -61,7 +63,7 @@ async def test_a_quantised_drafter_changes_no_text(
     (drafter,), (verifier,) = status.drafters, status.verifiers
     assert (drafter.model, drafter.dtype) == (draft.name, "float32, weights in q4_0")
     (same,) = {re.sub(r"fused \d+ of \d+$", "fused", it.kernels) for it in (drafter, verifier)}
-    assert same.endswith(", fused") or not kernels()  # which were not built
+    assert same.endswith(", fused") or not kernels()  # the machine may have no kernels
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Answers with a grammar through the whole system: always of it, and the same from any drafts."""
+"""Answers with a grammar through the whole system always match it, and are the same with any
+drafts.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,7 @@ async def test_other_rules_keep_to_a_grammar_too(
 
 
 async def test_what_a_grammar_leaves_no_choice_about_takes_fewer_steps(tandem: Tandem) -> None:
-    """The steps are counted with no drafts but the verifier's own."""
+    """Only the verifier's own drafts are used while the steps are counted."""
     names = ["first name", "last name", "favourite colour"]
     fixed = {"type": "object", "properties": {name: {"enum": ["abc"]} for name in names}}
     closed = {"required": names, "additionalProperties": False}

@@ -1,4 +1,4 @@
-"""What `grpc.health.v1` says of services is the truth, also of a process that answers no more."""
+"""What `grpc.health.v1` reports about services is true, even if a process no longer answers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SERVING, NOT_SERVING = (
 
 
 class Watched:
-    """The health of a service, and its process if it has one of its own."""
+    """The health of a service, and its process if it has its own."""
 
     def __init__(self, channel: aio.Channel, service: str, process: Process | None = None) -> None:
         self.channel, self.service, self._process = channel, service, process
@@ -49,14 +49,14 @@ class Watched:
         return self._process
 
     async def status(self, service: str | None = None) -> int:
-        """Return what it says now."""
+        """Return the status that is reported now."""
         name = self.service if service is None else service
         check: Any = self._stub.Check
         answer = await check(health_pb2.HealthCheckRequest(service=name), timeout=LIMIT)
         return int(answer.status)
 
     async def becomes(self, status: int) -> None:
-        """Wait until it says so."""
+        """Wait until this status is reported."""
 
         async def said() -> bool:
             return await self.status() == status
@@ -66,7 +66,7 @@ class Watched:
 
 @asynccontextmanager
 async def verifier_process(target: Path) -> AsyncIterator[tuple[str, Watched]]:
-    """A verifier in a process of its own, and where it is."""
+    """Start a verifier in its own process; yields it and its address."""
     flags = ("--model", str(target), "--threads", "1")
     async with child(HERE, "verifier_service", *flags) as process:
         where = await address(process)
@@ -82,7 +82,7 @@ async def verify(channel: aio.Channel, session: bytes = bytes(16)) -> None:
 
 @pytest.mark.long("starts a verifier as a process, stops and kills it")
 async def test_a_front_end_serves_when_its_verifier_does(embedded: Pair) -> None:
-    """The verifier is stopped, goes on, and is killed; the drafter is away all the time."""
+    """The verifier is stopped, continued and killed; the drafter is absent all the time."""
     async with AsyncExitStack() as scope:
         where, verifier = await scope.enter_async_context(verifier_process(embedded.target))
         config = OrchestratorConfig(
@@ -105,7 +105,7 @@ async def test_a_verifier_whose_model_thread_hangs_does_not_serve(
     embedded: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step, broken, mended = ModelThread._step, threading.Event(), threading.Event()
-    begin, begun = ModelThread.__enter__, []  # other tests' models go on
+    begin, begun = ModelThread.__enter__, []  # models of other tests go on
 
     def noted(thread: ModelThread) -> ModelThread:
         begun.append(thread)

@@ -1,5 +1,5 @@
-"""What pip installs, used from a folder whose own modules have the names of ours: only `tandem` is
-importable, `tandem up` serves, and the client of docs/api.md runs.
+"""The installed package, used from a folder with modules that have the same names as Tandem's: only
+`tandem` is importable, `tandem up` serves, and the client of docs/api.md runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FOLDERS = ("protos", "engine", "drafter_service", "orchestrator", "models", "ben
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the source distribution."""
+    """Build the wheel from the source distribution."""
     out = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--outdir", str(out), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -34,8 +34,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment with the wheel, and with what it needs from this one, whose
-    own `tandem` is not seen from there.
+    """Return the programs of an environment with the wheel and this environment's other packages,
+    but without this environment's own `tandem`.
     """
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
@@ -50,7 +50,7 @@ def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Path:
-    """A folder with modules of its own."""
+    """Return a folder with modules of its own."""
     for name in (*FOLDERS, "tests"):
         (tmp_path / f"{name}.py").write_text('raise SystemExit("the wrong module")\n')
     return tmp_path

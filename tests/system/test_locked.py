@@ -1,4 +1,4 @@
-"""`tandem up --tls`: a Tandem that only the owner of its certificates can use."""
+"""With `tandem up --tls`, only the owner of its certificates can use the system."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ pytestmark = pytest.mark.long("starts all services with TLS, and programs beside
 
 @dataclass(frozen=True)
 class Locked:
-    """Where it is, and its certificates."""
+    """The addresses of the system, and its certificates."""
 
     environment: dict[str, str]
     folder: Path
     address: str
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """A command of `tandem`."""
+        """Run a command of `tandem`."""
         return subprocess.run(
             [*TANDEM, *words], env=self.environment, capture_output=True, text=True
         )

@@ -1,5 +1,5 @@
-"""Tokenizers that differ by a few added tokens, as those of fine-tuned models do: drafts are those
-of a shared tokenizer, trees of the target's ids, and nothing is translated.
+"""Tokenizers that differ by a few added tokens, as those of fine-tuned models do: drafts are as
+with a shared tokenizer, trees of the target's ids, and nothing is translated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests import reference
 from tests.served import Pair, Tandem, serve_all, serve_models
 from tests.system.test_foreign import TOKENS, in_lockstep
 
-OWN = 4096  # tokens of the embedded pair
+OWN = 4096  # number of tokens of the embedded pair
 TREE = DraftShape(4, 3, 16)
 
 pytestmark = pytest.mark.usefixtures("waited_for")
@@ -32,14 +32,16 @@ pytestmark = pytest.mark.usefixtures("waited_for")
 
 @dataclass(frozen=True)
 class Nearly:
-    """A system whose target has tokens `more` than its drafter, or less if that is negative."""
+    """A system whose target has `more` tokens than its drafter, or fewer if the number is
+    negative.
+    """
 
     tandem: Tandem
     more: int
 
 
 def enlarged(model: Path, folder: Path, more: int) -> Path:
-    """A model with so many tokens more, for which it was never trained."""
+    """Write a model with `more` more tokens, for which it was never trained."""
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     network.resize_token_embeddings(OWN + more, mean_resizing=False)
     network.save_pretrained(folder)
@@ -56,7 +58,7 @@ def enlarged(model: Path, folder: Path, more: int) -> Path:
 async def nearly(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Nearly]:
-    """The embedded pair; target or drafter have some tokens more."""
+    """Serve the embedded pair; the target or the drafter has some more tokens."""
     more, pair = request.param, Pair(models.TARGET, models.DRAFT)
     folder = tmp_path_factory.mktemp("enlarged")
     if more > 0:
@@ -70,14 +72,16 @@ async def nearly(
 
 @pytest.fixture(scope="module")
 def alone(nearly: Nearly) -> PreTrainedModel:
-    """The target as transformers runs it."""
+    """Return the target as transformers runs it."""
     folder = nearly.tandem.services.pair.target
     network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return network.eval()
 
 
 async def answers(tandem: Tandem, prompts: list[tuple[int, ...]]) -> list[Any]:
-    """Of greedy requests whose steps wait for their proposals, which are trees."""
+    """Return the answers to greedy requests whose steps wait for their proposals, which are
+    trees.
+    """
     requests = [in_lockstep(list(prompt)) for prompt in prompts]
     for request in requests:
         request.speculation.branches = TREE.branches
@@ -88,7 +92,7 @@ async def answers(tandem: Tandem, prompts: list[tuple[int, ...]]) -> list[Any]:
 async def test_drafts_are_the_trees_of_an_equal_tokenizer(
     nearly: Nearly, tandem: Tandem, temperature: float
 ) -> None:
-    """Node by node, with the same noise."""
+    """The trees are equal node by node, with the same noise."""
     sampling = SamplingParams(temperature=temperature, seed=7)
     clients = (each.services.drafter_client for each in (nearly.tandem, tandem))
     drafter, equal = clients
@@ -106,7 +110,7 @@ async def test_drafts_are_the_trees_of_an_equal_tokenizer(
 async def test_added_tokens_cost_no_acceptance(
     nearly: Nearly, tandem: Tandem, alone: PreTrainedModel
 ) -> None:
-    """Tokens per step are those of the same models with equal tokenizers, and the text is the
+    """The tokens per step are those of the same models with equal tokenizers, and the text is the
     target's own.
     """
     prompts = tokenised(models.TARGET, 4)
@@ -122,7 +126,7 @@ async def test_added_tokens_cost_no_acceptance(
 async def test_a_text_with_tokens_that_the_drafter_lacks_is_the_targets_own(
     nearly: Nearly, alone: PreTrainedModel
 ) -> None:
-    """It is fed others in their places, and drafts on."""
+    """The drafter is fed other tokens in their places, and goes on drafting."""
     last = max(OWN - 1, OWN - 1 + nearly.more)
     prompts = [(*prompt[:3], last, *prompt[3:], last) for prompt in tokenised(models.TARGET, 4)]
     for prompt, answer in zip(prompts, await answers(nearly.tandem, prompts), strict=True):

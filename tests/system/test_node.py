@@ -1,4 +1,6 @@
-"""The example for Node.js runs, with nothing of Tandem but the schema; its text is Python's."""
+"""The example for Node.js runs with nothing of Tandem but the schema, and prints the same text as
+Python's.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ INSTALL = ("npm", "install", "--no-audit", "--no-fund", "--silent")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example, its packages, and the schema."""
+    """Make a folder with the example, its packages and the schema."""
     if not (shutil.which("node") and shutil.which("npm")):
         pytest.skip("node or npm is not installed")
     folder = tmp_path_factory.mktemp("node")
@@ -39,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    """The example's exit code, and what it printed."""
+    """Return the example's exit code and its output."""
     process = await asyncio.create_subprocess_exec(
         "node",
         "generate.js",

@@ -1,4 +1,6 @@
-"""The official client finds what it expects of an OpenAI server; its texts are those of gRPC."""
+"""The official client finds what it expects of an OpenAI server, and its texts are those of
+gRPC.
+"""
 
 from __future__ import annotations
 
@@ -194,7 +196,7 @@ async def test_what_does_nothing_is_accepted(client: AsyncOpenAI) -> None:
 
 
 class Person(BaseModel):
-    """What is asked for, and nothing else."""
+    """A schema with the requested fields and no others."""
 
     model_config = ConfigDict(extra="forbid")
 

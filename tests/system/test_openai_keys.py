@@ -31,7 +31,7 @@ def entry(key: str, *may: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Api:
-    """Where it is, and the folder of its certificates."""
+    """The address of the server, and the folder of its certificates."""
 
     url: str
     folder: Path

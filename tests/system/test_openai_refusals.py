@@ -1,4 +1,4 @@
-"""What the official client gets where it cannot have an answer, or wants it no longer."""
+"""What the official client gets if it cannot have an answer or does not want it any more."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ async def test_a_full_server_asks_to_come_back(services: Services, embedded: Pai
 
 
 async def test_each_refusal_leaves_one_log_line(client: AsyncOpenAI) -> None:
-    """Whether the request could be decoded or not."""
+    """A refused request leaves one log line, whether or not it could be decoded."""
     merge = structlog.contextvars.merge_contextvars
     with capture_logs(processors=[merge]) as lines:
         refused = [

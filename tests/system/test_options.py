@@ -1,4 +1,4 @@
-"""Every option, every rule and every way to draft, through the whole system."""
+"""Every option, every rule and every drafting method, through the whole system."""
 
 from __future__ import annotations
 

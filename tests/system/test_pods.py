@@ -1,5 +1,5 @@
-"""Network policies of the overlays in a kernel: each connection that has to be made can be made,
-and no other; a request passes two cells, two verifiers and two drafters behind these rules.
+"""Network policies of the overlays in a kernel: each required connection can be made, and no other;
+a request passes two cells, two verifiers and two drafters behind these rules.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REPLICAS, RAY = 2, {"head", "worker"}
 
 @contextmanager
 def ruled(overlay: str) -> Iterator[list[Host]]:
-    """The pods of an overlay, two of each, and what is beyond its namespace, with its rules."""
+    """Make an overlay's pods, two of each, and the peers outside its namespace, with its rules."""
     ends = [end for end in pods(overlay) for _ in range(REPLICAS)]
     scope = network([*ends, *PEERS])
     try:
@@ -52,7 +52,7 @@ def ruled(overlay: str) -> Iterator[list[Host]]:
 
 
 def connections(hosts: Sequence[Host]) -> tuple[set[tuple[str, str, int]], ...]:
-    """Which (caller, callee, port) can be connected to, and which cannot, by their names."""
+    """Return which (caller, callee, port) can be connected to, and which cannot, by their names."""
     found: tuple[set[tuple[str, str, int]], ...] = set(), set()
     for caller in hosts:
         ours = [each for each in hosts if each.end.ours or caller.end.ours]
@@ -64,13 +64,15 @@ def connections(hosts: Sequence[Host]) -> tuple[set[tuple[str, str, int]], ...]:
 
 
 def needed(overlay: str) -> set[tuple[str, str, int]]:
-    """What has to be let through; a range of all addresses has those of the cluster, too."""
+    """Return the connections that must be allowed; a range of all addresses includes those of the
+    cluster.
+    """
     cells = {port for name, _, port in wanted(overlay) if name == "internet"}
     return wanted(overlay) | {(peer.name, "orchestrator", port) for peer in PEERS for port in cells}
 
 
 def check_names(hosts: Sequence[Host]) -> None:
-    """Every pod can ask for them, which is done by datagrams."""
+    """Check that every pod can look up names, which uses datagrams."""
     (server,) = [each for each in hosts if each.end.name == "dns"]
     with server.run(lambda: socket.socket(type=socket.SOCK_DGRAM)) as asked:
         asked.settimeout(LIMIT)
@@ -137,7 +139,9 @@ async def test_a_request_passes_and_each_forbidden_connection_is_refused(embedde
 
 
 async def asked(client: Host, cell: str) -> str:
-    """The text of a request of a client in its namespace, once the cell has two of each model."""
+    """Return the text of a client's request in its namespace, once the cell has two of each
+    model.
+    """
     place = f"--address={cell}:{CLIENT_API}"
     (model,) = json.loads(await ran(client, "status", place, "--json"))["models"]
     for role in ("verifiers", "drafters"):
@@ -148,7 +152,7 @@ async def asked(client: Host, cell: str) -> str:
 
 
 async def ran(client: Host, *words: str) -> str:
-    """What a command of a client prints."""
+    """Return what a client's command prints."""
     command = *client.enter, sys.executable, "-P", "-m", "tandem", *words
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     printed, _ = await process.communicate()

@@ -1,4 +1,4 @@
-"""Every service has the pages that probes ask, on its metrics port, as long as its port is open."""
+"""Every service serves the pages for probes, on its metrics port, as long as its port is open."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.waiting import until
 
 
 def asked(pages: Pages, path: str) -> str:
-    """The status of a page, as the server of pages asks for it."""
+    """Return the status of a page, as the page server computes it."""
     found: list[str] = []
 
     def start(status: str, *_: Any) -> None:

@@ -1,4 +1,6 @@
-"""How likely the target finds a prompt, as harnesses ask for it, through the whole system."""
+"""The log-probabilities of a prompt through the whole system, as evaluation harnesses request
+them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def telling(prompt: str | list[int] = LONG, tokens: int = 0, **fields: Any) -> api.GenerateRequest:
-    """A request for the log-probabilities of a prompt."""
+    """Return a request for the log-probabilities of a prompt."""
     request = ask(prompt, tokens=tokens)
     request.MergeFrom(api.GenerateRequest(**{"prompt_logprobs": 3} | fields))
     return request
@@ -37,7 +39,7 @@ async def test_they_are_the_targets_own_and_the_same_bits_beside_whatever_else_r
     others = [ask(LONG[:60], tokens=40), ask("A dog", tokens=40), telling(LONG[:99], 30)]
     busy, again, *_ = await asyncio.gather(
         door.stub.Generate(telling(tokens=9, cache_salt="another's")),
-        door.stub.Generate(telling(tokens=9)),  # its prefix is cached
+        door.stub.Generate(telling(tokens=9)),  # the prompt's prefix is cached
         *map(door.stub.Generate, others),
     )
     assert list(alone.prompt_logprobs) == list(busy.prompt_logprobs) == list(again.prompt_logprobs)
@@ -73,7 +75,7 @@ async def test_a_client_that_continues_a_stream_gets_all_of_them(door: Door) -> 
 
 
 async def test_an_echoed_completion_is_that_of_grpc(client: AsyncOpenAI, door: Door) -> None:
-    """As evaluation harnesses ask: several lists of tokens, one token more."""
+    """Evaluation harnesses send several lists of tokens and ask for one more token."""
     prompts = [LONG[:20], LONG[30:47]]
     found = await complete(client, prompt=prompts, echo=True, logprobs=1, max_tokens=1, seed=1234)
     for ids, choice in zip(prompts, found.choices, strict=True):

@@ -1,5 +1,5 @@
-"""Ray Serve runs the cells of `tandem up`, and no loss of a process of Ray changes a text or is
-there to stay.
+"""Ray Serve runs the cells of `tandem up`; the loss of a Ray process is mended, and changes no
+text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STREAMS = 3
 
 @asynccontextmanager
 async def up() -> AsyncIterator[AsyncClient]:
-    """`tandem up` in this process, and a patient client."""
+    """Run `tandem up`, with a patient client."""
     async with (
         launch.up(Plan(port=0, ray=True)) as tandem,
         AsyncClient(tandem.addresses["orchestrator"], retry_seconds=LIMIT) as client,
@@ -40,7 +40,7 @@ async def up() -> AsyncIterator[AsyncClient]:
 
 
 def orchestrator() -> int:
-    """Its process that has started Ray; 0 if there is none now."""
+    """Return the process of `tandem up` that has started Ray, or 0 if there is none now."""
     for each in psutil.Process().children():
         with suppress(psutil.Error):
             if "tandem.orchestrator" in each.cmdline():
@@ -49,7 +49,7 @@ def orchestrator() -> int:
 
 
 class Streams:
-    """Clients that ask again and again, once each: an error is one of the test's."""
+    """Clients that send request after request without retries; any error fails the test."""
 
     def __init__(self, client: AsyncClient, right: str) -> None:
         self.client, self.right = client, right
@@ -61,13 +61,13 @@ class Streams:
             self.finished += 1
 
     async def go_on(self) -> None:
-        """Wait until more of them have finished than were running."""
+        """Wait until more requests have finished than were running."""
         goal = self.finished + 2 * STREAMS
         await until(lambda: self.finished >= goal, "streams go on")
 
 
 def kill(orchestrator: int, name: bytes) -> list[int]:
-    """End the processes of a name; which these were."""
+    """Kill the processes of a name; return which these were."""
     gone = ray_processes(orchestrator, name)
     assert gone, name
     for process in gone:
@@ -81,7 +81,7 @@ async def test_streams_go_on_when_one_process_of_ray_after_the_other_is_killed()
         streams = Streams(client, (await client.generate("Once", **REQUEST)).text)
 
         async def serving(but: list[int]) -> None:
-            """A cell serves that is none of these."""
+            """Wait until a cell serves that is none of these."""
             await until(lambda: set(ray_processes(orchestrator(), CELL)) - set(but))
             await streams.go_on()
 
@@ -94,7 +94,7 @@ async def test_streams_go_on_when_one_process_of_ray_after_the_other_is_killed()
                 kill(now, part)
                 await streams.go_on()
                 assert ray_processes(now, CELL) == cells, "the cells that there were"
-                await serving(kill(now, CELL))  # which nobody but `tandem up` can replace
+                await serving(kill(now, CELL))  # the process can only be replaced by `tandem up`
                 assert orchestrator() != now
             for task in tasks:
                 task.cancel()
@@ -106,7 +106,7 @@ async def test_streams_go_on_when_one_process_of_ray_after_the_other_is_killed()
 async def test_an_orchestrator_that_ends_while_its_cells_start_leaves_no_process(
     embedded: Pair, number: signal.Signals
 ) -> None:
-    """They still wait for their verifier."""
+    """The cells still wait for their verifier."""
     flags = "--verifier", "127.0.0.1:1", "--tokenizer", str(embedded.target), "--port", "0"
     async with child(HERE, "orchestrator", *flags) as orchestrator:
         own = orchestrator.pid
@@ -120,7 +120,7 @@ async def test_an_orchestrator_that_ends_while_its_cells_start_leaves_no_process
 async def test_an_orchestrator_whose_ray_is_lost_while_its_cells_start_ends(
     embedded: Pair, part: bytes
 ) -> None:
-    """They still wait for their verifier. Whoever started it starts it again."""
+    """The cells still wait for their verifier. A supervisor starts the orchestrator again."""
     flags = "--verifier", "127.0.0.1:1", "--tokenizer", str(embedded.target), "--port", "0"
     async with child(HERE, "orchestrator", *flags) as orchestrator:
         own = orchestrator.pid

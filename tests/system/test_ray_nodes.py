@@ -1,5 +1,5 @@
-"""Cells on two Ray nodes, each in a network of its own: no fault of a node or of the link between
-them can be seen by a client.
+"""Cells on two Ray nodes, each in its own network: clients notice no fault of a node or of the link
+between the nodes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def link() -> Iterator[Link]:
 
 @dataclass
 class Streams:
-    """Clients that ask again and again, once each: an error is one of the test's."""
+    """Clients that send request after request without retries; any error fails the test."""
 
     client: AsyncClient
     right: str = ""
@@ -64,7 +64,7 @@ class Streams:
             self.over = True
 
     async def go_on(self) -> None:
-        """Wait until more of them have finished than were running."""
+        """Wait until more requests have finished than were running."""
         goal = self.finished + 2 * STREAMS
         await until(lambda: self.finished >= goal, "streams go on")
 
@@ -72,7 +72,7 @@ class Streams:
 async def started(
     scope: AsyncExitStack, environment: dict[str, str], module: str, *flags: str
 ) -> tuple[Process, str]:
-    """A service that other machines can reach, and its address."""
+    """Start a service that other machines can reach; return its address."""
     command = "-P", "-m", f"tandem.{module}", *flags, "--insecure"
     process = await scope.enter_async_context(python(*command, folder=HERE, **environment))
     return process, await address(process)
@@ -113,12 +113,12 @@ async def test_streams_go_on_when_the_link_to_a_node_is_cut_and_when_the_node_is
             await streams.go_on()
             link.set("down")
             await streams.go_on()
-            link.set("up")  # Ray may have counted the node as lost meanwhile, and end it
+            link.set("up")  # Ray may have declared the node lost meanwhile, and may end it
             await streams.go_on()
             kill(there.pid)
             await streams.go_on()
             await scope.enter_async_context(node(ray, *joined, cpus=1, enter=link.enter))
-            await serving(places[1])  # Serve has started another
+            await serving(places[1])  # Serve has started another cell
             await streams.go_on()
             launcher.kill()
             await launcher.wait()

@@ -1,4 +1,6 @@
-"""What a client sees: streams, stops, figures, reused prefixes, and no drafts without a drafter."""
+"""What a client sees: streams, stops, figures, reused prefixes, and answers without drafts if there
+is no drafter.
+"""
 
 from __future__ import annotations
 
@@ -121,8 +123,8 @@ def scraped(url: str) -> dict[str, float]:
 async def test_metrics_equal_the_sums_over_the_answers(
     services: Services, prompts: list[str]
 ) -> None:
-    """Requests that are greedy and sampled, drafted and not, in lockstep and not, some ended by a
-    stop string.
+    """The requests are greedy and sampled, drafted and not, in lockstep and not; some end at a stop
+    string.
     """
     async with serve_all(services) as tandem:
         requests = [
@@ -171,7 +173,9 @@ async def completed(
 
 
 async def test_a_long_beginning_is_read_once_in_a_scope(tandem: Tandem) -> None:
-    """Everybody's without a name, a client's with one, and of its own with a salt."""
+    """The scopes are that of clients without a name, that of a named client, and that of a named
+    client with a salt.
+    """
     name, whole = secrets.token_hex(8), len(LONG) // PAGE * PAGE
     texts = set[str]()
     for client, salt in (("", ""), (name, ""), (name, "s"), ("", "s"), ("", "t")):

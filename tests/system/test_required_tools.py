@@ -1,4 +1,4 @@
-"""Calls that have to come do so with any model, and their arguments are by the schema."""
+"""Required calls come with any model, and their arguments follow the schema."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tool(**more: Any) -> Any:
     return {"type": "function", "function": {"name": "weather", "parameters": SCHEMA} | more}
 
 
-BARE = '{# tools, "parameters" #}Once'  # a prompt of one token
+BARE = '{# tools, "parameters" #}Once'  # the prompt has one token
 WRONG = 'Well.\n{"name": "weather", "parameters": {"town": "Paris", "days": 12}} It will rain.'
 
 
@@ -38,13 +38,16 @@ WRONG = 'Well.\n{"name": "weather", "parameters": {"town": "Paris", "days": 12}}
 async def test_a_strict_tool_that_is_called_without_a_marker_has_its_schema_from_any_drafts(
     scripted: Callable[[str, int], Pair], tmp_path: Path
 ) -> None:
-    """The model calls it wrongly by itself; the drafter proposes what the model would say."""
+    """The model by itself would write a wrong call; the drafter proposes what the model would
+    write.
+    """
     pair = scripted(WRONG, 7)
     folder = with_template(pair.target, tmp_path, BARE)
     asked: dict[str, Any] = {"model": folder.name, "max_tokens": 120, "seed": 3}
     asked |= {"messages": [{"role": "user", "content": "Hello"}]}
     async with (
-        serve_models(pair, self_test="warn") as services,  # rounding carries far in such a model
+        # rounding moves the logits of such a model far
+        serve_models(pair, self_test="warn") as services,
         serve_http(services, folder, served_model_name=folder.name) as door,
         AsyncOpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0) as client,
     ):
@@ -73,7 +76,7 @@ async def test_a_strict_tool_that_is_called_without_a_marker_has_its_schema_from
 async def test_a_model_of_stories_calls_the_tool_that_it_has_to(
     services: Services, embedded: Pair, tmp_path: Path
 ) -> None:
-    """Drawn, with drafts, and streamed alike."""
+    """The call is the same when it is sampled, drafted and streamed."""
     folder = with_template(embedded.target, tmp_path, TEMPLATE)
     async with (
         serve_http(services, folder) as door,

@@ -1,4 +1,4 @@
-"""`/v1/responses` as the official client asks for it: the text of a chat, in items and events."""
+"""`/v1/responses` as the official client uses it: the text of a chat, in items and events."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_what_is_not_there_is_refused_by_its_name(
 
 
 def test_items_are_the_messages_of_a_chat() -> None:
-    """What was called and thought before is sent back as the client got it."""
+    """Earlier calls and reasoning are sent back as the client got them."""
     call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}", "id": "fc_1"}
     items = [
         *({"role": each["role"], "content": "x"} for each in CHAT),

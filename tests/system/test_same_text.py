@@ -1,4 +1,4 @@
-"""The promise: the same text as the target alone, from any drafter or none."""
+"""The main promise: the text is the same as the target's alone, with any drafter or none."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MakeModel = Callable[[str, int], Path]
 
 
 def ask(prompt: str | list[int], **options: Any) -> api.GenerateRequest:
-    """A request; `levels` and `branches` shape the draft."""
+    """Return a request; `levels` and `branches` shape the draft."""
     request = api.GenerateRequest(
         stopping=api.Stopping(max_new_tokens=options.get("tokens", TOKENS))
     )
@@ -44,7 +44,7 @@ def ask(prompt: str | list[int], **options: Any) -> api.GenerateRequest:
 
 
 async def texts(stub: Any, requests: list[api.GenerateRequest]) -> list[tuple[int, ...]]:
-    """The completions of many requests, some of them at once."""
+    """Return the completions of many requests, some of them concurrent."""
     places = asyncio.Semaphore(AT_ONCE)
 
     async def one(request: api.GenerateRequest) -> tuple[int, ...]:
@@ -56,7 +56,7 @@ async def texts(stub: Any, requests: list[api.GenerateRequest]) -> list[tuple[in
 
 @pytest.fixture(scope="module")
 async def random_drafter(embedded: Pair, make_model: MakeModel) -> AsyncIterator[Tandem]:
-    """The trained target with a drafter that knows nothing."""
+    """Run the trained target with a drafter that knows nothing."""
     async with (
         serve_models(Pair(embedded.target, make_model("llama", 5))) as services,
         serve_all(services) as tandem,
@@ -72,7 +72,9 @@ def tokenizer(embedded: Pair) -> Tokenizer:
 async def test_greedy_text_is_generates_own(
     tandem: Tandem, target: PreTrainedModel, tokenizer: Tokenizer, prompts: list[str]
 ) -> None:
-    """Through client, orchestrator, drafter and verifier, against `generate()` of the target."""
+    """The text passes client, orchestrator, drafter and verifier, and is compared to `generate()`
+    of the target.
+    """
     some = prompts[::8]
     served = await texts(tandem.stub, [ask(prompt) for prompt in some])
     differing = []
@@ -141,8 +143,8 @@ async def test_requests_at_once_read_as_if_alone(
 async def test_other_architectures_keep_the_promise(
     family: str, own_drafter: bool, make_model: MakeModel
 ) -> None:
-    """A tiny random target with itself as drafter, of which all is accepted, or with another random
-    model.
+    """A tiny random target has itself as the drafter, so that all drafts are accepted, or another
+    random model.
     """
     folder = make_model(family, 0)
     draft = folder if own_drafter else make_model(family, 1)

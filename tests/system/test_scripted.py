@@ -1,8 +1,8 @@
-"""Where an answer ends inside what was accepted: at a limit, a stop, the end of text, half a
-character.
+"""Where an answer ends inside accepted tokens: at a limit, a stop string, the end of text, or half
+a character.
 
-The target says a known text, the drafter is wrong at known places, and each proposal is waited for:
-every figure of an answer is known beforehand.
+The target says a known text, the drafter is wrong at known places, and each step waits for its
+proposal: every figure of an answer is known beforehand.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def tandem(scripted: Callable[[str, int], Pair]) -> AsyncIterator[Tandem]:
 
 
 def steps_of(count: int, wrong_every: int = WRONG_EVERY) -> list[int]:
-    """Tokens of each step until there are `count`: accepted ones, and the next token."""
+    """Return the tokens of each step until there are `count`: accepted ones, and the next token."""
     steps: list[int] = []
     while (length := sum(steps)) < count:
         right = 0
@@ -45,14 +45,14 @@ def steps_of(count: int, wrong_every: int = WRONG_EVERY) -> list[int]:
 
 
 def drafted(rule: int = RULES[0], **options: Any) -> api.GenerateRequest:
-    """A request whose every step has a draft of `LEVELS` tokens."""
+    """Return a request whose every step has a draft of `LEVELS` tokens."""
     request = ask([5], levels=LEVELS, branches=1, **options)
     request.speculation.rule = rule
     return request
 
 
 async def chunks(tandem: Tandem, request: api.GenerateRequest) -> list[Any]:
-    """The chunks of a stream, and the whole answer."""
+    """Return the chunks of a stream, and the whole answer."""
     call = tandem.stub.StreamGenerate(api.StreamGenerateRequest(request=request))
     events = [event async for event in call]
     return [*(event.chunk for event in events[:-1]), events[-1].complete]
@@ -68,7 +68,8 @@ async def test_steps_accept_as_far_as_the_drafter_is_right(tandem: Tandem, rule:
     figures = whole.speculation
     assert figures.num_spec_steps == figures.num_steps_with_guesses == len(expected)
     assert figures.num_draft_tokens == LEVELS * len(expected)
-    accepted = [size - 1 for size in expected[:-1]] + expected[-1:]  # the end of text was drafted
+    # the draft contains the end of text
+    accepted = [size - 1 for size in expected[:-1]] + expected[-1:]
     assert list(figures.acceptance_histogram) == [accepted.count(n) for n in range(LEVELS + 1)]
 
 
@@ -104,7 +105,7 @@ async def test_a_stop_string_ends_the_text_before_it_wherever_steps_end(
 
 @pytest.mark.parametrize("limit", range(10, len(TOKENS)))
 async def test_no_chunk_has_half_a_character(tandem: Tandem, limit: int) -> None:
-    """The fox and 東京 are several tokens each; an answer may end inside one."""
+    """The fox emoji and 東京 are several tokens each; an answer may end inside one."""
     *steps, whole = await chunks(tandem, drafted(tokens=limit))
     assert "".join(step.text for step in steps) == whole.text
     assert TEXT.startswith(whole.text.rstrip("\N{REPLACEMENT CHARACTER}"))
@@ -112,7 +113,7 @@ async def test_no_chunk_has_half_a_character(tandem: Tandem, limit: int) -> None
 
 
 async def test_a_prediction_saves_steps_and_changes_no_text(tandem: Tandem) -> None:
-    """One word of it is another one."""
+    """The prediction differs from the answer in one word."""
     request = ask([5])
     request.speculation.prediction = TEXT.replace("Lily", "Max")
     answer = await tandem.stub.Generate(request)
@@ -124,7 +125,7 @@ async def test_a_prediction_saves_steps_and_changes_no_text(tandem: Tandem) -> N
 
 
 async def test_a_prediction_is_followed_from_its_first_token_on(tandem: Tandem) -> None:
-    """The end of the prompt is where it is looked up."""
+    """The end of the prompt is looked up in the prediction."""
     said = "Once upon a time, there was a"
     prompt, rest = [5, *tokens_of(said)], TEXT.removeprefix(said)
     request = ask(prompt)

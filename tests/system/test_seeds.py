@@ -1,7 +1,7 @@
-"""The notebooks that Tandem began with, run on it: their loops call by call on real services,
-beside the same loops on transformers alone.
+"""The notebooks that Tandem began with: their loops run call by call on real services, beside the
+same loops on transformers alone.
 
-Compared with `==`: text, candidates, branches, and what was accepted of them, round by round.
+The tests compare with `==`: text, candidates, branches and accepted tokens, round by round.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ VOCABULARY = 4096
 
 @pytest.fixture(scope="module")
 def notebook(embedded: Pair) -> Notebook:
-    """The embedded pair as transformers runs it."""
+    """Return the embedded pair as transformers runs it."""
     return Notebook.of(embedded.target, embedded.draft)
 
 
 @pytest.fixture(autouse=True)
 async def _nothing_left(nothing_left: None) -> None:
-    """Every loop closes its session."""
+    """Check that every loop closes its session."""
 
 
 @dataclass
 class Seen:
-    """What transformers' loop told its candidate generator: (candidate_length, n_matches,
-    num_assistant_tokens afterwards) of every round.
+    """Records what transformers' loop told its candidate generator in every round:
+    (candidate_length, n_matches, num_assistant_tokens afterwards).
     """
 
     rounds: list[tuple[int, int, int]] = field(default_factory=list)
@@ -85,7 +85,7 @@ async def candidates(session: Talk, schedule: Schedule, **options: Any) -> Tande
 async def assisted(
     services: Services, ids: list[int], schedule: Schedule, **options: Any
 ) -> tuple[list[int], list[Round]]:
-    """All tokens and the rounds, on Tandem."""
+    """Return all tokens and the rounds, on Tandem."""
     async with talk(services, ids) as session:
         generator = await candidates(session, schedule, **options)
         outputs, rounds = await assisted_decoding(session, generator, len(ids) + TOKENS, END)
@@ -115,7 +115,7 @@ async def test_assisted_generation_goes_round_by_round_as_in_transformers(
 ) -> None:
     seen, name, matches = Seen(), schedule.name.lower(), 0
     seen.watch(monkeypatch, AssistedCandidateGenerator)
-    # with scikit-learn transformers would change the threshold as it goes
+    # transformers would change the threshold during the run if scikit-learn is installed
     monkeypatch.setattr(candidate_generator, "is_sklearn_available", lambda: False)
     for prompt in PROMPTS:
         ids = notebook.encode(prompt)
@@ -138,7 +138,8 @@ async def test_transformers_own_loop_takes_its_candidates_from_a_drafter(
         async with talk(services, ids) as session:
             generator = await candidates(session, Schedule.HEURISTIC)
             monkeypatch.setattr(model, "_get_candidate_generator", lambda g=generator, **_: g)
-            lookup = {"prompt_lookup_num_tokens": 1}  # anything that makes it ask for a generator
+            # any option that makes transformers ask for a candidate generator
+            lookup = {"prompt_lookup_num_tokens": 1}
             text = await asyncio.to_thread(notebook.generate, ids, TOKENS, **lookup)
         tokens, rounds = await assisted(services, ids, Schedule.HEURISTIC)
         assert text == tokens
@@ -159,7 +160,7 @@ async def test_candidate_logits_are_what_the_candidates_were_drawn_from(
     for place, row in enumerate(logits[0], start=len(ids)):
         certain = torch.nn.functional.one_hot(torch.tensor(path[place]), VOCABULARY).float()
         p = notebook.draft.last_logits(path[:place]).softmax(-1) if temperature else certain
-        p = p * row.isfinite()  # of all tokens the likeliest are sent
+        p = p * row.isfinite()  # the service sends only the likeliest tokens
         assert row[path[place]].isfinite() and torch.allclose(
             row.softmax(-1), p / p.sum(), atol=1e-4
         )
@@ -208,7 +209,9 @@ async def test_the_minimal_loop_accepts_and_says_what_its_notebook_does(
 
 
 async def test_a_talk_goes_on_behind_whatever_its_caller_commits(services: Services) -> None:
-    """After any commit, and when the services lost the session, answers are those of a new one."""
+    """After any commit, and after the services lost the session, the answers are those of a new
+    session.
+    """
     sampling, shape = SamplingParams(temperature=1.0, seed=8), DraftShape(3, 2, 6)
     async with talk(services, [400, 500, 600]) as session:
         for turn, commit in enumerate([[7], [], [9, 10, 11], [12] * 5, [13]]):

@@ -1,4 +1,6 @@
-"""Two cells at one client port: both have connections, and one that is killed costs none later."""
+"""Two cells share a client port: both get connections, and a killed cell costs no later
+connection.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +28,21 @@ from tests.waiting import LIMIT, until
 pytestmark = pytest.mark.long("starts two cells as processes")
 
 HOST, SERVICE = "127.0.0.1", "tandem.v1.OrchestratorService"
-OWN = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own for each channel
-LATER = 24  # connections after the loss
+OWN = [("grpc.use_local_subchannel_pool", 1)]  # gives each channel its own connection
+LATER = 24  # number of connections after the loss
 REQUEST: dict[str, Any] = {"temperature": 0.7, "seed": 11, "max_new_tokens": 80}
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Processes that share a gRPC and an HTTP port."""
+    """Processes that share a gRPC port and an HTTP port."""
 
     port: int
     http_port: int
     processes: list[Process]
 
     def connected(self, port: int) -> set[int]:
-        """The processes that have connections at a port."""
+        """Return the processes that have connections on a port."""
         found = psutil.net_connections("tcp")
         open_ = [each for each in found if each.status == psutil.CONN_ESTABLISHED]
         ours = {process.pid for process in self.processes}
@@ -62,7 +64,7 @@ async def cells(services: Services) -> AsyncIterator[Cells]:
 
 
 async def answered(scope: AsyncExitStack, cells: Cells) -> None:
-    """A request on a new connection of each kind; that of gRPC stays open."""
+    """Send a request on a new connection of each kind; the gRPC connection stays open."""
     channel = await scope.enter_async_context(aio.insecure_channel(f"{HOST}:{cells.port}", OWN))
     assert await is_serving(channel, SERVICE, LIMIT)
     stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)

@@ -1,4 +1,6 @@
-"""A drafter whose context is shorter than the target's drafts up to its own, and no further."""
+"""A drafter with a shorter context than the target's drafts up to its own context, and no
+further.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("waited_for")
 
 @pytest.fixture(scope="module")
 async def tandem(scripted: Callable[[str, int], Pair]) -> AsyncIterator[Tandem]:
-    """A target that says a text, and a drafter that knows it, with a shorter context."""
+    """Run a target that says a text, and a drafter with a shorter context that knows the text."""
     drafting = {"context_length": SHORT, "draft_cost": 0.0}
     async with (
         serve_models(scripted(TEXT, 0), drafting) as services,
@@ -32,14 +34,14 @@ async def tandem(scripted: Callable[[str, int], Pair]) -> AsyncIterator[Tandem]:
 
 
 async def answered(tandem: Tandem, prompt: list[int], rule: int) -> Any:
-    """An answer whose every step may have a draft."""
+    """Return an answer whose every step may have a draft."""
     request = ask(prompt, levels=LEVELS, branches=1)
     request.speculation.rule = rule
     return await tandem.stub.Generate(request)
 
 
 async def drafted(tandem: Tandem) -> int:
-    """Tokens of the drafter that were verified so far."""
+    """Return how many of the drafter's tokens were verified so far."""
     (model,) = (await tandem.stub.GetStatus(api.GetStatusRequest())).models
     return int(model.drafters[0].draft_tokens)
 
@@ -54,7 +56,7 @@ async def test_a_drafter_with_a_shorter_context_drafts_up_to_its_own(
     assert (answer.text, list(answer.token_ids)) == (TEXT, [*TOKENS, 0])
     assert len(TOKENS) > SHORT
     assert await drafted(tandem) - before <= SHORT
-    if rule == api.ACCEPTANCE_RULE_TOP1:  # its drafts are waited for
+    if rule == api.ACCEPTANCE_RULE_TOP1:  # steps of this rule wait for their drafts
         assert answer.speculation.num_draft_tokens >= SHORT - LEVELS
         assert answer.speculation.num_accepted_draft_tokens >= SHORT - LEVELS
 
@@ -70,7 +72,7 @@ async def test_a_prompt_beyond_the_drafters_context_is_decoded_without_drafts(
 
 
 async def test_the_front_end_takes_the_targets_context(tandem: Tandem) -> None:
-    """Not the drafter's, although that is shorter."""
+    """The drafter's context is shorter, but does not count."""
     verifier, drafter = tandem.services.verifier_client, tandem.services.drafter_client
     assert (await verifier.describe(LIMIT)).context_length == POSITIONS
     assert (await drafter.describe(LIMIT)).context_length == SHORT

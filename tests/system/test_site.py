@@ -1,4 +1,4 @@
-"""The documentation site is built without a warning, and a dead link is one."""
+"""The documentation site builds without warnings, and a dead link is a warning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEAD = "nowhere.md", "../nowhere.py", "usage.md#nowhere"
 
 
 class Words(HTMLParser):
-    """The text of a page."""
+    """Collects the text of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Words(HTMLParser):
 
 
 def built(folder: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    """The site of a checkout, made as `make docs` makes it."""
+    """Build the site of a checkout as `make docs` does."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", out]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
@@ -60,7 +60,7 @@ def test_the_site_is_built_without_a_warning_and_has_every_document_and_field(
 
 @pytest.mark.long("builds the whole site")
 def test_a_dead_link_is_an_error(tmp_path: Path) -> None:
-    """Within `docs/`, to the rest of the repository, and to a heading."""
+    """The dead links point within `docs/`, to the rest of the repository, and to a heading."""
     shutil.copytree(ROOT, folder := tmp_path / "checkout", ignore=HEAVY, symlinks=True)
     with (folder / "docs" / "watching.md").open("a", encoding="utf-8") as page:
         page.writelines(f"\n[dead]({link})\n" for link in DEAD)

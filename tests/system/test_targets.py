@@ -1,5 +1,5 @@
-"""A real Prometheus, as it is set up for one machine, finds the metrics of every cell of a real
-`tandem up`, of those that replace them, too.
+"""A real Prometheus, configured for one machine, finds the metrics of every cell of a real `tandem
+up`, also of cells that replace others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PORTS = {"verifier": "9001", "drafter": "9002", "orchestrator": "9003"}  # in pr
 
 
 def free_ports() -> dict[str, int]:
-    """One for each service, and another beside that of the first cell."""
+    """Return a free port for each service, with a free neighbour for that of the first cell."""
     while True:
         found = {role: rpc.free_port(HOST) for role in PORTS}
         try:
@@ -38,7 +38,7 @@ def free_ports() -> dict[str, int]:
 
 
 def listening(up: Served, port: int) -> set[int]:
-    """The processes of a Tandem that listen at a port."""
+    """Return the processes of a Tandem that listen on a port."""
     found = psutil.net_connections("tcp")
     ours = {child.pid for child in psutil.Process(up.process.pid).children(recursive=True)}
     those = (each for each in found if each.status == psutil.CONN_LISTEN)
@@ -46,7 +46,7 @@ def listening(up: Served, port: int) -> set[int]:
 
 
 async def up_targets(url: str) -> dict[str, str]:
-    """The metrics pages that Prometheus has read, with their jobs."""
+    """Return the metrics pages that Prometheus has read, with their jobs."""
     words = urllib.parse.urlencode({"query": "up == 1"})
     found = json.loads(await asyncio.to_thread(read, f"{url}/api/v1/query?{words}"))
     series = (each["metric"] for each in found["data"]["result"])

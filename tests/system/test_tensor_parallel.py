@@ -1,5 +1,5 @@
-"""A target that is split among processes: exact, the same with drafts and without, and started
-again as a whole when one of them ends.
+"""A target that is split among processes is exact, gives the same text with drafts and without, and
+is restarted as a whole when one process ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tandem import models
 from tests.running_up import TANDEM, Served, running_up
 from tests.waiting import wait_until
 
-MANY, RANKS = 4, 2  # two ranks never differ in the order of a sum
+MANY, RANKS = 4, 2  # with two ranks there is only one order of a sum
 SERVES = re.compile(r"^verifier +\S+ +serving ", re.MULTILINE)
 PROMPTS = "Once upon a time", "The little dog", "She said that"
 
@@ -35,14 +35,14 @@ def up() -> Iterator[Served]:
 
 
 def texts(up: Served, *flags: str) -> list[str]:
-    """What is generated for some prompts, one after the other."""
+    """Return what is generated for some prompts, one after the other."""
     words = "--max-new-tokens", "40", "--temperature", "0.7", "--seed", "3", "--json", *flags
     answers = (up.run("generate", prompt, *words) for prompt in PROMPTS)
     return [json.loads(answer.stdout)["text"] for answer in answers]
 
 
 def ranks(up: Served) -> list[psutil.Process]:
-    """Processes of the verifier's model beside the verifier itself that live."""
+    """Return the live processes of the verifier's model other than the verifier itself."""
     found = []
     for verifier in up.processes("verifier_service"):
         for child in verifier.children():

@@ -1,4 +1,4 @@
-"""One request's trace, from the program that asks to both models, in a collector."""
+"""The trace of one request, from the calling program to both models, in a collector."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ PROMPT, TOKENS = "Once upon a time there was a canary", 200
 
 
 async def traced(pair: Pair, collector: Collector, ray: bool) -> tuple[str, str, int]:
-    """Ask a system of three processes, or with its cell on Ray Serve, and stop it; trace and span
-    of the one who asked, and steps of the answer.
+    """Send a request to a system of three processes, or to one with its cell on Ray Serve, and stop
+    it; return the caller's trace and span ids, and the number of steps of the answer.
     """
     async with AsyncExitStack() as scope:
         flags = ("--otlp-endpoint", collector.endpoint)
         models = {"verifier": pair.target, "drafter": pair.draft}
-        always = ("--threads", "1", "--draft-cost", "0")  # drafts, however fast the target is
+        # makes every step draft, however fast the target is
+        always = ("--threads", "1", "--draft-cost", "0")
         processes = {
             role: await scope.enter_async_context(
                 child(HERE, f"{role}_service", "--model", str(model), *always, *flags)

@@ -1,5 +1,5 @@
-"""Which verifier a stream goes on at: one that computes the same while there is one, and says so
-when there was none; one that is not slow.
+"""Which verifier a stream moves to: one that computes the same while there is one, and never a slow
+one. The answer says when there was none.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Fleet:
     scope: AsyncExitStack
 
     async def verifier(self, dtype: str) -> tuple[AsyncExitStack, str]:
-        """Start one: what ends it, and its address."""
+        """Start a verifier; return what ends it, and its address."""
         own = await self.scope.enter_async_context(AsyncExitStack())
         config = ModelServiceConfig(model=self.pair.target, threads=1, dtype=dtype)
         serving = verifier_service.serving(config, CollectorRegistry())
         return own, await own.enter_async_context(serving)
 
     async def client(self, *verifiers: str) -> AsyncClient:
-        """A client of a front end that has these verifiers."""
+        """Return a client of a front end that has these verifiers."""
         config = OrchestratorConfig(
             verifier=",".join(verifiers), tokenizer=self.pair.target, port=0, ray=False
         )
@@ -54,7 +54,7 @@ class Fleet:
 
 @pytest.fixture
 async def fleet(embedded: Pair, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fleet]:
-    monkeypatch.setattr(heartbeat, "MAX_MISSED", 1000)  # a verifier that is late is not lost
+    monkeypatch.setattr(heartbeat, "MAX_MISSED", 1000)  # a late verifier does not count as lost
     async with AsyncExitStack() as scope:
         yield Fleet(embedded, scope)
 
@@ -90,7 +90,7 @@ async def test_a_stream_that_goes_on_with_another_arithmetic_says_so(fleet: Flee
 async def test_a_stream_leaves_a_slow_verifier_for_one_that_was_never_used(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It still answers, but takes seconds for each pass."""
+    """The slow verifier still answers, but takes seconds for each pass."""
     forward, slow = HFRunner.__call__, set[HFRunner]()
     passes: list[HFRunner] = []
 

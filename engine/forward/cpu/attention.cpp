@@ -1,7 +1,7 @@
 // Attention of rows of many sessions on a CPU, each to its own path through a tree after a text, in
-// one call. Every SPLIT positions have a softmax of their own, which runs online in blocks of BLOCK,
-// and those of a row are joined in order: what a row gets depends on the positions of its path alone,
-// not on other rows, on where its keys lie, or on threads.
+// one call. Every SPLIT positions have a softmax of their own, which runs online in blocks of BLOCK.
+// The softmaxes of a row are joined in order, so a row's result depends on the positions of its path
+// alone, not on other rows, on where its keys lie, or on threads.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -12,11 +12,13 @@
 
 namespace {
 
-constexpr int AT_ONCE = LANES == 8 ? 12 : 16;  // sums that fit into the registers beside what is read
+// number of sums that fit into registers beside the operands
+constexpr int AT_ONCE = LANES == 8 ? 12 : 16;
 constexpr int BLOCK = 4 * LANES;               // positions
-constexpr long SPLIT = 256;  // positions: the pages of their keys fit into the processor's table
-constexpr long SHARING = 32;     // rows of a session that share what is read
-constexpr long PARTS = 1 << 15;  // softmaxes that may wait to be joined, some 16 MiB
+// number of positions; the pages of their keys fit into the processor's TLB
+constexpr long SPLIT = 256;
+constexpr long SHARING = 32;     // most rows of a session that read the same keys together
+constexpr long PARTS = 1 << 15;  // most softmaxes that may wait to be joined; they take some 16 MiB
 
 struct Call {
   const void *query, *keys, *values;
@@ -34,8 +36,8 @@ struct RowState {
   Vector *query, *output;
 };
 
-// The keys and values of a block's positions, of which low..high are seen: each so many numbers behind
-// the one before.
+// The keys and values of a block's positions, of which low..high are seen: each lies a fixed number
+// of numbers behind the previous one.
 template <class Stored>
 struct Block {
   int low, high;
@@ -54,7 +56,7 @@ struct Weights {
 // Numbers of a block that were copied, one position after the other, padded to whole vectors.
 struct Copied : Float32 {};
 
-// Of each vector the sum of its lanes, which are added in the same order in all; LANES of them.
+// The sums of the lanes of LANES vectors; the lanes of each vector are added in the same order.
 template <int BIT = 1>
 Vector summed(Vector* parts) {
   if constexpr (BIT == LANES) {
@@ -85,7 +87,7 @@ struct Attention {
     return call.window > 0 ? std::max<long>(0, seen(row) - call.window) : 0;
   }
 
-  // Where a row finds a position.
+  // Where a row finds the key of a position.
   long slot(long row, long position) const {
     const long behind = position - call.prefixes[row], number = position / call.page;
     if (behind >= 0) return call.slots[call.tails[row] + behind];
@@ -107,7 +109,7 @@ struct Attention {
             call.shared * call.value_size};
   }
 
-  // Copies of them, wherever they lie.
+  // Copies of the keys of some positions, wherever these lie.
   Block<Copied> copied(long row, long group, long start, int low, int high) const {
     static thread_local std::vector<Vector> numbers;
     numbers.resize(BLOCK * (key_vectors + value_vectors));
@@ -125,7 +127,7 @@ struct Attention {
             value_vectors * LANES};
   }
 
-  // Has so many numbers brought close that will be read soon.
+  // Prefetches numbers that will soon be read.
   template <class Source>
   static void fetch(const typename Source::Type* from, long count) {
     if (std::is_same_v<Source, Copied>) return;
@@ -179,7 +181,7 @@ struct Attention {
     state.sum += joined(sum, [](Vector a, Vector b) { return a + b; });
   }
 
-  // Weights count from another highest score on.
+  // Rescales what was added so far to a new highest score.
   void raise(RowState& state, float most) const {
     if (most == state.most) return;
     const float share = exponential(Vector{} + (state.most - most))[0];
@@ -228,7 +230,7 @@ struct Attention {
     for (int n = 0; n < COUNT; n++) weigh(*states[n], weights[n].of, block.low, block.high);
   }
 
-  // First all scores, so that the keys stay close, then all values.
+  // All scores are computed first, so that the keys stay in the cache, and then all values.
   template <class Source>
   void add(const std::vector<RowState*>& states, const Block<Source>& block,
            const Block<Source>& next) const {
@@ -249,7 +251,8 @@ struct Attention {
     });
   }
 
-  // Adds low..high of the positions from `start` on, which a row sees. Few read them where they lie.
+  // Adds low..high of the positions from `start` on, which a row sees. Few rows read the keys where
+  // they lie.
   void add_positions(const std::vector<RowState*>& states, long row, long group, long start, int low,
                      int high) const {
     const bool paged = start + high <= call.prefixes[row] && call.page % BLOCK == 0;
@@ -262,8 +265,8 @@ struct Attention {
     add<Stored>(states, block, more ? in_page(row, group, start + BLOCK, 0, BLOCK) : block);
   }
 
-  // What rows from..to, of one session, and the heads that share keys get of a split: block by block,
-  // each found once for all rows that see it in their common text.
+  // Computes what rows from..to of one session, and the heads that share keys, get from a split:
+  // block by block, each located once for all rows that see it in their common text.
   void attend_split(long from, long to, long group, long split, RowState* states) const {
     static thread_local std::vector<Vector> queries;
     static thread_local std::vector<RowState*> together, alone;
@@ -305,7 +308,7 @@ struct Attention {
   }
 
   void join(RowState& state, const RowState& later) const {
-    if (later.sum == 0.0f) return;  // it saw nothing
+    if (later.sum == 0.0f) return;  // the row saw nothing in this split
     const float most = std::max(state.most, later.most);
     const float share = exponential(Vector{} + (later.most - most))[0];
     raise(state, most);
@@ -315,7 +318,7 @@ struct Attention {
 
   void end(const RowState& state, long row, long head) const {
     float sum = state.sum, share = 1.0f;
-    if (call.sinks) {  // a score that takes weight and gives nothing
+    if (call.sinks) {  // a sink: a score that takes weight and adds no value
       const float most = std::max(state.most, call.sinks[head]);
       share = std::exp(state.most - most);
       sum = sum * share + std::exp(call.sinks[head] - most);
@@ -327,7 +330,7 @@ struct Attention {
   }
 };
 
-// Memory for softmaxes.
+// Memory for the results of softmaxes.
 struct States {
   std::vector<RowState> states;
   std::vector<Vector> outputs;
@@ -384,7 +387,8 @@ struct Task {
   RowState* states;
 };
 
-// The splits of all runs at once. Their keys lie in the memory of the machine in the order of tasks.
+// All splits of all runs, processed in parallel. The keys of the splits lie in memory in the order of
+// tasks.
 template <class Stored>
 void attend_splits(const Attention<Stored>& attention, const std::vector<Run>& runs, long parts,
                    int threads) {
@@ -444,9 +448,10 @@ extern "C" {
 
 // result [rows, heads, value size] of query [rows, heads, size] on keys [slots, shared, size] and
 // values [slots, shared, value size], all of `kind`. Row r sees prefixes[r] keys in pages
-// pages[tables[r]], pages[tables[r] + 1], ... of `page` slots, a multiple of 16, then those at
-// slots[tails[r]] .. slots[tails[r + 1] - 1], in this order; of these the last `window` only, if it
-// is above 0. Scores are capped at `cap`, if above 0; `sinks` [heads], float32, may be null.
+// pages[tables[r]], pages[tables[r] + 1], ... of `page` slots, a multiple of 16, and then those at
+// slots[tails[r]] .. slots[tails[r + 1] - 1], in this order; if `window` is above 0, it sees only the
+// last `window` of these. Scores are capped at `cap`, if above 0; `sinks` [heads], float32, may be
+// null.
 void tandem_attend(const void* query, const void* keys, const void* values, void* result, long rows,
                    long heads, long shared, long size, long value_size, const int64_t* pages,
                    const int64_t* tables, const int64_t* prefixes, const int64_t* tails,

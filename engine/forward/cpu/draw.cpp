@@ -1,9 +1,9 @@
 // Draws from rows of logits on a CPU, and their likeliest tokens. `draw_rows` in
 // engine/sampling/sampler.py defines a draw: the maximum of log-probability and keyed Gumbel noise
 // over the tokens that top-k, top-p and min-p leave. Most blocks of tokens are ruled out by their
-// hashes: with a weight w = e^score and a uniform number u, score + noise > key only if
-// u < w e^-key, and a block has one highest weight. What is left is computed as it is defined, and
-// what rounding could decide is left to the definition.
+// hashes: with a weight w = e^score and a uniform number u, score + noise > key only if u < w e^-key,
+// and a block has one highest weight. The remaining tokens are computed by the definition, and a row
+// in which rounding could decide is left to the definition.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -13,23 +13,24 @@
 
 namespace {
 
-constexpr long BLOCK = 64;       // tokens with one maximum
-constexpr double MARGIN = 1e-4;  // of scores and of probabilities; float32 rounds them by some 1e-6
-constexpr float HOTTEST = 1e30f;  // above it scores are too small for float32
+constexpr long BLOCK = 64;       // tokens of a block, which has one maximum
+// margin of scores and of probabilities; float32 rounds them by some 1e-6
+constexpr double MARGIN = 1e-4;
+constexpr float HOTTEST = 1e30f;  // above this temperature scores are too small for float32
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15;
 
 typedef uint32_t Unsigned __attribute__((vector_size(4 * LANES)));
 
-struct Draw {  // as in engine/sampling/drawing.py
+struct Draw {  // the fields are as in engine/sampling/drawing.py
   const float* row;
   uint64_t seed;
   int64_t position, top_k;
   double top_p, min_p;
-  float temperature;  // 0: the likeliest token
+  float temperature;  // 0 means the likeliest token
 };
 
-// The noise of a row, hashed as in engine/sampling/noise.py.
+// The noise of a row, from the same hash as in engine/sampling/noise.py.
 struct Noise {
   uint32_t low, high;
 
@@ -54,7 +55,7 @@ struct Noise {
   }
 
   template <class Word>
-  Word bits(Word token) const {  // 2^32 times the uniform number, without its last half
+  Word bits(Word token) const {  // 2^32 times the uniform number, without the final half
     return folded(mixed(mixed(folded(token) ^ low) ^ high)) ^ 0x80000000;
   }
 
@@ -70,7 +71,7 @@ struct Found {
   double key = -std::numeric_limits<double>::infinity();
 };
 
-// A row under a temperature. Scores are log-probabilities but for what normalises them.
+// A row with a temperature. Scores are log-probabilities without their normalisation.
 class Row {
  public:
   Row(const Draw& draw, long size)
@@ -98,7 +99,8 @@ class Row {
 
   float score(float logit) const { return (logit - best) / temperature; }
 
-  // Calls with each vector of a block, and where it starts; -inf after the end of the row.
+  // Calls a function with each vector of a block and its start; numbers after the end of the row are
+  // -inf.
   template <class Do>
   void each(long block, Do action) const {
     const long start = block * BLOCK, end = std::min(size, start + BLOCK);
@@ -113,7 +115,7 @@ class Row {
 
   Vector weight(Vector x) const { return exponential((x - best) * inverse); }
 
-  // What the weights of all tokens from each of the logits on add up to.
+  // The sums of the weights of all tokens whose logits are at least each of the given logits.
   template <int COUNT>
   void masses(const float (&from)[COUNT], double (&sums)[COUNT]) const {
     for (double& sum : sums) sum = 0;
@@ -129,7 +131,7 @@ class Row {
     }
   }
 
-  // Calls with each token whose logit is at least this.
+  // Calls a function with each token whose logit is at least this.
   template <class Do>
   void at_least(float least, Do action) const {
     for (long b = 0; b < long(maxima.size()); b++)
@@ -138,8 +140,8 @@ class Row {
           if (logits[i] >= least) action(i);
   }
 
-  // The `count` likeliest tokens, or all, likeliest first, among equals the lowest; a bound that
-  // they reach is the least of the `count` highest maxima.
+  // The `count` likeliest tokens, or all of them, likeliest first, and of equal ones the lowest id
+  // first; the least of the `count` highest block maxima is a lower bound of their logits.
   std::vector<long> first(long count) const {
     count = std::min(count, size);
     float bound = NONE;
@@ -160,7 +162,7 @@ class Row {
     return tokens;
   }
 
-  // The least logit that top-k leaves: what has the score of the last one stays too.
+  // The least logit that top-k leaves; a token with the same score as the last one stays too.
   float floor(long top_k) const {
     if (!top_k || top_k >= size) return NONE;
     const float last = logits[first(top_k).back()];
@@ -171,7 +173,7 @@ class Row {
     return least;
   }
 
-  // What has the score of a logit is not below this, whatever rounding makes equal.
+  // Every token that rounding may make equal to a logit has at least this logit.
   float below(float logit) const { return logit - std::abs(logit - best) * 1e-6f; }
   float above(float logit) const { return logit + std::abs(logit - best) * 1e-6f; }
 
@@ -179,14 +181,14 @@ class Row {
   const long size;
   const float temperature, inverse;
   float best;
-  bool finite;  // nothing is NaN, and the likeliest not infinite
+  bool finite;  // no logit is NaN, and the highest is not infinite
   std::vector<float> maxima;
 };
 
 // The two highest sums of score and noise of the logits from `least` on.
 std::pair<Found, Found> race(const Row& row, const Noise& noise, float least) {
   Found first, second;
-  double bound = 1e30;  // times its weight, what a uniform number must stay below
+  double bound = 1e30;  // a uniform number must stay below this, times the token's weight
   Words lanes;
   for (int lane = 0; lane < LANES; lane++) lanes[lane] = lane;
   for (long b = 0; b < long(row.maxima.size()); b++) {
@@ -215,20 +217,22 @@ std::pair<Found, Found> race(const Row& row, const Noise& noise, float least) {
 
 enum Verdict { REMOVED, UNSURE, KEPT };
 
-// Whether a token with this logit stays; top-p is a share of what is from `floor` on.
+// Whether a token with this logit stays; top-p is a share of the mass of all logits from `floor` on.
 Verdict verdict(const Row& row, const Draw& draw, float floor, float logit) {
   const double score = row.score(logit), least = std::log(draw.min_p);
   Verdict found = KEPT;
   if (score < 0 && score < least + MARGIN) found = score < least - MARGIN ? REMOVED : UNSURE;
   if (draw.top_p >= 1 || found == REMOVED) return found;
-  double sums[3];  // of what is surely likelier, with what may be, of all
+  // the mass of surely likelier tokens, this mass with that of possibly likelier ones, and the mass of
+  // all
+  double sums[3];
   const float least_equal = std::max(row.below(logit), floor);
   row.masses({std::nextafter(row.above(logit), -NONE), least_equal, floor}, sums);
   const double share = draw.top_p * sums[2], margin = MARGIN * sums[2];
   const bool alone = sums[1] - sums[0] < 1.5 * std::exp(score);
-  if (alone && score == 0) return found;  // the likeliest always stays
+  if (alone && score == 0) return found;  // the likeliest token always stays
   if (sums[0] >= share + margin) return REMOVED;
-  return sums[alone ? 0 : 1] <= share - margin ? found : UNSURE;  // how equals are sorted is unsure
+  return sums[alone ? 0 : 1] <= share - margin ? found : UNSURE;  // the order of equal logits is unsure
 }
 
 // The token, or -1 where rounding could decide.
@@ -246,7 +250,7 @@ int64_t drawn(const Draw& draw, long size) {
     const Verdict found = verdict(row, draw, floor, first.logit);
     if (found == KEPT) return first.token;
     if (found == UNSURE) return -1;
-    least = std::nextafter(first.logit, -NONE);  // what is less likely does not stay either
+    least = std::nextafter(first.logit, -NONE);  // less likely tokens do not stay either
   }
 }
 
@@ -254,8 +258,8 @@ int64_t drawn(const Draw& draw, long size) {
 
 extern "C" {
 
-// tokens [count]: what is drawn from each row [size], or -1 where its definition must be asked. A
-// token depends on its own row alone.
+// Writes tokens [count]: the token drawn from each row [size], or -1 if the definition must be asked
+// for this row. A token depends on its own row alone.
 void tandem_draw(const Draw* draws, long count, long size, int64_t* tokens, int threads) {
 #if defined(_OPENMP)
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)

@@ -59,7 +59,7 @@ class PanelExperts(nn.Module):
 @torch.inference_mode()
 def panel_experts(layer: nn.Module, kind: type[PanelLinear]) -> PanelExperts | None:
     """Return experts that compute the same as a layer of a network, by linear layers of a kind.
-    None if the layer has another form. A layer that experts replace loses its weights.
+    Return None if the layer has another form. A layer that experts replace loses its weights.
     """
     weights = _weights(layer)
     if weights is None:
@@ -70,15 +70,15 @@ def panel_experts(layer: nn.Module, kind: type[PanelLinear]) -> PanelExperts | N
         reference = partial(_spelled_out, weights, biases, gate)
         if equivalent(layer, reference, inner, *trial_choices(inner)):
             one, other = (kind(*given) for given in zip(weights, biases, strict=True))
-            for name in (INNER, OUTER):  # a gate of the layer's own holds on to it
+            for name in (INNER, OUTER):  # the layer's own gate keeps a reference to the layer
                 setattr(layer, name, None)
             return PanelExperts(one, other, own_gate, len(inner))
     return None
 
 
 def _weights(layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return the inner and outer weights of a layer of experts, [experts, out, in]. None if the
-    layer has none. Some models keep them as [experts, in, out].
+    """Return the inner and outer weights of a layer of experts, [experts, out, in]. Return None if
+    the layer has no such weights. Some models store the weights of experts as [experts, in, out].
     """
     inner, outer = getattr(layer, INNER, None), getattr(layer, OUTER, None)
     if not (isinstance(inner, torch.Tensor) and isinstance(outer, torch.Tensor)):

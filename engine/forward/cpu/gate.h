@@ -1,5 +1,6 @@
 // The middle of a gated feed-forward layer (Shazeer 2020), a vector at a time: an activation of the
-// first half of a row times the second half. Never compiled into a caller, as in norm.h.
+// first half of a row times the second half. The code of this file is never inlined into a caller;
+// norm.h says why.
 #pragma once
 #include "vectors.h"
 
@@ -13,7 +14,7 @@ inline Vector sigmoid(Vector x) {
   return (negative ? power : Vector{} + 1.0f) / (power + 1.0f);
 }
 
-// Up to LANES numbers of a row from `start` on, of `size`.
+// Computes up to LANES numbers of a row of `size` numbers, from `start` on.
 template <class Stored, int ACTIVATION>
 __attribute__((noinline)) void gate_block(const typename Stored::Type* row, long size,
                                           typename Stored::Type* made, long start) {

@@ -11,12 +11,12 @@ from tandem.engine.forward.cpu.kernels import ELEMENT_TYPES, ElementType, Groupi
 from tandem.engine.forward.grouped_weight import StoredGroups
 from tandem.engine.forward.groups import Code, Groups
 
-CODES_AT_ONCE = 1 << 21  # codes that are laid out at a time
+CODES_AT_ONCE = 1 << 21  # number of codes that are laid out at a time
 
 
 class GroupPanels:
-    """The outputs of `layers` layers, in panels of `width` outputs. It has the attributes of a
-    `grouped_weight.Part`.
+    """The outputs of `layers` layers, in panels of `width` outputs. The object has the attributes
+    of a `grouped_weight.Part`.
     """
 
     def __init__(self, part: StoredGroups, layers: int, width: int) -> None:
@@ -68,7 +68,7 @@ class GroupPanels:
         return Groups(self.code, codes, scales, supers, self.zero).numbers()
 
     def _put(self, first: int, groups: Groups) -> None:
-        """Lay out the outputs of the panels from the `first`-th on. Lanes that lack an output are
+        """Lay out the outputs of the panels from the `first`-th on. Lanes without an output are
         zeros.
         """
         if first == 0:

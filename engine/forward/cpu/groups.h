@@ -1,6 +1,6 @@
 // Weights in codes of 8 or 4 bits: every `group` inputs of an output share a scale and a minimum, and
-// a weight is code * scale + minimum, rounded once. It is never rounded otherwise, so a product is
-// that of the weights as they would be in float32.
+// a weight is code * scale + minimum, rounded once. A weight is not rounded otherwise, so a product
+// is that of the weights as they would be in float32.
 #pragma once
 #include "vectors.h"
 
@@ -12,12 +12,12 @@ struct Two {  // the outputs of a panel, in two vectors
 };
 
 // Scales and minima lie as [panels, groups, 1 or 2, WIDTH], and so do the supers, float16, which
-// multiply those of all groups within `span` inputs. Without minima it is -zero * scale.
+// multiply those of all groups within `span` inputs. Without minima the minimum is -zero * scale.
 struct Grouping {
   const void* scales;
-  const uint16_t* supers;  // may be null
+  const uint16_t* supers;  // null where there are no supers
   int64_t group, span;
-  int32_t kind;  // of the scales: FLOAT32, FLOAT16 or BYTES
+  int32_t kind;  // type of the scales: FLOAT32, FLOAT16 or BYTES
   int32_t parts;
   float zero;
 };
@@ -34,14 +34,14 @@ inline Words unsigned_bytes(const uint8_t* from) {
 }
 
 struct ByteCodes {  // signed integers
-  static constexpr long STEP = 2 * LANES;  // bytes of one input
+  static constexpr long STEP = 2 * LANES;  // bytes that one input takes
   static Two<Vector> load(const uint8_t* from) {
     const auto* codes = (const int8_t*)from;
     return {Int8::load(codes), Int8::load(codes + LANES)};
   }
 };
 
-struct NibbleCodes {  // the first outputs in the low four bits, the others in the high ones
+struct NibbleCodes {  // the first outputs are in the low four bits, the others in the high ones
   static constexpr long STEP = LANES;
   static Two<Vector> load(const uint8_t* from) {
     const Words both = unsigned_bytes(from);
@@ -49,7 +49,7 @@ struct NibbleCodes {  // the first outputs in the low four bits, the others in t
   }
 };
 
-struct Float8Codes {  // e4m3: the bits of a float32, but for a power of two
+struct Float8Codes {  // e4m3: the bits are those of a float32, except for a power of two
   static constexpr long STEP = 2 * LANES;
   static Vector number(Words bits) {
     return (Vector)((bits & 128) << 24 | (bits & 127) << 20) * 0x1p120f;
@@ -65,7 +65,7 @@ inline Vector scale_at(const void* scales, long place, int kind) {
   return Float32::load((const float*)scales + place);
 }
 
-// Scales and minima of the groups that inputs from..to of a panel have, [groups, 2, WIDTH].
+// The scales and minima of the groups of inputs from..to of a panel, [groups, 2, WIDTH].
 inline void read_scales(const Grouping& grouping, long panel, long inputs, long from, long to,
                         float* found) {
   const long width = 2 * LANES, groups = inputs / grouping.group;

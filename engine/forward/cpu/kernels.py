@@ -1,7 +1,7 @@
 """The compiled kernels for this processor, if there are any.
 
 The kernels are built with the package where there is a compiler, once for each set of instructions,
-and called through ctypes. Without them PyTorch's own operations do all the work.
+and called through ctypes. Without compiled kernels PyTorch's own operations do all the work.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from tandem.engine.forward.cpu.builds import SOURCES, runnable
 from tandem.engine.forward.cpu.paths import Paths
 from tandem.engine.forward.dense import AttentionOptions
 
-WORTH_SHARING = 1 << 17  # all threads share a call that reads so many numbers or more: for so many
-# one thread takes 100 us and two take 60; for a fifth as many, one or two take 20
+# least numbers that a call reads for all threads to share it: for so many one thread takes 100 us
+# and two take 60; for a fifth as many, one or two take 20
+WORTH_SHARING = 1 << 17
 
 
 class ElementType(IntEnum):
@@ -57,9 +58,9 @@ class Grouping(ctypes.Structure):
 
 
 class Weights(NamedTuple):
-    """The weights of one linear layer or several. `memory` are panels of numbers or codes
-    [layers * panels, in, width], or half as wide for codes of 4 bits. `outputs` counts those of
-    each layer. `grouping` is the address of a Grouping if the weights are codes.
+    """The weights of one linear layer or several. `memory` are panels of numbers or codes [layers *
+    panels, in, width], or half as wide for codes of 4 bits. `outputs` counts the outputs of each
+    layer. `grouping` is the address of a Grouping if the weights are codes.
     """
 
     memory: torch.Tensor
@@ -90,7 +91,8 @@ class Kernels:
 
     def __init__(self, file: Path, sources: int | None = None) -> None:
         for openmp in Path(torch.__file__).parents[1].glob("torch.libs/libgomp*"):
-            ctypes.CDLL(str(openmp), ctypes.RTLD_GLOBAL)  # PyTorch for ARM keeps OpenMP to itself
+            # PyTorch for ARM loads OpenMP without exporting its symbols
+            ctypes.CDLL(str(openmp), ctypes.RTLD_GLOBAL)
         library = ctypes.CDLL(str(file))
         self.library = library
         library.tandem_sources.restype = ctypes.c_uint
@@ -137,7 +139,8 @@ class Kernels:
         result = rows.new_empty(rows.shape[0], outputs, dtype=dtype)
         optional = (None if each is None else each.data_ptr() for each in (bias, ends))
         kinds = kind, ELEMENT_TYPES[rows.dtype], ELEMENT_TYPES[dtype]
-        read = memory.numel() * min(layers, rows.shape[0]) // layers  # no more layers than rows
+        # rows use at most as many layers as there are rows
+        read = memory.numel() * min(layers, rows.shape[0]) // layers
         self._linear(
             *(rows.data_ptr(), *rows.shape, memory.data_ptr(), outputs, layers, grouping),
             *(*optional, result.data_ptr(), outputs, *kinds, self.sharing(read)),
@@ -213,18 +216,18 @@ class Kernels:
         self._program(*given, self.threads, WORTH_SHARING)
 
     def sharing(self, numbers: int) -> int:
-        """Return how many threads share a call that reads so many numbers: all, or one where the
-        start of others does not pay. Never some of the threads: OpenMP ends those that a team
-        leaves out, and starts them again for the next team.
+        """Return how many threads share a call that reads `numbers` numbers: all, or one where the
+        start of others does not pay. The result is never some of the threads: OpenMP ends those
+        that a team leaves out, and starts them again for the next team.
         """
         return self.threads if numbers >= WORTH_SHARING else 1
 
 
 @cache
 def kernels() -> Kernels | None:
-    """Return the best build that this processor runs. None if no build can be loaded."""
+    """Return the best build that this processor runs. Return None if no build can be loaded."""
     for file in runnable():
-        with suppress(OSError, AttributeError):  # no OpenMP to be found, or an old build
+        with suppress(OSError, AttributeError):  # OpenMP cannot be found, or the build is old
             return Kernels(file)
     return None
 
@@ -237,10 +240,10 @@ def required_kernels() -> Kernels:
 
 
 def use_threads(count: int) -> None:
-    """Compute with `count` threads from now on. Where there are kernels, only they use threads.
-    PyTorch's own operations share their elements among threads and round the last elements of a
-    share differently, so bits would depend on the number of rows. Those operations are too small to
-    gain much from threads.
+    """Compute with `count` threads from now on. Where there are kernels, only the kernels use
+    threads. PyTorch's own operations share their elements among threads and round the last elements
+    of a share differently, so bits would depend on the number of rows. PyTorch's operations are too
+    small to gain much from threads.
     """
     if build := kernels():
         build.threads = count

@@ -13,20 +13,20 @@
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int ROWS = 12;  // at once: two sums for each fill the registers
+constexpr int ROWS = 12;  // rows at once: two sums for each fill the registers
 #elif defined(__AVX2__)
 constexpr int ROWS = 6;
 #else
 constexpr int ROWS = 8;
 #endif
 constexpr int WIDTH = 2 * LANES;
-constexpr long CHUNK = 256;  // steps of a panel that all rows take before the next
-constexpr int BESIDE = 2;  // panels at once for one or two rows
-constexpr long LEAST_GROUP = 16;  // inputs, a multiple of which divides CHUNK
+constexpr long CHUNK = 256;  // steps of a panel that all rows take before the next steps
+constexpr int BESIDE = 2;  // panels that are read at once for one or two rows
+constexpr long LEAST_GROUP = 16;  // inputs of a group; CHUNK is a multiple of every such number
 constexpr long BLOCK = 480;  // rows whose sums are kept beside a panel, a multiple of all ROWS
-constexpr long TILE = 64 / ROWS * ROWS;  // of those of a prompt, which stay close for all panels
+constexpr long TILE = 64 / ROWS * ROWS;  // rows of a prompt, which stay in the cache for all panels
 
-// One input in a step, whatever weights are stored as.
+// One input per step, for every stored type of weights.
 template <class Format>
 struct Single : Format {
   using Input = float;
@@ -35,7 +35,7 @@ struct Single : Format {
 };
 
 #if defined(__AVX512BF16__)
-struct Pairs {  // bfloat16 by the processor's own instruction, two inputs at once
+struct Pairs {  // the processor's bfloat16 instruction takes two inputs at once
   using Type = uint16_t;
   using Input = uint32_t;
   static constexpr int PER = 2;
@@ -46,7 +46,7 @@ struct Pairs {  // bfloat16 by the processor's own instruction, two inputs at on
 };
 #endif
 
-// Weights that are stored as they are, as `block` reads them.
+// Weights in their stored form, as `block` reads them.
 template <class Stored>
 struct PlainPanel {
   using Input = typename Stored::Input;
@@ -67,8 +67,9 @@ struct PlainPanel {
 };
 
 // Steps from..to of one or several panels for COUNT rows, one every `stride` inputs, added to their
-// sums, [PANELS, COUNT, WIDTH]. Meanwhile `ahead` bytes from `next` on are fetched for each step. GCC
-// must not inline it: beside others it keeps the sums of five rows in memory, which takes twice as long.
+// sums, [PANELS, COUNT, WIDTH]. For each step, the code also prefetches `ahead` bytes from `next` on.
+// GCC must not inline this function: in a caller, GCC keeps the sums of five rows in memory, which
+// takes twice as long.
 template <class Panel, int COUNT, int PANELS = 1>
 [[gnu::noinline]] void block(const Panel* panels, const typename Panel::Input* __restrict rows, long stride,
            float* __restrict sums, long from, long to, const char* next, long ahead) {
@@ -114,7 +115,8 @@ struct Call {
 };
 
 // Blocks of rows, as many as fit into the registers, take steps from..to of a panel, one block after
-// the other. Together they fetch the `size` bytes of a step that follow, or one fetches its own.
+// the other. Together the blocks prefetch the `size` bytes of the following step, or one block
+// prefetches its own.
 template <class Panel, int COUNT = ROWS>
 void block_of(int count, const Panel& panel, const typename Panel::Input* rows, long stride,
               float* sums, long from, long to, const char* next, long ahead) {
@@ -143,7 +145,7 @@ void all_rows(const Call& call, const Panel& panel, float* sums, long from, long
 }
 
 template <class Stored>
-struct Plain {  // what adds steps from..to of a panel to the sums of all rows
+struct Plain {  // the function that adds steps from..to of a panel to the sums of all rows
   static constexpr long STEP = PlainPanel<Stored>::STEP;
   static void add(const Call& call, const char* panel, long, float* sums, long from, long to) {
     all_rows(call, PlainPanel<Stored>{(const typename Stored::Type*)panel}, sums, from, to, panel,
@@ -153,7 +155,8 @@ struct Plain {  // what adds steps from..to of a panel to the sums of all rows
   static void add_beside(const Call&, const char*, long, float*) {}
 };
 
-// For one block of rows weights come right out of their codes; for more they are spelled out once.
+// For one block of rows, weights are converted in registers; for more rows, they are converted to
+// memory once.
 template <class Codes>
 struct Grouped {
   static constexpr long STEP = Codes::STEP;
@@ -176,8 +179,8 @@ struct Grouped {
     all_rows(call, plain, sums, from, to, (const char*)weights, 0);
   }
 
-  // Sums of few rows are few chains, in which each addition waits for the one before: several panels
-  // take turns then.
+  // The sums of few rows are few chains, in which each addition waits for the previous one, so
+  // several panels take turns.
   template <int COUNT, int PANELS>
   static void beside(const Call& call, const char* codes, long number, float* sums) {
     const long size = call.steps * STEP;
@@ -245,7 +248,7 @@ void share(const std::vector<Call>& calls, long thread, long threads) {
   for (const Call& call : calls) all += each * (ROWS + call.count);
   for (const Call& call : calls) {
     const long cost = ROWS + call.count;
-    const auto panel = [&](long number) {  // the first one that is not before a thread's share
+    const auto panel = [&](long number) {  // the first panel that is not before a thread's share
       const long rest = all * number / threads - before;
       return std::clamp((rest + cost - 1) / cost, 0L, each);
     };
@@ -270,10 +273,10 @@ void all_panels(const std::vector<Call>& calls, int threads) {
 
 extern "C" {
 
-// Of which sources this was built.
+// The checksum of the sources that this was built from.
 unsigned tandem_sources() { return SOURCES; }
 
-// Outputs of a panel.
+// The number of outputs of a panel.
 int tandem_width() { return WIDTH; }
 
 // Whether rows of bfloat16 are multiplied two inputs at once.
@@ -288,10 +291,10 @@ int tandem_pairs() {
 // result [count, outputs] = rows [count, inputs] x weights' + bias, for each of `layers` layers: the
 // rows before ends[0] are for the first, those from there to ends[1] for the second. Weights are of
 // `kind`, in panels [layers, ceil(outputs / width), inputs, width], [..., inputs / 2, width, 2] as
-// PAIRS; of BYTES and FLOAT8 as [..., inputs, width] bytes, of NIBBLES as half as many, and `grouping`
-// has their scales. It may be null otherwise, and so may bias, [layers, outputs] float32, and ends
-// where there is one layer. Rows are of `row_kind`, and the result, whose rows are `stride` numbers
-// apart, of `result_kind`.
+// PAIRS; of BYTES and FLOAT8 as [..., inputs, width] bytes, of NIBBLES as half as many, and
+// `grouping` has their scales. `grouping` may be null otherwise, and so may bias, [layers, outputs]
+// float32, and ends where there is one layer. Rows are of `row_kind`, and the result, whose rows are
+// `stride` numbers apart, of `result_kind`.
 void tandem_linear(const void* rows, long count, long inputs, const void* weights, long outputs,
                    long layers, const Grouping* grouping, const float* bias, const int64_t* ends,
                    void* result, long stride, int kind, int row_kind, int result_kind, int threads) {

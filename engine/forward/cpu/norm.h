@@ -1,6 +1,7 @@
-// The root mean square norm of a row (Zhang & Sennrich 2019). Its squares are summed lane by lane in
-// one order, so its bits depend on nothing but itself. Compiled once for all who call it, and never
-// into them: a compiler may join other products and sums there.
+// The root mean square norm of a row (Zhang & Sennrich 2019). The squares of the row are summed lane
+// by lane in one order, so its bits depend on nothing but the row itself. The code is compiled once
+// for all callers, and never inlined into them, because a compiler may contract other products and
+// sums there.
 #pragma once
 #include <cmath>
 

@@ -36,7 +36,8 @@ class PanelLinear(nn.Module):
         build = required_kernels()
         self.out_features: int = weight.shape[-2]
         self.in_features: int = weight.shape[-1]
-        self.weight = torch.empty(0, dtype=weight.dtype)  # some models ask for its dtype
+        # some models read the dtype of this attribute
+        self.weight = torch.empty(0, dtype=weight.dtype)
         self.bias = bias
         self.kernels = build.name
         self.rounded = True
@@ -130,7 +131,9 @@ def packed_panels(weights: torch.Tensor, width: int, k_pack: int) -> torch.Tenso
 
 
 def why_unsupported(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Return why layers in panels cannot be used with a dtype and device. None if they can."""
+    """Return why layers in panels cannot be used with a dtype and device. Return None if layers in
+    panels can be used.
+    """
     if device.type != "cpu":
         return f"they are not for {device.type}"
     if dtype not in ELEMENT_TYPES:

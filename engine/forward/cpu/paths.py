@@ -1,7 +1,7 @@
 """The keys that each row of a step sees: the text before it, and its own path through a tree. Pure.
 
 Every key stays where it was put when its token was fed, and each row names the keys that it sees.
-So the branches of a tree need no masks and do not have to be fed one after the other.
+The branches of a tree therefore need no masks and do not have to be fed one after the other.
 """
 
 from __future__ import annotations

@@ -52,8 +52,9 @@ class KnownProducts(TorchFunctionMode):
 
 @torch.inference_mode()
 def multiply_by_panels(layer: nn.Module) -> bool:
-    """Make a layer of a network multiply rows with its weight by the kernels. Return whether it
-    does: only a layer that has no layers inside, and always multiplies with the same weight.
+    """Make a layer of a network multiply rows with its weight by the kernels. Return whether the
+    layer was changed: only a layer without inner layers that always multiplies by the same weight
+    is.
     """
     weight = getattr(layer, "weight", None)
     if not isinstance(weight, nn.Parameter) or weight.dim() != 2 or list(layer.children()):

@@ -21,13 +21,13 @@ namespace {
 
 enum Operation { LINEAR, ATTEND, NORM, GATE, STORE, COPY, NEGATE, ADD, SUBTRACT, MULTIPLY, ROTATE };
 
-struct Extent {  // a number that depends on how many rows there are
+struct Extent {  // a number that is a function of the number of rows
   int64_t fixed, each;
   long at(long rows) const { return long(fixed + each * rows); }
 };
 
-// Numbers of all rows, outer x inner of each: so many numbers apart, from the offset on, in bytes, in
-// the memory of a source.
+// Numbers of all rows, outer x inner of each row, with these strides, from the offset (in bytes) on,
+// in the memory of a source.
 struct View {
   int64_t source;  // negative: none
   Extent offset, row, outer, inner;
@@ -36,7 +36,7 @@ struct View {
 struct Linear {
   const void *weights, *grouping;
   const float* bias;
-  int64_t inputs, outputs, numbers, stride;  // of weights; of the result
+  int64_t inputs, outputs, numbers, stride;  // the dtype of weights, and the dtype of the result
   int32_t kind, result_kind;
 };
 
@@ -48,14 +48,15 @@ struct Attend {
 };
 
 struct Instruction {
-  int32_t operation, kind, from;  // the last one of what a copy reads
-  float number;                   // instead of the other operand, or a norm's epsilon
+  int32_t operation, kind, from;  // the index of the last number that a copy reads
+  float number;                   // a number in the place of the other operand, or a norm's epsilon
   int64_t outer, inner;
   View result, one, other, third;
-  const void* layer;  // what a Linear or Attend is, a norm's weight, the memory that is stored to
+  // a pointer: the Linear or Attend, a norm's weight, or the memory that is stored to
+  const void* layer;
 };
 
-// How the rows of a step attend, as tandem_attend has it, and where each is stored.
+// The paths of a step's rows, in the form of tandem_attend, and the slot of each row.
 struct Step {
   const int64_t *pages, *tables, *prefixes, *tails, *slots, *stored;
   int64_t page;
@@ -66,11 +67,11 @@ struct Operand {
   long row, outer, inner;
 };
 
-// An instruction of a row, in numbers.
+// An instruction for rows, with views as numbers.
 struct Task {
   const Instruction* is;
   Operand result, one, other, third;
-  const int64_t* places;  // of rows in the result, if not their own
+  const int64_t* places;  // number of rows in the result, if it differs
   void (*run)(const Task&, long);
 };
 
@@ -142,7 +143,7 @@ void gated(const Task& task, long row) {
                                    row_of<Stored>(task.result, row), start);
 }
 
-// Products that are rounded before they are added; the compiler would join them.
+// Products that are rounded before they are added; otherwise the compiler would contract them.
 template <class Stored>
 Vector rounded(Vector value) {
   if constexpr (sizeof(typename Stored::Type) == 4) {
@@ -158,8 +159,8 @@ Vector rounded(Vector value) {
   }
 }
 
-// Both halves of a head turned: x cos + (-second half, first half) sin; `other` is the cosines and
-// `third` the sines.
+// Rotates both halves of a head: x cos + (-second half, first half) sin; `other` holds the cosines
+// and `third` the sines.
 template <class Stored>
 void rotate(const Task& task, long row) {
   const long half = task.is->inner / 2;
@@ -237,7 +238,7 @@ struct Pass {
                   step.page, layer.window, layer.scale, layer.cap, layer.sinks, is.kind, threads);
   }
 
-  // Instructions that follow each other, of all rows.
+  // Runs row-wise instructions that follow each other, for all rows.
   void by_rows(const Instruction* first, const Instruction* last) const {
     static thread_local std::vector<Task> tasks;
     tasks.clear();
@@ -259,8 +260,8 @@ struct Pass {
 
 extern "C" {
 
-// Carries out `count` instructions on `rows` rows, whose numbers lie in the memory of `sources`. What
-// reads or writes fewer than `worth_sharing` numbers is left to one thread.
+// Carries out `count` instructions on `rows` rows, whose numbers lie in the memory of `sources`. An
+// instruction that reads or writes fewer than `worth_sharing` numbers is left to one thread.
 void tandem_program(const Instruction* program, long count, long rows, char* const* sources,
                     const Step* step, int threads, long worth_sharing) {
   const Pass pass{rows, sources, *step, threads, worth_sharing};

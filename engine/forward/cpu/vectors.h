@@ -28,7 +28,7 @@ typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
 enum Kind { FLOAT32, BFLOAT16, FLOAT16, PAIRS, BYTES, NIBBLES, FLOAT8 };
 
-inline long bytes(int kind) { return kind == FLOAT32 ? 4 : 2; }  // of a number
+inline long bytes(int kind) { return kind == FLOAT32 ? 4 : 2; }  // bytes of a number
 
 template <class To>
 To read(const void* from) {
@@ -53,7 +53,7 @@ struct Bfloat16 {
 #else
   static Words words(const Type* from) { return __builtin_convertvector(read<Halves>(from), Words); }
 #endif
-  static Halves save(Vector value) {  // to the nearest, ties to even
+  static Halves save(Vector value) {  // rounds to the nearest, ties to even
     const Words bits = (Words)value, rounded = bits + 0x7FFF + ((bits >> 16) & 1);
     return __builtin_convertvector((value != value ? Words{} + 0x7FC00000 : rounded) >> 16, Halves);
   }
@@ -91,7 +91,7 @@ struct Int8 {
 #endif
 };
 
-// The first `count` of a vector, the rest zeros.
+// The first `count` numbers of a vector, the rest zeros.
 template <class Stored>
 Vector load_some(const typename Stored::Type* from, long count) {
   if (count >= LANES) return Stored::load(from);
@@ -123,7 +123,7 @@ void narrow(const float* from, void* to, long count) {
     save_some<Stored>(made + i, load_some<Float32>(from + i, count - i), count - i);
 }
 
-// e^x for x <= 0, to about an ulp; 0 far below.
+// e^x for x <= 0, to about an ulp; the result is 0 far below.
 inline Vector exponential(Vector x) {
   const Vector least = Vector{} - 87.0f, magic = Vector{} + 12582912.0f;
   const auto tiny = x < least;
@@ -141,7 +141,7 @@ inline Vector exponential(Vector x) {
   return tiny ? Vector{} : p * power;
 }
 
-// tanh, to about a millionth.
+// tanh, with an error of about a millionth.
 inline Vector bounded(Vector x) {
   const auto negative = x < 0;
   const Vector power = exponential((negative ? x : -x) * 2.0f);
@@ -152,7 +152,8 @@ inline Vector bounded(Vector x) {
 using Lanes = std::make_integer_sequence<int, LANES>;
 
 template <int... FROM>
-Vector shuffled(Vector low, Vector high) {  // lanes by number, those of the second from LANES on
+// lanes by number; those of the second vector begin at LANES
+Vector shuffled(Vector low, Vector high) {
 #if defined(__clang__)
   return __builtin_shufflevector(low, high, FROM...);
 #else
@@ -160,7 +161,8 @@ Vector shuffled(Vector low, Vector high) {  // lanes by number, those of the sec
 #endif
 }
 
-// Two vectors, of which one gives the other its lanes with the bit, for those without.
+// Exchanges lanes of two vectors: one vector gives the other its lanes whose number has the bit, for
+// those without it.
 template <int BIT, int... LANE>
 void exchange(Vector& low, Vector& high, std::integer_sequence<int, LANE...>) {
   const Vector a = low, b = high;
@@ -174,7 +176,7 @@ Vector exchanged(Vector from, std::integer_sequence<int, LANE...>) {
 }
 
 template <int BY = LANES / 2, class Join>
-float joined(Vector values, Join join) {  // of all lanes, in halves
+float joined(Vector values, Join join) {  // sums all lanes by halving
   if constexpr (BY == 0)
     return values[0];
   else

@@ -34,8 +34,8 @@ def attend(
     values: torch.Tensor,  # [positions, kv heads, value size]
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """Compute the attention of the rows of a pass, [rows, heads, value size]. Their keys and values
-    are stored already.
+    """Compute the attention of the rows of a pass, [rows, heads, value size]. The keys and values
+    of these rows are stored already.
     """
     if query.device.type == "cuda":
         from tandem.engine.forward.cuda.kernels import attend as kernels
@@ -93,8 +93,8 @@ def _prefixes(rows: RowPlan) -> list[list[int]]:
 def why_unsupported(
     layers: Iterable[LayerGeometry], dtype: torch.dtype, device: torch.device
 ) -> str | None:
-    """Return why the kernels cannot be used for some layer, after trying them. None if they can.
-    Raises OutOfMemoryError.
+    """Return why the kernels cannot be used for some layer, after trying them. Return None if the
+    kernels can be used for all layers. Raises OutOfMemoryError.
     """
     if dtype not in TOLERANCE:
         return f"there are no kernels for {dtype}"
@@ -103,7 +103,8 @@ def why_unsupported(
             off = _difference(layer, dtype, device)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # no Triton, no compiler, too little memory of a multiprocessor
+        # for example no Triton, no compiler, or too little memory of a multiprocessor
+        except Exception as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             return f"the attention kernels cannot be used: {reason}"
         if not off <= TOLERANCE[dtype]:

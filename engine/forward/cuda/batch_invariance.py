@@ -2,8 +2,8 @@
 depend on how many rows are multiplied with it, and a trial of which sizes of pass agree.
 
 Where the library splits sums over thread blocks, the split depends on the number of rows. Without a
-workspace the library does not split sums. It also chooses kernels by the number of rows, and some
-kernels round differently, so only the trial shows whether the settings suffice.
+workspace the library does not split sums. cuBLAS also chooses kernels by the number of rows, and
+some kernels round differently, so only the trial shows whether the settings suffice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WORKSPACES = {
     "CUBLASLT_WORKSPACE_SIZE": "1",
 }  # the smallest workspaces, in KiB
 SPLIT_SETTING_SINCE = "2.10"  # the version of torch with a setting for the splitting of sums
-BASE = 64  # a pass of up to so many rows takes hardly longer than a pass of a single row
+BASE = 64  # with up to this number of rows, a pass takes hardly longer than one with a single row
 
 
 def disable_split_k() -> None:
@@ -53,8 +53,8 @@ def invariant_sizes(
     sizes: Sequence[int] = SIZES,
 ) -> tuple[int, ...]:
     """Return the sizes whose passes give every row of a text the same bits as passes of `BASE`
-    rows. The text is as long as the largest size, or as model and pool allow; larger sizes are left
-    out.
+    rows. The text is as long as the largest size, or as model and pool allow; larger sizes are not
+    tested.
     """
     fitting = [size for size in sizes if size <= longest]
     table = None

@@ -1,7 +1,7 @@
 """Passes captured as CUDA graphs: replaying a graph takes a single launch, and no Python.
 
-This module relies on passes of one form running the same kernels. It does not know what they
-compute.
+This module relies on passes of one form running the same kernels. The module does not know what
+these passes compute.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WARM_UPS = 2  # libraries choose kernels and take memory in the first passes
 CAPTURING = Lock()  # a process can have one capture at a time
 
 Run = Callable[[RowPlan], torch.Tensor]  # the logits of a pass, [outputs, vocab] on the device
-Replay = Callable[[], object]  # repeats a captured pass on the device, with its arrays as they are
+Replay = Callable[[], object]  # replays a captured pass on the device, with its arrays as they are
 Capture = Callable[[Callable[[], torch.Tensor]], tuple[Replay, torch.Tensor]]
 """A function that captures a pass. It returns the replay, and the logits that a replay writes."""
 
@@ -32,7 +32,9 @@ class CapturedPass:
     rows: RowPlan
 
     def run(self, rows: RowPlan) -> torch.Tensor:
-        """Return the logits of another pass of the same form. They last until the next pass."""
+        """Return the logits of another pass of the same form. The logits last until the next
+        pass.
+        """
         self.rows.copy_from(rows)
         self.replay()
         return self.logits
@@ -51,7 +53,7 @@ class CudaGraphs:
         self._captured: dict[PassShape, CapturedPass | None] = {}
 
     def __call__(self, rows: RowPlan) -> torch.Tensor:
-        """Return the logits of a pass, [outputs, vocab]. They last until the next pass."""
+        """Return the logits of a pass, [outputs, vocab]. The logits last until the next pass."""
         if rows.shape not in self._captured:
             self._captured[rows.shape] = self._capture_pass(rows)
         captured = self._captured[rows.shape]
@@ -70,7 +72,7 @@ class CudaGraphs:
         return sum(captured is not None for captured in self._captured.values())
 
     def _capture_pass(self, rows: RowPlan) -> CapturedPass | None:
-        """Return a pass captured after some warm-up runs. None if the capture fails. Raises
+        """Return a pass captured after some warm-up runs. Return None if the capture fails. Raises
         OutOfMemoryError.
         """
         on_device = rows.to(self._device)
@@ -85,7 +87,7 @@ class CudaGraphs:
 
 def cuda_capture(device: torch.device) -> Capture:
     """Return the function that captures passes on a CUDA device."""
-    memory = torch.cuda.graph_pool_handle()  # all graphs share it: one pass runs at a time
+    memory = torch.cuda.graph_pool_handle()  # shared by all graphs, as one pass runs at a time
     # captures have a stream of their own: libraries keep memory for it, which goes with the graphs
     stream = torch.cuda.Stream(device)
 

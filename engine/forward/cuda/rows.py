@@ -6,8 +6,8 @@ and no cache.
 
 A row sees its path, which is cut in a prefix and a tail; the row's position alone decides where.
 The prefix is read page by page, in chunks, each by a block of neighbouring rows at once. The tail
-has up to 96 positions and holds every node of a draft; its keys are gathered. So a tree needs no
-mask, and the result of a row depends on its path and on nothing else in the step.
+has up to 96 positions and holds every node of a draft; its keys are gathered. A tree therefore
+needs no mask, and the result of a row depends on its path and on nothing else in the step.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from tandem.protos.types import MAX_NODES
 
 STEP = 32  # positions from one cut to the next
 REACH = MAX_NODES  # a tail after a cut has more positions than this, so it holds all of a draft
-TAIL = REACH + STEP  # positions of a tail, at most
-MAX_CHUNKS = 16  # of a prefix: with 8 heads of keys, one per multiprocessor of an H100
-MIN_CHUNK_LENGTH = 256  # positions of a chunk: shorter chunks take as long
-QUERY_BLOCK = 64  # queries that attend to a chunk at once: a tensor core instruction takes 64
-FLOAT32_QUERY_BLOCK = 16  # without tensor cores: blocks of 64 take half a minute to compile
+TAIL = REACH + STEP  # most positions of a tail
+MAX_CHUNKS = 16  # most chunks of a prefix: with 8 key heads, one per multiprocessor of an H100
+MIN_CHUNK_LENGTH = 256  # least positions of a chunk; shorter chunks take as long
+QUERY_BLOCK = 64  # queries that attend to a chunk at once; a tensor core instruction takes 64
+# queries of a block without tensor cores; blocks of 64 take half a minute to compile
+FLOAT32_QUERY_BLOCK = 16
 HEADER = 1  # numbers before the records of `RowPlan.reads`: the number of chunks
 RECORD = 6  # numbers that describe a chunk
 
@@ -58,14 +59,14 @@ class PassShape:
         return [self.rows, self.rows, self.rows, self.outputs, TAIL * self.rows]
 
     def room(self, width: int) -> int:
-        """Return how many numbers of int32 a pass needs, at most."""
+        """Return the most numbers of int32 that a pass needs."""
         return 2 * self.rows + HEADER + self.rows * (MAX_CHUNKS * RECORD + width)
 
 
 class RowPlan:
-    """One pass by rows. Its arrays lie in two tensors, so that two copies move the pass: `longs`,
-    int64, and `ints`, int32. `ints` has as many numbers as are used; on a device it has `room`
-    numbers.
+    """One pass by rows. The arrays of a pass lie in two tensors, so that two copies move the pass:
+    `longs`, int64, and `ints`, int32. `ints` has as many numbers as are used; on a device the
+    tensor has `room` numbers.
     """
 
     def __init__(
@@ -87,7 +88,8 @@ class RowPlan:
         # where its pages begin in `reads`
         self.reads = ints[2 * shape.rows :]
         self._room = room
-        self._staging: list[torch.Tensor] = []  # pinned copies on the CPU, if this is on a device
+        # pinned copies on the CPU, if this pass is on a device
+        self._staging: list[torch.Tensor] = []
         self._copied: torch.cuda.Event | None = None
 
     @property
@@ -110,7 +112,7 @@ class RowPlan:
 
     def copy_from(self, other: RowPlan) -> None:
         """Take over the arrays of a pass of the same form, which lies on the CPU. The copy to a
-        device goes on after this returns.
+        device may still run when this returns.
         """
         if self._copied:
             self._copied.synchronize()  # the last copy must have left the CPU

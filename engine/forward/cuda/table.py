@@ -1,4 +1,6 @@
-"""A step as a table of rows, which is cut into passes. Pure: no model, no cache."""
+"""A step as a table of rows, which is cut into passes. The module is pure: it knows no model and no
+cache.
+"""
 
 from __future__ import annotations
 
@@ -95,8 +97,8 @@ def row_plans(
     segments: Sequence[Segment], layout: KVLayout, exact: bool, sizes: Sequence[int] = SIZES
 ) -> list[RowPlan]:
     """Return the passes of a step, on the CPU, each of one of `sizes` rows. Without segments there
-    is one pass of padding. If exact, a pass gives the logits of all its rows or of none, since the
-    choice of matrix kernels depends on the number of rows.
+    is one pass that consists of padding. If exact, a pass gives the logits of all its rows or of
+    none, since the choice of matrix kernels depends on the number of rows.
     """
     table, most = RowTable.of(segments, layout), sizes[-1]
     total = table.rows.shape[1]
@@ -138,15 +140,16 @@ def rows_plan(table: RowTable, layout: KVLayout, outputs: int) -> RowPlan:
     shape = PassShape(size, outputs)
     prefixes = prefix_lengths(positions)
     lengths = chunk_lengths(prefixes)
-    longs = np.zeros(sum(shape.sizes), np.int64)  # the arrays that `PassShape.sizes` names
+    # the names of the arrays are in `PassShape.sizes`
+    longs = np.zeros(sum(shape.sizes), np.int64)
     longs[: 3 * size] = table.rows[[TOKEN, POSITION, SLOT]].reshape(-1)
     longs[3 * size :][:count] = logits_rows
     longs[3 * size + outputs :] = _tails(table, prefixes).reshape(-1)
     records, pages = _chunks(table, prefixes, lengths, layout.block_rows)
     ints = np.empty(2 * size + HEADER + records.size + len(pages), np.int32)
-    counts, reads = ints[: 2 * size], ints[2 * size :]  # as in `RowPlan`
-    counts[::2] = positions - prefixes + 1  # keys of the tail
-    counts[1::2] = -(-prefixes // lengths)  # chunks of the prefix
+    counts, reads = ints[: 2 * size], ints[2 * size :]  # the layout is that of `RowPlan`
+    counts[::2] = positions - prefixes + 1  # numbers of keys in the tails
+    counts[1::2] = -(-prefixes // lengths)  # numbers of chunks in the prefixes
     reads[0] = len(records)
     reads[HEADER:][: records.size] = records.reshape(-1)
     reads[HEADER + records.size :] = pages
@@ -195,11 +198,11 @@ def _tails(table: RowTable, prefixes: Array) -> Array:
     """
     _, positions, _, sessions, _, row_nodes = table.rows
     seen = np.minimum(prefixes[:, None] + LANES, positions[:, None])  # positions, [rows, TAIL]
-    numbers = seen // PAGE  # of pages in their session
+    numbers = seen // PAGE  # number of each page in its session
     tails: Array = (table.pages[sessions[:, None], numbers] - numbers) * PAGE + seen
     rows = (row_nodes >= 0).nonzero()[0]
     nodes, lane = row_nodes[rows], (positions - prefixes)[rows]
-    while len(rows):  # from node to node, up to the trunk
+    while len(rows):  # walks from node to node, up to the trunk
         assert lane.min() >= 0, "a draft is no deeper than a tail reaches"
         tails[rows, lane], nodes = table.nodes[:, nodes]
         below = nodes >= 0

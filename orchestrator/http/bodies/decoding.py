@@ -52,7 +52,8 @@ SAMPLING = (
     "frequency_penalty",
     "seed",
 )
-MAX_ID_LENGTH = 120  # characters of a request id, so that the number of a choice fits behind it
+# most characters of a request id, so that the number of a choice fits behind it
+MAX_ID_LENGTH = 120
 IDS = TypeAdapter[list[int]](TokenIds, config=ConfigDict(strict=True))
 
 
@@ -94,7 +95,7 @@ def _choices(request: Request, count: int) -> Iterator[Request]:
 
 
 def _numbered(requests: Iterable[Request]) -> tuple[Request, ...]:
-    """Give each request an id of its own. The first keeps the id of the whole response."""
+    """Give each request an id of its own. The first request keeps the id of the whole response."""
     first, *others = requests
     named = (f"{first.request_id[:MAX_ID_LENGTH]}-{index}" for index in range(1, 1 + len(others)))
     pairs = zip(others, named, strict=True)
@@ -219,8 +220,8 @@ def _request(
 
 
 def _speculation(body: GenerationBody) -> Speculation:
-    """Return the speculation options of a body. A chat gives its prediction in a field of its own,
-    outside `speculation`.
+    """Return the speculation options of a body. A chat gives its prediction in a field outside
+    `speculation`.
     """
     given = body.speculation.model_dump(exclude_none=True) if body.speculation else {}
     for name, kind in CHOICES.items():

@@ -44,7 +44,7 @@ def validated(kind: type[Parsed], body: Json, words: Mapping[str, str] = UNCHANG
 
 
 def parsed(kind: type[Parsed], content: bytes) -> tuple[Parsed, tuple[str, ...]]:
-    """Read and validate a body. Returns it with the names of its ignored fields."""
+    """Read and validate a body. Returns the body with the names of its ignored fields."""
     left, ignored = read(content)
     return validated(kind, left), ignored
 
@@ -63,7 +63,8 @@ def _violations(error: ValidationError) -> Iterator[Violation]:
     if error.error_count() > MAX_MISTAKES:
         yield Violation("body", f"has {error.error_count()} mistakes")
         return
-    deepest: dict[str, Violation] = {}  # by path; a field of several kinds fails once for each
+    # the deepest error by path; a field of several kinds fails once for each kind
+    deepest: dict[str, Violation] = {}
     for found in error.errors(include_url=False, include_input=False):
         kind, path = found["type"], _path(found["loc"])
         field = next((each for each in deepest if path.startswith((f"{each}[", f"{each}."))), "")

@@ -111,7 +111,7 @@ class Written(Body):
 
     @property
     def text(self) -> str:
-        """The whole text; its parts are joined by line ends."""
+        """The whole text of the message; its parts are joined by line ends."""
         content = self.content or ""
         return content if isinstance(content, str) else "\n".join(part.text for part in content)
 

@@ -47,11 +47,13 @@ class GenerationBody(Body):
     response_format: ResponseFormat | None = None
     # Fields that vLLM adds to OpenAI's
     structured_outputs: StructuredOutputs | None = None
-    guided_json: str | dict[str, Any] | None = None  # older names, as the next three
+    # older names; the next three fields are also older names
+    guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_choice: Texts | None = None
     guided_grammar: str | None = None
-    cache_salt: str | None = None  # only requests with the same salt share cached prefixes
+    # requests share cached prefixes only with requests of the same salt
+    cache_salt: str | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
     min_p: Number | None = None
     repetition_penalty: Number | None = None
@@ -60,7 +62,8 @@ class GenerationBody(Body):
     min_tokens: Count | None = None
     prompt_logprobs: Count | None = None
     return_token_ids: bool | None = None
-    speculation: SpeculationBody | None = None  # Tandem's own; makes the answer report figures
+    # a field of Tandem's own; makes the answer report figures
+    speculation: SpeculationBody | None = None
 
 
 class CompletionBody(GenerationBody):
@@ -78,15 +81,16 @@ class ChatBody(GenerationBody):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Count | None = None
-    add_generation_prompt: bool | None = None  # vLLM's, as the next field
+    add_generation_prompt: bool | None = None  # a field of vLLM's; the next field is also vLLM's
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None  # for templates that have such an argument
+    # effort of reasoning, for templates that have such an argument
+    reasoning_effort: str | None = None
     safety_identifier: str | None = None
     prediction: PredictionBody | None = None
     tools: Annotated[list[ToolBody], Field(fail_fast=True)] | None = None
     tool_choice: Literal["auto", "none", "required"] | ChoiceBody | None = None
     parallel_tool_calls: bool | None = None
-    continue_final_message: bool | None = None  # vLLM's, as the next field
+    continue_final_message: bool | None = None  # a field of vLLM's; the next field is also vLLM's
     echo: Literal[False] | None = None
 
     @model_validator(mode="after")

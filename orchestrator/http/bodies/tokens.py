@@ -41,8 +41,8 @@ class Tokenized:
 
 
 def tokenized(content: bytes) -> tuple[Tokenized, tuple[str, ...]]:
-    """Parse the body of `/tokenize`. Returns what it asks for and the names of its ignored fields.
-    Raises InvalidRequest.
+    """Parse the body of `/tokenize`. Returns what the body asks for and the names of its ignored
+    fields. Raises InvalidRequest.
     """
     fields, ignored = read(content)
     own = {name: fields.pop(name) for name in TokenizeOptions.model_fields if name in fields}
@@ -62,7 +62,7 @@ def tokenized(content: bytes) -> tuple[Tokenized, tuple[str, ...]]:
 
 
 def detokenized(content: bytes) -> tuple[DetokenizeBody, tuple[str, ...]]:
-    """Parse the body of `/detokenize`. Returns it with the names of its ignored fields. Raises
-    InvalidRequest.
+    """Parse the body of `/detokenize`. Returns the body with the names of its ignored fields.
+    Raises InvalidRequest.
     """
     return parsed(DetokenizeBody, content)

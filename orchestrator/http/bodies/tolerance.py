@@ -17,7 +17,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "verbosity": ("medium",),
-    "skip_special_tokens": (True,),  # a field of vLLM's, as all that follow
+    "skip_special_tokens": (True,),  # a field of vLLM's; all that follow are also vLLM's
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
     "use_beam_search": (False,),
@@ -26,10 +26,10 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 IGNORED = ("metadata", "priority", "prompt_cache_retention", "service_tier", "store")
 OF_OPTIONS = ("continuous_usage_stats", "include_obfuscation")  # in `stream_options`
-OF_MESSAGES = ("annotations", "id")  # in messages that a client sends back
-OF_CALLS = ("index",)  # in the tool calls of such messages
-OF_PARTS = ("cache_control",)  # in parts of messages, and in tools
-VERBATIM = (  # fields that keep their nulls, since a schema may have nulls
+OF_MESSAGES = ("annotations", "id")  # fields of messages that a client sends back
+OF_CALLS = ("index",)  # fields of tool calls in messages that a client sends back
+OF_PARTS = ("cache_control",)  # fields of parts of messages, and of tools
+VERBATIM = (  # fields that keep their nulls, because a schema may contain nulls
     *("tools", "text"),
     *("guided_json", "response_format", "structured_outputs"),
 )

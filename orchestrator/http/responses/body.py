@@ -12,14 +12,14 @@ from tandem.orchestrator.http.bodies.parts import Body
 from tandem.orchestrator.http.bodies.schema import ChatBody
 from tandem.orchestrator.http.bodies.tolerance import Json
 
-SAME = (  # fields that chats have too, some of which OpenAI's responses do not have
+SAME = (  # fields that chats also have; OpenAI's own responses lack some of them
     *("model", "stream", "temperature", "top_p", "parallel_tool_calls", "user"),
     *("prompt_cache_key", "safety_identifier", "seed", "stop", "top_k", "min_p"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
     *("cache_salt", "ignore_eos", "min_tokens", "stop_token_ids", "chat_template_kwargs"),
     *("speculation", "prediction"),
 )
-RENAMED = {  # a chat's fields to those of `/v1/responses`, for errors
+RENAMED = {  # the names in `/v1/responses` of a chat's fields, for error messages
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
@@ -90,7 +90,7 @@ class Reasoning(Body):
     """The options of a model's reasoning: how much it thinks."""
 
     effort: str | None = None
-    summary: str | None = None  # unused, since the answer has the reasoning itself
+    summary: str | None = None  # unused, because the answer contains the reasoning itself
 
 
 class Text(Body):
@@ -112,7 +112,8 @@ class ResponsesBody(Body):
     text: Text | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
-    include: list[str] | None = None  # unused, since it asks for outputs that no answer has
+    # unused, because the field asks for outputs that no answer has
+    include: list[str] | None = None
     top_logprobs: Literal[0] | None = None
 
 

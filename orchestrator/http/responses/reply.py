@@ -37,7 +37,7 @@ class ResponsesReply:
 
     request_id: str
     model: str
-    created: int  # seconds since 1970
+    created: int  # time of creation in seconds since 1970
     asked: ResponsesBody
     parallel: bool = True
     index: int = field(default=0, init=False)

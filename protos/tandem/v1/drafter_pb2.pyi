@@ -32,7 +32,7 @@ class ProposeRequest(_message.Message):
     CLOSINGS_FIELD_NUMBER: _builtins.int
     READ_FIELD_NUMBER: _builtins.int
     sent: _builtins.float
-    """the sender's clock, for the round trip"""
+    """the sender's clock, from which the other end measures the round trip"""
     read: _builtins.float
     """the drafter's clock in the newest response that was read"""
     @_builtins.property
@@ -41,7 +41,7 @@ class ProposeRequest(_message.Message):
     def commits(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Commit]: ...
     @_builtins.property
     def conditions(self) -> Global___Conditions:
-        """set now and then"""
+        """set in some messages, not in all"""
 
     @_builtins.property
     def closings(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Closing]: ...
@@ -73,9 +73,9 @@ class Conditions(_message.Message):
     TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
     DELAY_FIELD_NUMBER: _builtins.int
     price: _builtins.float
-    """`price` of the verifier"""
+    """`price` that the verifier reported"""
     token_seconds: _builtins.float
-    """`token_seconds` of the verifier"""
+    """`token_seconds` that the verifier reported"""
     delay: _builtins.float
     """seconds from when a commit leaves the verifier to when the proposal that it causes arrives there"""
     def __init__(
@@ -110,7 +110,7 @@ class Drafting(_message.Message):
     stream: _builtins.int
     """a number that the caller chooses and uses for no other session of the same call"""
     lockstep: _builtins.bool
-    """send one proposal after every commit, in one message, when it is done"""
+    """send one proposal after every commit, in one message, when the proposal is complete"""
     once: _builtins.bool
     """send one proposal only"""
     request_id: _builtins.str
@@ -155,7 +155,7 @@ class ProposeResponse(_message.Message):
     STREAMS_FIELD_NUMBER: _builtins.int
     CLOCK_FIELD_NUMBER: _builtins.int
     sent: _builtins.float
-    """`sent` of the newest request"""
+    """`sent` of the newest request that was read"""
     last: _builtins.bool
     """the service is stopping and nothing follows: the caller ends the call"""
     streams: _builtins.int

@@ -62,7 +62,7 @@ class OrchestratorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StreamGenerate(self, request, context):
-        """Returns the same answer as it grows. A stream that broke is resumed with the same request and `received`.
+        """Returns the answer as it grows. A stream that broke is resumed with the same request and `received`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

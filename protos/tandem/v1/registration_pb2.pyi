@@ -29,12 +29,12 @@ class RegisterRequest(_message.Message):
     RESPONSE_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """set in the first message; a newer drafter replaces an older one of the same name"""
+    """name of the drafter; set in the first message; a newer drafter replaces an older one of the same name"""
     leaving: _builtins.bool
     """the drafter takes no new sessions; open sessions may end"""
     @_builtins.property
     def model(self) -> _common_pb2.ModelDescription:
-        """as DrafterService.DescribeDrafter reports it now; set in the first message, and now and then"""
+        """the model as DrafterService.DescribeDrafter reports it now; set in the first message, and now and then"""
 
     @_builtins.property
     def response(self) -> _drafter_pb2.ProposeResponse: ...

@@ -46,7 +46,7 @@ class RegistrationServiceServicer:
 
     def Register(self, request_iterator, context):
         """Registers a drafter while the call lasts, and is DrafterService.Propose in the other direction: the cell's requests
-        are the responses. Either side sends a message every quarter of a second; one that misses five has lost the other.
+        are the responses. Either side sends a message every quarter of a second; a side that misses five has lost the other.
         The call's metadata has the cell's token as `x-tandem-registration-token`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

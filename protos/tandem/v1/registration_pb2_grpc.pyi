@@ -35,7 +35,7 @@ class RegistrationServiceStub:
     def __new__(cls, channel: _aio.Channel) -> RegistrationServiceAsyncStub: ...
     Register: _grpc.StreamStreamMultiCallable[_registration_pb2.RegisterRequest, _registration_pb2.RegisterResponse]
     """Registers a drafter while the call lasts, and is DrafterService.Propose in the other direction: the cell's requests
-    are the responses. Either side sends a message every quarter of a second; one that misses five has lost the other.
+    are the responses. Either side sends a message every quarter of a second; a side that misses five has lost the other.
     The call's metadata has the cell's token as `x-tandem-registration-token`.
     """
 
@@ -44,7 +44,7 @@ class RegistrationServiceAsyncStub(RegistrationServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Register: _aio.StreamStreamMultiCallable[_registration_pb2.RegisterRequest, _registration_pb2.RegisterResponse]  # type: ignore[assignment]
     """Registers a drafter while the call lasts, and is DrafterService.Propose in the other direction: the cell's requests
-    are the responses. Either side sends a message every quarter of a second; one that misses five has lost the other.
+    are the responses. Either side sends a message every quarter of a second; a side that misses five has lost the other.
     The call's metadata has the cell's token as `x-tandem-registration-token`.
     """
 
@@ -56,7 +56,7 @@ class RegistrationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_registration_pb2.RegisterResponse], _abc.AsyncIterator[_registration_pb2.RegisterResponse]]:
         """Registers a drafter while the call lasts, and is DrafterService.Propose in the other direction: the cell's requests
-        are the responses. Either side sends a message every quarter of a second; one that misses five has lost the other.
+        are the responses. Either side sends a message every quarter of a second; a side that misses five has lost the other.
         The call's metadata has the cell's token as `x-tandem-registration-token`.
         """
 

@@ -29,7 +29,7 @@ class DecodeRequest(_message.Message):
     SENT_FIELD_NUMBER: _builtins.int
     CLOSINGS_FIELD_NUMBER: _builtins.int
     sent: _builtins.float
-    """the sender's clock, for the round trip"""
+    """the sender's clock, from which the other end measures the round trip"""
     @_builtins.property
     def open(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decoding]: ...
     @_builtins.property
@@ -77,7 +77,7 @@ class Decoding(_message.Message):
     stream: _builtins.int
     """a number that the caller chooses and uses for no other session of the same call"""
     until: _builtins.int
-    """tokens in all, the context's included"""
+    """number of all tokens, including the context's"""
     lockstep: _builtins.bool
     """each step waits for the proposal made after exactly its length, and verifies all of it"""
     once: _builtins.bool
@@ -95,7 +95,7 @@ class Decoding(_message.Message):
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def suffix_shape(self) -> _common_pb2.DraftShape:
-        """propose what followed the newest tokens before, in the text, in `known` or in recent answers of the scope, and remember the answer; absent = do not"""
+        """propose what followed the newest tokens before, in the text, in `known` or in recent answers of the scope, and remember the answer; absent = neither"""
 
     @_builtins.property
     def known(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -132,8 +132,9 @@ Global___Decoding: _TypeAlias = Decoding  # noqa: Y015
 
 @_typing.final
 class PromptLogprobs(_message.Message):
-    """Asks for log-probabilities of the context's tokens from `first` on, below `until`. They are reported as commits that begin
-    within the context. If nothing else is wanted, the stream's `until` is the length of the context.
+    """Asks for log-probabilities of the context's tokens from `first` on, below `until`. The log-probabilities are reported
+    as commits that begin within the context. If nothing else is wanted, the stream's `until` is the length of the
+    context.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -198,7 +199,7 @@ class DecodeResponse(_message.Message):
     LAST_FIELD_NUMBER: _builtins.int
     STREAMS_FIELD_NUMBER: _builtins.int
     sent: _builtins.float
-    """`sent` of the newest request"""
+    """`sent` of the newest request that was read"""
     price: _builtins.float
     """the chance above which a proposed node is worth its row now"""
     token_seconds: _builtins.float

@@ -32,14 +32,18 @@ class VerifierServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> VerifierServiceAsyncStub: ...
     Decode: _grpc.StreamStreamMultiCallable[_verifier_pb2.DecodeRequest, _verifier_pb2.DecodeResponse]
-    """Carries all sessions of one cell. Their decoding ends when the call ends. A side with nothing to report sends a message every quarter of a second."""
+    """A call carries all sessions of one cell. The decoding of these sessions ends when the call ends. A side with
+    nothing to report sends a message every quarter of a second.
+    """
     DescribeVerifier: _grpc.UnaryUnaryMultiCallable[_verifier_pb2.DescribeVerifierRequest, _verifier_pb2.DescribeVerifierResponse]
 
 @_typing.type_check_only
 class VerifierServiceAsyncStub(VerifierServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Decode: _aio.StreamStreamMultiCallable[_verifier_pb2.DecodeRequest, _verifier_pb2.DecodeResponse]  # type: ignore[assignment]
-    """Carries all sessions of one cell. Their decoding ends when the call ends. A side with nothing to report sends a message every quarter of a second."""
+    """A call carries all sessions of one cell. The decoding of these sessions ends when the call ends. A side with
+    nothing to report sends a message every quarter of a second.
+    """
     DescribeVerifier: _aio.UnaryUnaryMultiCallable[_verifier_pb2.DescribeVerifierRequest, _verifier_pb2.DescribeVerifierResponse]  # type: ignore[assignment]
 
 class VerifierServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -49,7 +53,9 @@ class VerifierServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_verifier_pb2.DecodeRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_verifier_pb2.DecodeResponse], _abc.AsyncIterator[_verifier_pb2.DecodeResponse]]:
-        """Carries all sessions of one cell. Their decoding ends when the call ends. A side with nothing to report sends a message every quarter of a second."""
+        """A call carries all sessions of one cell. The decoding of these sessions ends when the call ends. A side with
+        nothing to report sends a message every quarter of a second.
+        """
 
     @_abc_1.abstractmethod
     def DescribeVerifier(

@@ -1,4 +1,4 @@
-"""OpenAI's agents: over chats and responses, an output type, a tool, a stream."""
+"""OpenAI's agents SDK: chats and responses, an output type, a tool and a stream."""
 
 import asyncio
 import sys

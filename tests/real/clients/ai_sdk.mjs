@@ -1,4 +1,4 @@
-// Vercel's AI SDK: a chat, a stream, an object, a tool.
+// Vercel's AI SDK: a chat, a stream, an object and a tool.
 import assert from "node:assert";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateObject, generateText, stepCountIs, streamText, tool } from "ai";

@@ -1,4 +1,4 @@
-"""Instructor: objects in each of its modes for such servers."""
+"""Instructor: objects in each of its modes for OpenAI-compatible servers."""
 
 import sys
 from typing import Literal
@@ -11,7 +11,7 @@ url, model, *_ = sys.argv[1:]
 
 
 class City(BaseModel):
-    model_config = ConfigDict(extra="forbid")  # a small model would add to it for ever
+    model_config = ConfigDict(extra="forbid")  # stops a small model from adding fields for ever
 
     name: Literal["Paris", "Lyon"]
     capital: bool

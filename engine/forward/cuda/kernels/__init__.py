@@ -1,4 +1,4 @@
-"""Kernels for CUDA devices, in Triton. They must not know sessions: they are given rows and slots.
+"""Kernels for CUDA devices, in Triton. Kernels must not know sessions: they get rows and slots.
 Start reading in `attend`.
 
 The result of a row depends on that row alone: on its own numbers, its own position, and the shapes

@@ -133,8 +133,8 @@ def attend(
     values: torch.Tensor,  # [positions, kv heads, value size]
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """Compute the attention of the rows of a pass, [rows, heads, value size]. Their keys and values
-    are stored already.
+    """Compute the attention of the rows of a pass, [rows, heads, value size]. The keys and values
+    of these rows are stored already.
     """
     heads, count, size = query.shape[1:]
     shared, value_size = values.shape[1:]

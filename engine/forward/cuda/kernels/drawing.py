@@ -6,11 +6,11 @@ their results. Where rounding could decide, the kernels leave a row to the defin
 for CPUs does (`engine/forward/cpu/draw.cpp`). A token depends on its own row alone, whichever way
 its row is computed.
 
-Instead of the maximum of score + noise the kernels look for the minimum of e^-(score + noise). This
-is a variate of the exponential distribution times e^-score, which takes two operations less for
-each token of a vocabulary. `_run` finds the two best tokens of each part of a row. `_finish` joins
-the parts. If the best token is not in the row's nucleus, `_finish` looks again among the likelier
-tokens.
+Instead of the maximum of score + noise the kernels look for the minimum of e^-(score + noise). The
+minimum is that of a variate of the exponential distribution times e^-score, which takes two
+operations less for each token of a vocabulary. `_run` finds the two best tokens of each part of a
+row. `_finish` joins the parts. If the best token is not in the row's nucleus, `_finish` looks again
+among the likelier tokens.
 
 Errors: the scores of a token that can win lie in [-27, 0], and its sums in [-4, 23]. So float32
 rounds a sum by less than 1e-5 in the definition and by less than 2e-5 here. `MARGIN` is more than

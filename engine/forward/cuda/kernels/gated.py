@@ -10,7 +10,8 @@ from tandem.engine.forward.cpu.kernels import Activation
 from tandem.engine.forward.cuda.kernels.launch import STRICT, precision
 
 OUTPUTS = 64  # outputs of a Triton program: the rows of one instruction of a tensor core
-FUSED_ROWS = 128  # up to so many rows one launch is faster than a product of cuBLAS and a gate
+# up to this number of rows, one launch is faster than a product of cuBLAS and a gate
+FUSED_ROWS = 128
 BLOCK = 1024  # numbers of a row that a Triton program of `_gate` computes
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import triton
 
-# in every variant of a kernel, a product and a sum are rounded separately
+# rounds a product and a sum separately in every variant of a kernel
 STRICT: dict[str, Any] = {"enable_fp_fusion": False}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-SMALL = tl.constexpr(0.0625)  # for uniform numbers below it a logarithm would lose digits
+SMALL = tl.constexpr(0.0625)  # least uniform number for which a logarithm is precise enough
 
 
 @triton.jit
@@ -21,7 +21,7 @@ def exponential(ids, low, high):
     """
     state = _fold(_mix(_mix(_fold(ids.to(tl.uint32)) ^ low) ^ high)) ^ 0x80000000
     uniform = (state.to(tl.float32) + 0.5) * 2.0**-32
-    rest = ((state ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.0**-32  # 1 - uniform
+    rest = ((state ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.0**-32  # 1 minus the uniform number
     series = uniform * (1 / 5 + uniform * (1 / 6))
     series = uniform * (1 / 3 + uniform * (1 / 4 + series))
     series = uniform * (1 + uniform * (1 / 2 + series))

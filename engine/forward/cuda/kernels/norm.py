@@ -8,7 +8,8 @@ import triton.language as tl
 
 from tandem.engine.forward.cuda.kernels.launch import STRICT, power_of_two
 
-MOST_OF_4_WARPS, MOST_OF_8_WARPS = 2048, 8192  # numbers of a row; longer rows take 16 warps
+# most numbers of a row that takes 4 warps, and 8 warps; longer rows take 16
+MOST_OF_4_WARPS, MOST_OF_8_WARPS = 2048, 8192
 
 
 @triton.jit

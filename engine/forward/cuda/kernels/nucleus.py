@@ -9,13 +9,14 @@ import triton.language as tl
 
 from tandem.engine.forward.cuda.kernels.noise import exponential
 
-UNSURE = tl.constexpr(-1)  # rounding could decide
+UNSURE = tl.constexpr(-1)  # means that rounding could decide
 KEPT = tl.constexpr(0)
 REMOVED = tl.constexpr(1)
 MARGIN = tl.constexpr(1e-4)  # margin of error of scores, and of shares of a row's mass
-EQUAL = tl.constexpr(1e-6)  # times a logit's distance to the highest: what rounding may make equal
-DEEPEST = tl.constexpr(40.0)  # scores so far below the highest score have no mass
-ROUNDS = tl.constexpr(64)  # draws from the tokens left of a row, at most
+# times a logit's distance to the highest: the range in which rounding may make logits equal
+EQUAL = tl.constexpr(1e-6)
+DEEPEST = tl.constexpr(40.0)  # scores this far below the highest score have no mass
+ROUNDS = tl.constexpr(64)  # most draws from the tokens left of a row
 
 
 @triton.jit
@@ -43,9 +44,11 @@ def inside_nucleus(
     if (top_k > 0) & (top_k < vocabulary):
         floor = _floor(logits_at, vocabulary, top_k, top, temperature, CHUNK)
         _, _, next_one = _split(logits_at, vocabulary, floor, CHUNK)
-        if next_one >= floor - EQUAL * (top - floor):  # it may have the same score, and stay too
+        # the next logit may have the same score, and stay too
+        if next_one >= floor - EQUAL * (top - floor):
             verdict = tl.where(floor > -float("inf"), UNSURE, verdict)
-    depth = 2 * MARGIN - least_score  # below the highest logit, in scores, where min-p surely cuts
+    # distance in scores below the highest logit, beyond which min-p surely cuts
+    depth = 2 * MARGIN - least_score
     if (logit < floor) | ((top - logit) * inverse > depth):
         token, logit, gap = _best(
             *(logits_at, low, high, inverse, depth, floor, -float("inf"), top, vocabulary, CHUNK)
@@ -60,7 +63,7 @@ def inside_nucleus(
         rounds += 1
         if rounds == ROUNDS:
             verdict = tl.where(verdict == REMOVED, UNSURE, verdict)
-        if verdict == REMOVED:  # and so is what is less likely
+        if verdict == REMOVED:  # less likely tokens are removed, too
             token, logit, gap = _best(
                 *(logits_at, low, high, inverse, depth, floor, logit, top, vocabulary, CHUNK)
             )
@@ -116,10 +119,11 @@ def _verdict(
         )
         share, margin = top_p * total, MARGIN * total
         alone = equals == 1
-        if (alone == 0) | (score < 0):  # the likeliest always stays
+        if (alone == 0) | (score < 0):  # the likeliest token always stays
             if above >= share + margin:
                 verdict = REMOVED
-            elif tl.where(alone, above, upto) > share - margin:  # of equals, any may come first
+            # of equal logits, any may come first
+            elif tl.where(alone, above, upto) > share - margin:
                 verdict = UNSURE
     return verdict
 

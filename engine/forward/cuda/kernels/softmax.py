@@ -1,5 +1,5 @@
-"""Softmax over keys that come block by block. Its state is the highest score so far (`top`), the
-sum of weights (`total`), and the weighted values (`mixed`).
+"""Softmax over keys that come block by block. The state of the softmax is the highest score so far
+(`top`), the sum of weights (`total`), and the weighted values (`mixed`).
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-NOTHING = tl.constexpr(-1e30)  # below every score
+NOTHING = tl.constexpr(-1e30)  # lower than every key's score
 
 
 @triton.jit

@@ -1,4 +1,6 @@
-"""A service whose model does not fit is never used, wherever it comes from and whenever."""
+"""A service is never used if its model differs from the expected one, wherever the service is found
+and whenever the model changes.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def nobody_is_lost_by_silence() -> Iterator[None]:
 
 
 def holding(weights: str, fingerprint: str = "") -> Peer:
-    """A verifier that describes its model."""
+    """Return a verifier that describes its model."""
     model = common_pb2.ModelDescription(
         name="it", weights_fingerprint=weights, fingerprint=fingerprint or weights
     )
@@ -45,7 +47,7 @@ def holding(weights: str, fingerprint: str = "") -> Peer:
 
 
 def drafting(tokenizer: str) -> Peer:
-    """A drafter that describes its tokens."""
+    """Return a drafter that describes its tokenizer."""
     model = common_pb2.ModelDescription(name="it", tokenizer_fingerprint=tokenizer)
     return Peer(lambda _: drafter_pb2.ProposeResponse(model=model))
 
@@ -53,7 +55,7 @@ def drafting(tokenizer: str) -> Peer:
 async def replaced(
     scope: AsyncExitStack, fingerprint: str, expected: str = ""
 ) -> tuple[Link[Any, Any], Peer]:
-    """The link to a verifier in whose place there is one with this fingerprint now."""
+    """Return the link to a verifier after one with this fingerprint has taken its place."""
     port = rpc.free_port("127.0.0.1")
     async with served(holding(TARGET), port) as address:
         channel = await scope.enter_async_context(rpc.connect(address))
@@ -85,7 +87,7 @@ async def test_that_it_is_another_model_is_known_between_two_calls_too() -> None
         link, other = await replaced(scope, OTHER, TARGET)
         await until(lambda: link.problem)
         calls = other.calls
-        other.say.put_nowait(None)  # which ends the call
+        other.say.put_nowait(None)  # ends the call
         while other.calls == calls:
             assert link.problem
             await asyncio.sleep(0)
