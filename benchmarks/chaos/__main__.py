@@ -218,11 +218,7 @@ def main(
     if check:
         show(check, figures)
         return
-    members = {
-        VERIFIER: verifiers,
-        DRAFTER: drafters,
-        CELL: cells,
-    }
+    members = {VERIFIER: verifiers, DRAFTER: drafters, CELL: cells}
     print(described("one thread per model"))
     plan = list(islice(faults(seed, members, kind or list(Kind)), number))
 
