@@ -168,9 +168,8 @@ async def serving(
     pages: Pages | None = None,
     announce: Announce = process.announce,
 ) -> AsyncIterator[str]:
-    """Serve the client API while the scope lasts; yields its address. `pages` are those that
-    the process serves to operators. The HTTP port is announced. Raises Unusable or
-    IncompatibleModels.
+    """Serve the client API while the scope lasts; yields its address. The process serves `pages` to
+    operators. The HTTP port is announced. Raises Unusable or IncompatibleModels.
     """
     tokenizer, chat = load_tokenizer(config.tokenizer), chat_of(config)
     discovery, authenticator = Discovery(config.verifiers, config.drafters), authentication(config)
