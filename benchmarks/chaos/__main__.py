@@ -195,10 +195,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)  # rich's tables 
 def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
-    number: Annotated[
-        int,
-        typer.Option("--faults", help="number of faults, which come one after the other", min=0),
-    ] = 50,
+    number: Annotated[int, typer.Option("--faults", help="faults, in sequence", min=0)] = 50,
     seed: Annotated[int, typer.Option(help="seed of the faults and the requests")] = 0,
     kind: Annotated[
         list[Kind] | None, typer.Option(help="kind of fault; may be repeated; by default all")
