@@ -47,6 +47,7 @@ from tandem.benchmarks.figures.steptimes import (
 from tandem.benchmarks.peers import llamacpp
 from tandem.engine.cache.pool import position_bytes
 from tandem.engine.exact.exactness import positions_tried, self_test
+from tandem.engine.forward.cpu.kernels import kernels
 from tandem.engine.model.dtypes import DTYPES
 from tandem.engine.model.load import load
 from tandem.engine.runner import HFRunner
@@ -163,6 +164,8 @@ def main(
     """Time the engine's steps on one model, beside llama.cpp and transformers."""
     logging.disable_progress_bar()
     torch.set_num_threads(threads)
+    if build := kernels():
+        build.threads = threads
     try:
         names = chosen(dtype)
         with subject(model) as (folder, name):

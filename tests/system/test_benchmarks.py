@@ -11,8 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tandem import models
+from tandem.benchmarks import engine
+from tandem.engine.forward.cpu.kernels import required_kernels
 from tests.documents import PAGES, ROOT, code
 
 SMALL = {
@@ -54,6 +57,23 @@ def named() -> set[str]:
 
 def test_every_benchmark_that_is_named_is_run_by_a_test() -> None:
     assert named() == SMALL.keys() | ELSEWHERE.keys()
+
+
+def test_a_step_of_the_engine_has_as_many_threads_as_those_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    build, before = required_kernels(), torch.get_num_threads()
+    monkeypatch.setattr(build, "threads", 1)
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        engine, "measure", lambda *_: seen.append((build.threads, torch.get_num_threads()))
+    )
+    monkeypatch.setattr(engine, "publish", lambda *_: None)
+    try:
+        engine.main(models.TARGET, threads=3)
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [(3, 3)]
 
 
 @pytest.mark.long("each benchmark starts several processes and measures for seconds")
