@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
 
-from tandem.engine.forward.cpu.kernels import Activation, kernels
+from tandem.engine.forward.cpu.kernels import Activation, kernels, required_kernels
 from tandem.engine.forward.cpu.panels import PanelLinear
 from tests.laws.passes import logits, of_family, step
 
@@ -21,38 +24,53 @@ pytestmark = [
 ]
 
 
-def test_work_of_any_size_starts_no_thread_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenMP ends threads for a smaller team and starts them again for a larger one, which takes
-    longer than most layers.
+def started(work: Callable[[], Iterator[None]]) -> list[int]:
+    """Return how many threads each piece of some work starts. A process of its own does the work:
+    libraries that other tests have used start threads at any time.
     """
-    build = kernels()
-    assert build
-    monkeypatch.setattr(build, "threads", 4)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(_counted, work).result()
+
+
+def _counted(work: Callable[[], Iterator[None]]) -> list[int]:
+    required_kernels().threads = 4
+    seen, counts = set[str](), list[int]()
+    for _ in work():
+        now = set(os.listdir("/proc/self/task"))
+        counts.append(len(now - seen))
+        seen |= now
+    return counts
+
+
+def all_sizes() -> Iterator[None]:
+    """Run all kernels on few and on many rows, round by round."""
+    build = required_kernels()
     rows, wide = torch.randn(300, 1024), torch.randn(300, 2048)
     layers = [PanelLinear(torch.randn(outputs, 1024), None) for outputs in (16, 256, 384, 1024)]
-    seen, started = set[str](), list[int]()
     for _ in range(ROUNDS):
         for count in (1, 150, 300):
             for layer in layers:
                 layer(rows[:count])
             build.norm(rows[:count], torch.ones(1024), 1e-6)
             build.gate(wide[:count], Activation.SILU)
-        now = set(os.listdir("/proc/self/task"))
-        started.append(len(now - seen))
-        seen |= now
-    assert started[1:] == [0] * (ROUNDS - 1)
+        yield
 
 
-def test_a_step_of_a_program_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    build = kernels()
-    assert build
-    monkeypatch.setattr(build, "threads", 4)
+def steps() -> Iterator[None]:
+    """Run steps of a program."""
     scene = of_family("llama_wide")
-    program, tables = scene.program(), scene.tables(3)
-    seen, started, rng = set[str](), list[int](), random.Random(0)
-    for _ in range(6):
+    program, tables, rng = scene.program(), scene.tables(3), random.Random(0)
+    for _ in range(ROUNDS):
         logits(program, [segment for _, segment in step(tables, [0] * 3, rng, 40)])
-        now = set(os.listdir("/proc/self/task"))
-        started.append(len(now - seen))
-        seen |= now
-    assert started[1:] == [0] * 5
+        yield
+
+
+def test_work_of_any_size_starts_no_thread_after_the_first() -> None:
+    """OpenMP ends threads for a smaller team and starts them again for a larger one, which takes
+    longer than most layers.
+    """
+    assert started(all_sizes)[1:] == [0] * (ROUNDS - 1)
+
+
+def test_a_step_of_a_program_starts_no_thread() -> None:
+    assert started(steps)[1:] == [0] * (ROUNDS - 1)
