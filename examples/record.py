@@ -10,6 +10,7 @@ import os
 import pty
 import re
 import secrets
+import shutil
 import subprocess
 import sys
 import threading
@@ -31,6 +32,7 @@ COLUMNS = 110
 FONTS = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # fonts that other servers would send
 LOAD_SECONDS = 90.0  # seconds of load before `tandem top` is recorded, whose bars show 15 minutes
 CLIENTS = 3
+BROWSER = "chromium"
 PAGE = 1280, 1000  # pixels of the page's picture: width, height
 UP = "Tandem was up"  # all that the demo prints before this line is about starting services
 
@@ -89,11 +91,13 @@ def photograph(url: str, file: Path) -> None:
     """Write a PNG picture of a page."""
     shown = [f"--window-size={','.join(map(str, PAGE))}", "--hide-scrollbars"]
     quiet = ["--headless", "--no-sandbox", "--disable-gpu"]
-    subprocess.run(["chromium", *quiet, *shown, f"--screenshot={file}", url], check=True)
+    subprocess.run([BROWSER, *quiet, *shown, f"--screenshot={file}", url], check=True)
 
 
 def main() -> None:
     """Write all pictures. The picture of the demo begins when its services have started."""
+    if not shutil.which(BROWSER):
+        raise SystemExit(f"error: {BROWSER} is not installed; it takes the picture of the page")
     FOLDER.mkdir(exist_ok=True)
     demo = printed([sys.executable, "-m", "examples.demo"])
     with running(secrets.token_hex(8), grown()) as (address, page), load(address):

@@ -1,6 +1,6 @@
 """Read the formats in which weights of 8 or 4 bits are published: GGUF files and quantised
 checkpoints. Their linear layers stay as they are stored.
 
-The package must not know which models are served or how passes run. Start reading in
-`stored_linears`, which all formats become, then in `gguf` and `quantised`.
+The package must not know which models are served or how passes run. Start reading in `gguf` for
+GGUF files, and in `quantised` for checkpoints.
 """

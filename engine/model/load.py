@@ -24,7 +24,6 @@ from transformers.utils import logging
 
 from tandem.engine.cache.pool import LayerGeometry, position_bytes
 from tandem.engine.formats import gguf
-from tandem.engine.formats.grouping import round_linears
 from tandem.engine.formats.quantised import SETTING, dequantise, unify_dtype
 from tandem.engine.forward.cpu import panels
 from tandem.engine.forward.grouped_weight import GroupedWeight
@@ -37,6 +36,7 @@ from tandem.engine.model.configuration import (
     longest_text,
 )
 from tandem.engine.model.dtypes import dtype_of
+from tandem.engine.model.grouping import round_linears
 from tandem.engine.model.linears import (
     FULL,
     INT8,

@@ -4,7 +4,7 @@ drafts stop getting better.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 WARM_UP = 100  # steps
@@ -36,11 +36,10 @@ class Course:
         """Return a course that was saved, with another limit and other answers. If it had ended,
         more minutes or more tokens begin another course with what was learned in it.
         """
-        course = cls(**saved | {"limit": limit, "tokens": tokens})
         before = cls(**saved)
-        if course.ended and (limit > before.limit or tokens > before.tokens):
-            course.warms_from, course.falls_from, course.last = course.step, 0, 0
-            course.looks.clear()
+        course = replace(before, limit=limit, tokens=tokens)
+        if before.ended and (limit > before.limit or tokens > before.tokens):
+            return replace(course, looks=[], warms_from=course.step, falls_from=0, last=0)
         return course
 
     @property

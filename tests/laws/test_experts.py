@@ -17,11 +17,11 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.llama4.modeling_llama4 import Llama4TextExperts
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
-from tandem.engine.formats.grouping import round_linears
 from tandem.engine.forward.cpu.experts import PanelExperts, panel_experts, trial_choices
 from tandem.engine.forward.cpu.kernels import Kernels, kernels
 from tandem.engine.forward.cpu.panels import PanelLinear
 from tandem.engine.forward.equivalence import equivalent
+from tandem.engine.model.grouping import round_linears
 
 WIDTH, INNER, EXPERTS, TOP = 96, 32, 8, 3
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

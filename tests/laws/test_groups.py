@@ -9,11 +9,11 @@ import torch
 from torch.nn import functional
 
 from tandem.engine.formats.blocks import READERS
-from tandem.engine.formats.grouping import as_part
 from tandem.engine.forward.cpu.kernels import Kernels, kernels
 from tandem.engine.forward.cpu.panels import GroupedPart, PanelLinear
 from tandem.engine.forward.grouped_weight import GroupedWeight
 from tandem.engine.forward.groups import GROUPS, LEVELS, Code, Groups, grouped, rounded
+from tandem.engine.model.grouping import as_part
 from tests.ggufs import as_weight, dequantised, some_blocks
 
 SHAPES = [(70, 768), (33, 1280)]  # outputs, inputs

@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 import torch
 
-from tandem.engine.forward.cpu.kernels import Activation, kernels, required_kernels
+from tandem.engine.forward.cpu.kernels import Activation, kernels, required_kernels, use_threads
 from tandem.engine.forward.cpu.panels import PanelLinear
 from tests.laws.passes import logits, of_family, step
 
@@ -25,15 +25,15 @@ pytestmark = [
 
 
 def started(work: Callable[[], Iterator[None]]) -> list[int]:
-    """Return how many threads each piece of some work starts. A process of its own does the work:
-    libraries that other tests have used start threads at any time.
+    """Return how many threads each piece of some work starts. A process of its own does the work,
+    with threads for the kernels alone as in a service: PyTorch's operations would end some of them.
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         return process.submit(_counted, work).result()
 
 
 def _counted(work: Callable[[], Iterator[None]]) -> list[int]:
-    required_kernels().threads = 4
+    use_threads(4)
     seen, counts = set[str](), list[int]()
     for _ in work():
         now = set(os.listdir("/proc/self/task"))
