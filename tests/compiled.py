@@ -23,10 +23,11 @@ from triton.runtime.jit import JITFunction
 
 from tandem.engine.cache.pages import PageTable
 from tandem.engine.forward.cpu.kernels import Activation
-from tandem.engine.forward.cuda.kernels import attend, drawing, gated, norm, rotary
+from tandem.engine.forward.cuda.kernels import attend, codes, drawing, gated, norm, rotary
 from tandem.engine.forward.cuda.rows import KVLayout, block_rows
 from tandem.engine.forward.cuda.table import row_plans
 from tandem.engine.forward.dense import AttentionOptions
+from tandem.engine.forward.groups import Code, Groups
 from tandem.engine.forward.segment import Segment
 
 CARD, PTXAS_NAME = GPUTarget("cuda", 90, 32), "sm_90a"  # an H100
@@ -34,6 +35,8 @@ PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 # numbers of query heads and key heads, and the size of a head
 HEADS = ((8, 2, 64), (32, 8, 128), (4, 1, 256))
+# types of codes, sizes of their groups, and factors of each group
+CODES = ((Code.FLOAT8, 128, 1), (Code.BYTES, 32, 1), (Code.NIBBLES, 128, 2))
 SPILLED = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
@@ -67,6 +70,10 @@ def call_all(dtype: torch.dtype) -> None:
         for activation in (Activation.SILU, Activation.GELU_TANH):
             gated.gated_linear(rows, weight, activation)
             gated.gate(torch.zeros(count, 2 * 4096, dtype=dtype), activation)
+        for code, group, factors in CODES:
+            stored = torch.zeros(4096, 2048, dtype=torch.uint8)
+            groups = Groups(code, stored, torch.ones(4096, 2048 // group, factors))
+            codes.linear(rows, codes.Codes.of(groups, dtype), None)
     for heads, shared, size in HEADS:
         query = torch.zeros(1, heads, 5, size, dtype=dtype)
         key = torch.zeros(1, shared, 5, size, dtype=dtype)

@@ -122,7 +122,7 @@ def _negated(stored: Tensor) -> Tensor:
     """Return the float16 factors of scales and minima, the second one negated: blocks of a type K
     subtract their minima, while groups add them.
     """
-    return _halves(stored) * torch.tensor([1, -1], dtype=torch.float16)
+    return _halves(stored) * torch.tensor([1, -1], dtype=torch.float16, device=stored.device)
 
 
 def _nibbles(stored: Tensor) -> Tensor:
@@ -132,7 +132,8 @@ def _nibbles(stored: Tensor) -> Tensor:
 
 def _fifth(stored: Tensor) -> Tensor:
     """Return the bits of the last dimension's bytes, a byte for each bit, the lowest bit first."""
-    bits: Tensor = (stored[..., None] >> torch.arange(8, dtype=torch.uint8)) & 1
+    shifts = torch.arange(8, dtype=torch.uint8, device=stored.device)
+    bits: Tensor = (stored[..., None] >> shifts) & 1
     return bits.flatten(-2)
 
 
@@ -141,7 +142,8 @@ def _split(stored: Tensor, run: int, shifts: tuple[int, ...], mask: int) -> Tens
     bytes, the parts at the first shift come first, then those at the second one, and so on.
     """
     runs = stored.unflatten(-1, (-1, 1, run))
-    parts: Tensor = (runs >> torch.tensor(shifts, dtype=torch.uint8)[:, None]) & mask
+    each = torch.tensor(shifts, dtype=torch.uint8, device=stored.device)
+    parts: Tensor = (runs >> each[:, None]) & mask
     return parts.flatten(-3)
 
 

@@ -6,7 +6,7 @@ asked for, a part at a time where that is enough.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +24,10 @@ class Part(Protocol):
     def shape(self) -> tuple[int, int]:
         """The numbers of outputs and inputs."""
 
+    @property
+    def device(self) -> torch.device:
+        """The device that the outputs are on."""
+
     def numbers(self, chosen: slice | torch.Tensor) -> torch.Tensor:
         """Return the numbers of the chosen outputs, [chosen, in] float32."""
 
@@ -40,6 +44,11 @@ class StoredGroups:
     def shape(self) -> tuple[int, int]:
         """The numbers of outputs and inputs."""
         return len(self.stored[0]), self.inputs
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the stored tensors are on."""
+        return self.stored[0].device
 
     def groups(self, chosen: slice | torch.Tensor) -> Groups:
         """Return the groups of the chosen outputs."""
@@ -61,6 +70,11 @@ class PlainNumbers:
         """The numbers of outputs and inputs."""
         return self.weight.shape[0], self.weight.shape[1]
 
+    @property
+    def device(self) -> torch.device:
+        """The device that the numbers are on."""
+        return self.weight.device
+
     def numbers(self, chosen: slice | torch.Tensor) -> torch.Tensor:
         """Return the numbers of the chosen outputs, [chosen, in] float32."""
         return self.weight[chosen].float()
@@ -80,7 +94,7 @@ class GroupedWeight(torch.Tensor):
         outputs, inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
         shape = (outputs, inputs) if layers is None else (layers, outputs // layers, inputs)
         made: GroupedWeight = torch.Tensor._make_wrapper_subclass(
-            cls, shape, dtype=dtype, device=torch.device("cpu")
+            cls, shape, dtype=dtype, device=parts[0].device
         )
         made.parts = list(parts)
         return made
@@ -102,16 +116,20 @@ class GroupedWeight(torch.Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Run an operation on the weight's numbers: torch calls this instead of the operation. An
-        alias of the whole weight stays a weight of codes.
+        alias of the whole weight stays a weight of codes, and so does a copy on another device.
         """
+        kwargs = kwargs or {}
+        layers = args[0].shape[0] if isinstance(args[0], cls) and args[0].dim() == 3 else None
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
-            layers = args[0].shape[0] if args[0].dim() == 3 else None
             return cls(args[0].parts, args[0].dtype, layers)
-        if func is torch.ops.aten.select.int and args[0].dim() == 3 and args[1] == 0:
+        if func is torch.ops.aten._to_copy.default and kwargs.get("dtype") == args[0].dtype:
+            device = kwargs.get("device") or args[0].device
+            return cls([_on(device, part) for part in args[0].parts], args[0].dtype, layers)
+        if func is torch.ops.aten.select.int and layers is not None and args[1] == 0:
             outputs = args[0].shape[1]
             return numbers_of(args[0], slice(args[2] * outputs, (args[2] + 1) * outputs))
-        flat, build = torch.utils._pytree.tree_flatten((args, kwargs or {}))
-        plain = [_spelled_out(each) if isinstance(each, cls) else each for each in flat]
+        flat, build = torch.utils._pytree.tree_flatten((args, kwargs))
+        plain = [spelled_out(each) if isinstance(each, cls) else each for each in flat]
         given, named = torch.utils._pytree.tree_unflatten(plain, build)
         return func(*given, **named)
 
@@ -128,7 +146,15 @@ def numbers_of(weight: GroupedWeight, chosen: slice) -> torch.Tensor:
     return torch.cat(found).to(weight.dtype)
 
 
-def _spelled_out(weight: GroupedWeight) -> torch.Tensor:
+def _on(device: torch.device, part: Part) -> Part:
+    if isinstance(part, StoredGroups):
+        return replace(part, stored=tuple(each.to(device) for each in part.stored))
+    assert isinstance(part, PlainNumbers), "panels stay on the device that they were made for"
+    return PlainNumbers(part.weight.to(device))
+
+
+def spelled_out(weight: GroupedWeight) -> torch.Tensor:
+    """Return all numbers of a weight, in its shape and dtype."""
     outputs = sum(part.shape[0] for part in weight.parts)
     return numbers_of(weight, slice(0, outputs)).view(weight.shape)
 

@@ -45,12 +45,19 @@ class Groups:
         supers = None if self.supers is None else self.supers[chosen]
         return replace(self, codes=self.codes[chosen], scales=self.scales[chosen], supers=supers)
 
+    def factors(self) -> torch.Tensor:
+        """Return the scales, and the minima where there are any, each multiplied by its super,
+        a new tensor [out, groups, 1 or 2] float32.
+        """
+        scales = self.scales.to(torch.float32, copy=True)
+        if self.supers is None:
+            return scales
+        times = scales.shape[1] // self.supers.shape[1]
+        return scales * self.supers.float().repeat_interleave(times, 1)
+
     def numbers(self) -> torch.Tensor:
         """Return the numbers that the codes stand for, [out, in] float32."""
-        scales = self.scales.float()
-        if self.supers is not None:
-            times = scales.shape[1] // self.supers.shape[1]
-            scales = scales * self.supers.float().repeat_interleave(times, 1)
+        scales = self.factors()
         minima = scales[..., 1:] if scales.shape[2] == 2 else scales * -float(self.zero)
         codes = self.codes.unflatten(1, (scales.shape[1], -1))
         if self.code is Code.NIBBLES:

@@ -9,6 +9,9 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
+from tandem.engine.forward.cuda.coded_linear import CodedLinear
+from tandem.engine.forward.grouped_weight import GroupedWeight
+
 
 class PackedLinear(nn.Module):
     """An `nn.Linear` or `Conv1D` for inference on a CPU, [..., in] -> [..., out].
@@ -58,6 +61,13 @@ class CudaLinear(nn.Linear):
         super().__init__(inputs, outputs, bias is not None, device="meta", dtype=weight.dtype)
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)  # type: ignore[assignment]
+
+
+def cuda_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
+    """Return a linear layer of a weight [out, in] for inference on a CUDA device."""
+    if isinstance(weight, GroupedWeight):
+        return CodedLinear(weight, bias)
+    return CudaLinear(weight, bias)
 
 
 def has_kernels(device: torch.device) -> bool:

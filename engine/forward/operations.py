@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from tandem.engine.cache.pool import store_rows
 from tandem.engine.forward.cpu.kernels import Activation, required_kernels
@@ -38,12 +37,11 @@ def gated(inner: nn.Module, rows: torch.Tensor, activation: Activation) -> torch
     if rows.device.type == "cuda":
         from tandem.engine.forward.cuda.kernels import gated as kernels
 
-        weight: torch.Tensor = inner.weight  # type: ignore[assignment]
-        bias: torch.Tensor | None = inner.bias  # type: ignore[assignment]
-        if bias is None and len(flat) <= kernels.FUSED_ROWS:
-            found = kernels.gated_linear(flat, weight, activation)
+        few = len(flat) <= kernels.FUSED_ROWS
+        if few and isinstance(inner, nn.Linear) and inner.bias is None:
+            found = kernels.gated_linear(flat, inner.weight, activation)
         else:
-            found = kernels.gate(functional.linear(flat, weight, bias), activation)
+            found = kernels.gate(inner(flat), activation)
     else:
         found = required_kernels().gate(inner(flat), activation)
     return found.view(*rows.shape[:-1], found.shape[-1])

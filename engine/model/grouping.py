@@ -17,12 +17,16 @@ from tandem.engine.forward.cpu.experts import INNER, OUTER
 from tandem.engine.forward.grouped_weight import GroupedWeight, StoredGroups
 from tandem.engine.forward.groups import Code, Groups, rounded
 
+PARTS = INNER, OUTER
+
 
 @torch.inference_mode()
 def round_linears(network: PreTrainedModel) -> None:
-    """Round the weights of all linear layers and experts whose inputs are a multiple of 16. An
-    embedding that shares its weight with a linear layer keeps the weight that is not rounded.
+    """Round the weights of all linear layers whose inputs are a multiple of 16, and of such experts
+    on a CPU, where there are kernels for them. An embedding that shares its weight with a linear
+    layer keeps the weight that is not rounded.
     """
+    on_cpu = network.device.type == "cpu"
     for name, layer in list(network.named_modules()):
         if type(layer) is Conv1D:
             linear = nn.Linear(layer.nx, layer.nf, device="meta")
@@ -31,7 +35,7 @@ def round_linears(network: PreTrainedModel) -> None:
             layer = linear
         if type(layer) is nn.Linear:
             _round(layer, "weight")
-        elif all(isinstance(getattr(layer, each, None), nn.Parameter) for each in (INNER, OUTER)):
+        elif on_cpu and all(isinstance(getattr(layer, each, None), nn.Parameter) for each in PARTS):
             _round(layer, INNER)
             _round(layer, OUTER)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,53 +20,58 @@ from transformers.pytorch_utils import Conv1D
 from tandem.engine.forward.cpu import panels
 from tandem.engine.forward.cpu.experts import panel_experts
 from tandem.engine.forward.cpu.products import multiply_by_panels
-from tandem.engine.forward.gated import gated_mlp
-from tandem.engine.forward.grouped_weight import GroupedWeight
+from tandem.engine.forward.gated import LinearFactory, gated_mlp
+from tandem.engine.forward.grouped_weight import GroupedWeight, spelled_out
 from tandem.engine.forward.library_linears import (
-    CudaLinear,
     PackedLinear,
     can_pack,
+    cuda_linear,
     has_kernels,
 )
 from tandem.engine.forward.norm import rms_norm
 from tandem.protos.errors import Unusable
 
-LinearClass: TypeAlias = type[panels.PanelLinear] | type[PackedLinear] | type[CudaLinear]
 Groups = list[list[str]]
 # names of weights as they were loaded, and of weights rounded to 8 bits
 FULL, INT8 = "full", "int8"
 
 
-def linear_class(dtype: torch.dtype, device: torch.device, weights: str) -> LinearClass | None:
-    """Return the class of linear layers to use instead of a network's own ones; None if those are
-    the best. Raises Unusable for int8 `weights` where there are no compiled kernels.
+def linear_factory(dtype: torch.dtype, device: torch.device, weights: str) -> LinearFactory | None:
+    """Return what makes the linear layers to use instead of a network's own ones; None if those are
+    the best. Raises Unusable for int8 `weights` where there are no kernels for them.
     """
     if (problem := panels.why_unsupported(dtype, device)) is None:
         return panels.PanelLinear
+    if has_kernels(device):
+        return cuda_linear
     if weights == INT8:
         raise Unusable(f"weights int8 need the compiled kernels: {problem}")
-    if has_kernels(device):
-        return CudaLinear
     return PackedLinear if can_pack(dtype, device) else None
 
 
-def replace_layers(network: PreTrainedModel, groups: Groups, kind: LinearClass) -> None:
+def keeps_codes(kind: LinearFactory | None) -> bool:
+    """Whether the layers that `kind` makes multiply with weights of 8 or 4 bits as they are."""
+    return kind in (panels.PanelLinear, cuda_linear)
+
+
+def replace_layers(network: PreTrainedModel, groups: Groups, kind: LinearFactory) -> None:
     """Replace each layer of a network that there is a faster one for. `groups` are the names of
     linear layers that are given the same rows. If the output layer becomes a PanelLinear, its
     logits stay float32 and are not rounded to the dtype of the network. Input embeddings that share
     a weight of 8 or 4 bits with that layer are then looked up in its panels.
     """
     tied = tied_in_groups(network)
-    if issubclass(kind, panels.PanelLinear):
-        replace(network, lambda layer: panel_experts(layer, kind))
-    if issubclass(kind, panels.PanelLinear | CudaLinear):
+    if kind is panels.PanelLinear:
+        replace(network, lambda layer: panel_experts(layer, panels.PanelLinear))
+    if keeps_codes(kind):
         replace(network, lambda layer: gated_mlp(layer, kind))
         replace(network, rms_norm)
     merge(network, groups, kind)
-    if issubclass(kind, CudaLinear):  # a CudaLinear does the same as each nn.Linear that is left
+    if kind is cuda_linear:
+        replace_codes(network)
         return
     replace(network, lambda layer: replacement(layer, kind))
-    if issubclass(kind, panels.PanelLinear):
+    if kind is panels.PanelLinear:
         for layer in network.modules():
             multiply_by_panels(layer)
     output = network.get_output_embeddings()
@@ -74,6 +79,24 @@ def replace_layers(network: PreTrainedModel, groups: Groups, kind: LinearClass) 
         output.rounded = False
         if tied:
             share_with_embeddings(network, output)
+
+
+def replace_codes(network: PreTrainedModel) -> None:
+    """Replace the layers whose weights are codes, for a CUDA device: a captured pass can multiply
+    with codes, but look up embeddings in plain numbers alone. An `nn.Linear` of plain numbers does
+    the same as a layer of `cuda_linear`, so it stays.
+    """
+    replace(
+        network,
+        lambda layer: (
+            replacement(layer, cuda_linear)
+            if isinstance(getattr(layer, "weight", None), GroupedWeight)
+            else None
+        ),
+    )
+    for layer in network.modules():
+        if isinstance(layer, nn.Embedding) and isinstance(layer.weight, GroupedWeight):
+            layer.weight = nn.Parameter(spelled_out(layer.weight), requires_grad=False)
 
 
 def tied_in_groups(network: PreTrainedModel) -> bool:
@@ -103,7 +126,7 @@ class MergedLinears(nn.Module):
     between these calls.
     """
 
-    def __init__(self, layers: Sequence[nn.Linear], kind: LinearClass) -> None:
+    def __init__(self, layers: Sequence[nn.Linear], kind: LinearFactory) -> None:
         super().__init__()
         biases: list[torch.Tensor] = [layer.bias for layer in layers if layer.bias is not None]
         weights: list[torch.Tensor] = [layer.weight for layer in layers]
@@ -174,7 +197,7 @@ def recording_inputs(network: nn.Module) -> Iterator[Groups]:
 
 
 @torch.inference_mode()
-def merge(network: nn.Module, groups: Groups, kind: LinearClass) -> None:
+def merge(network: nn.Module, groups: Groups, kind: LinearFactory) -> None:
     """Replace groups of linear layers by joined ones, if each layer was called once, and all layers
     of the group or none have a bias. Groups are replaced one at a time, so that only one group is
     held twice.
@@ -215,9 +238,9 @@ def replace(network: nn.Module, other: Callable[[nn.Module], nn.Module | None]) 
                 network.set_submodule(name, better)
 
 
-def replacement(layer: nn.Module, kind: LinearClass) -> nn.Module | None:
-    """Return a linear layer of class `kind` in place of `layer`; None if that is no linear layer.
-    If the weight of `layer` is tied to an embedding, the new layer has a copy of the weight.
+def replacement(layer: nn.Module, kind: LinearFactory) -> nn.Module | None:
+    """Return a layer that `kind` makes, in place of `layer`; None if `layer` is not linear. If the
+    weight of `layer` is tied to an embedding, the new layer has a copy of the weight.
     """
     if type(layer) is nn.Linear:
         return kind(layer.weight, layer.bias)

@@ -25,7 +25,6 @@ from transformers.utils import logging
 from tandem.engine.cache.pool import LayerGeometry, position_bytes
 from tandem.engine.formats import gguf
 from tandem.engine.formats.quantised import SETTING, dequantise, unify_dtype
-from tandem.engine.forward.cpu import panels
 from tandem.engine.forward.grouped_weight import GroupedWeight
 from tandem.engine.model.configuration import (
     LOCAL,
@@ -40,8 +39,9 @@ from tandem.engine.model.grouping import round_linears
 from tandem.engine.model.linears import (
     FULL,
     INT8,
+    keeps_codes,
     kernels_of,
-    linear_class,
+    linear_factory,
     recording_inputs,
     replace_layers,
 )
@@ -116,17 +116,19 @@ def load(
     head = gguf_head(model) if is_gguf(model) else None
     config, tokens = configuration(model, head, device), tokens_by_id(model)
     chosen = dtype_of(dtype, config, device)
-    grouped = panels.why_unsupported(chosen, torch.device(device)) is None
+    kind = linear_factory(chosen, torch.device(device), weights)
+    grouped = keeps_codes(kind)
     with judging(model, config):
         quantised = gguf.stored_as(head) if head else dequantise(config, model, grouped)
     with loading(model, device):
         if head:
             network, missing = gguf.read(model, head, config, chosen, grouped)
         else:
-            network, missing = _read(model, config, chosen, torch.device(device), shard)
+            network, missing = _read(model, config, chosen, shard)
     _refuse_missing(model, network, missing)
+    with loading(model, device):
+        network.to(torch.device(device))  # type: ignore[arg-type]  # its wrapper has no types
     stays = any(isinstance(each, GroupedWeight) for each in network.parameters())
-    kind = linear_class(chosen, network.device, weights)
     with judging(model, config), recording_inputs(network) as groups:
         found = install_attention(network, longest_text(config))
     if weights == INT8:
@@ -158,13 +160,12 @@ def _read(
     folder: Path,
     config: PreTrainedConfig,
     dtype: torch.dtype,
-    device: torch.device,
     shard: Shard | None = None,
 ) -> tuple[PreTrainedModel, list[str]]:
     """Return the network of a model directory, and the names of the weights that its files lack,
-    which would be random. Weights that have this dtype in the files go from there to the device
-    without a copy in the process's memory. Ranks load one after the other, and each keeps its
-    `shard`.
+    which would be random. Weights that have this dtype in the files are mapped from there, so that
+    moving them to a device takes no copy in the process's memory. Ranks load one after the other,
+    and each keeps its `shard`.
     """
     logging.disable_progress_bar()  # standard error is for log lines
     logging.set_verbosity(CRITICAL)  # transformers should log nothing, because problems are raised
@@ -182,7 +183,7 @@ def _read(
             split(network, shard)
     if hasattr(config, SETTING):
         unify_dtype(network, dtype)
-    return network.eval().requires_grad_(False).to(device), sorted(report["missing_keys"])
+    return network.eval().requires_grad_(False), sorted(report["missing_keys"])
 
 
 def _refuse_missing(folder: Path, network: PreTrainedModel, missing: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tandem.engine.forward.cuda.graphs import CudaGraphs
 from tandem.engine.model.load import load
 from tandem.engine.runner import BY_ROWS, AttentionBackend, HFRunner
 from tests.families import SERVED
+from tests.services.test_quantised import PACKINGS, in_8_bits, packed
 from tests.talks import SIZE, differing_rows, largest_difference, some_tokens, some_tree, talks
 
 Family = Callable[[str], Path]
@@ -109,6 +111,19 @@ def test_windows_and_caps_are_exact(name: str, family: Family) -> None:
     assert (forward.backend, forward.problem) == (AttentionBackend.GRAPHS, None)
     assert largest_difference(forward, random.Random(0)) <= HALVES["bfloat16"]
     assert differing_rows(forward_of(family(name), "bfloat16"), random.Random(1)) == []
+
+
+@pytest.mark.parametrize("method", ["fp8", "gptq"])
+def test_weights_of_8_and_4_bits_stay_so_and_are_exact(
+    method: str, family: Family, tmp_path: Path
+) -> None:
+    in_codes = in_8_bits if method == "fp8" else partial(packed, packing=PACKINGS[method])
+    stored, _ = in_codes(family("llama"), tmp_path)
+    forward = forward_of(stored, "bfloat16")
+    assert forward.model.grouped and "Triton" in forward.model.kernels
+    assert (forward.backend, forward.problem) == (AttentionBackend.GRAPHS, None)
+    assert largest_difference(forward, random.Random(0)) <= HALVES["bfloat16"]
+    assert differing_rows(forward, random.Random(1)) == []
 
 
 def test_what_cannot_be_captured_is_launched(family: Family) -> None:

@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="Triton cannot be imported, which compiles 
 ROOT = Path(__file__).parents[2]
 SHARED = 227 << 10  # bytes of shared memory that a block may have on an H100
 # kernels whose products tensor cores compute in half precision
-PRODUCTS = ("_gated_linear", "_attend_chunks")
+PRODUCTS = ("_gated_linear", "_linear_of_codes", "_attend_chunks")
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 from tandem.engine.formats.blocks import READERS
@@ -68,6 +69,18 @@ def test_codes_of_any_kind_in_groups_of_any_size_give_the_bits_of_their_numbers(
     expected = PanelLinear(groups.numbers(), bias)(rows)
     for count in (1, 2, 5, 20):
         assert torch.equal(layer(rows[:count]), expected[:count])
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_weight_stays_in_codes_on_another_device(kind: str) -> None:
+    """The numbers are computed there, too: a device without memory shows where they would be."""
+    layer = nn.Linear(512, 40, bias=False)
+    weight = as_weight(kind, some_blocks(kind, 40, 512), torch.bfloat16)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    layer.to("meta")
+    assert isinstance(layer.weight, GroupedWeight)
+    assert layer.weight.device.type == layer.weight.parts[0].device.type == "meta"
+    assert layer.weight.parts[0].numbers(slice(3, 5)).device.type == "meta"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

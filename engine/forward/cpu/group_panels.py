@@ -49,6 +49,11 @@ class GroupPanels:
         return self.outputs * self.layers, self.inputs
 
     @property
+    def device(self) -> torch.device:
+        """The device that the panels are on."""
+        return self.codes.device
+
+    @property
     def grouping(self) -> int:
         """The address of the Grouping that tells the kernels the meaning of the codes."""
         return ctypes.addressof(self._grouping)

@@ -1,0 +1,143 @@
+"""Linear layers whose weights are codes of 8 or 4 bits, multiplied without making numbers of them
+first: a pass over few rows takes as long as reading the codes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from tandem.engine.forward.cuda.kernels.launch import STRICT, power_of_two, precision
+from tandem.engine.forward.groups import Code, Groups
+
+OUTPUTS = 64  # outputs of a Triton program: the rows of one instruction of a tensor core
+# most rows of a Triton program; with sums of two products, or of float32, more do not fit registers
+MAX_ROWS, FEWER_ROWS = 128, 64
+MIN_NIBBLES = 32  # least inputs whose halves fill an instruction of a tensor core
+MAX_STEP = 128  # most inputs that a Triton program multiplies at once
+FLOAT8_UNIT = 256.0  # the number that a code of e4m3 stands for, divided by that of `_numbers`
+
+
+@dataclass(frozen=True)
+class Codes:
+    """A weight [out, in] as the kernel reads it. The bytes of a step are codes of as many inputs,
+    or of twice as many: the low halves of those of the first inputs, the high halves of the others.
+    """
+
+    code: Code
+    zero: int
+    group: int  # inputs that share factors
+    step: int  # inputs that are multiplied at once
+    bytes: torch.Tensor  # [out, in] or [out, in / 2]: int8 or uint8
+    factors: torch.Tensor  # scales, and minima where there are any, [out, groups, 1 or 2] float32
+
+    @classmethod
+    def of(cls, groups: Groups, dtype: torch.dtype) -> Codes:
+        """Return groups as the kernel reads them for rows of a dtype."""
+        code, codes, group = groups.code, groups.codes, groups.group
+        step = min(group, MAX_STEP if dtype != torch.float32 else MAX_STEP // 4)
+        if code is Code.NIBBLES and step < MIN_NIBBLES:
+            code = Code.BYTES
+        factors = groups.factors()
+        if code is Code.NIBBLES:
+            low, high = codes.unflatten(1, (-1, 2, step // 2)).unbind(2)
+            codes = (low | high << 4).flatten(1)
+        elif code is Code.BYTES:
+            codes = codes.view(torch.int8)
+        else:
+            factors[..., 0] *= FLOAT8_UNIT
+        zero = groups.zero if factors.shape[2] == 1 else 0  # minima contain it
+        return cls(code, zero, group, step, codes, factors)
+
+
+@triton.jit
+def _numbers(codes, zero, KIND: tl.constexpr, FLOAT8: tl.constexpr):
+    """Return codes, less their zero, as numbers of the type KIND, which rounds none of them. A code
+    of e4m3 becomes 1/256 of its number.
+    """
+    if FLOAT8:
+        bits = codes.to(tl.int16)
+        halves = ((bits & 128) << 8 | (bits & 127) << 7).to(tl.float16, bitcast=True)
+        return halves.to(tl.float32).to(KIND)
+    return (codes.to(tl.int16) - zero).to(tl.float32).to(KIND)
+
+
+@triton.jit(do_not_specialize=["count", "zero"])
+def _linear_of_codes(
+    rows, codes, factors, bias, out, count, outputs, groups, zero, row_stride,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, GROUP: tl.constexpr, STEP: tl.constexpr,
+    CODE: tl.constexpr, MINIMA: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute out[row, n] = row . weight[n] + bias[n]. The codes of a group are multiplied first,
+    and the sum is multiplied by the group's scale. Codes are the left operand, so that few rows
+    take few columns. The sums of an output run over ascending inputs whatever ROWS is.
+    """
+    FLOAT8: tl.constexpr = CODE == 6
+    NIBBLES: tl.constexpr = CODE == 5
+    KIND: tl.constexpr = rows.dtype.element_ty
+    number = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    known = tl.minimum(number, outputs - 1).to(tl.int64)
+    BYTES: tl.constexpr = STEP // 2 if NIBBLES else STEP
+    byte = tl.arange(0, BYTES)
+    code_at = codes + known[:, None] * (groups * GROUP * BYTES // STEP) + byte[None, :]
+    row_at = rows + tl.minimum(row, count - 1)[None, :].to(tl.int64) * row_stride + byte[:, None]
+    factor_at = factors + known * groups * (2 if MINIMA else 1)
+    ones = tl.full((OUTPUTS, BYTES), 1.0, tl.float32).to(KIND)
+    total = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    for _ in range(groups):
+        found = tl.zeros((OUTPUTS, ROWS), tl.float32)
+        sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
+        for _ in tl.static_range(GROUP // STEP):
+            stored = tl.load(code_at, eviction_policy="evict_first")
+            given = tl.load(row_at)
+            low = _numbers(stored & 15 if NIBBLES else stored, zero, KIND, FLOAT8)
+            found = tl.dot(low, given, found, input_precision=PRECISION)
+            if MINIMA:
+                sums = tl.dot(ones, given, sums, input_precision=PRECISION)
+            if NIBBLES:  # the high halves are the codes of the second half of the step's inputs
+                given = tl.load(row_at + BYTES)
+                high = _numbers(stored >> 4, zero, KIND, FLOAT8)
+                found = tl.dot(high, given, found, input_precision=PRECISION)
+                if MINIMA:
+                    sums = tl.dot(ones, given, sums, input_precision=PRECISION)
+            code_at += BYTES
+            row_at += STEP
+        total += found * tl.load(factor_at)[:, None]
+        if MINIMA:
+            total += sums * tl.load(factor_at + 1)[:, None]
+        factor_at += 2 if MINIMA else 1
+    if BIAS:
+        total += tl.load(bias + known).to(tl.float32)[:, None]
+    at = out + row[None, :].to(tl.int64) * outputs + number[:, None]
+    tl.store(at, total.to(KIND), mask=(row[None, :] < count) & (number[:, None] < outputs))
+
+
+def linear(rows: torch.Tensor, codes: Codes, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return rows x weight' + bias, [rows, out], of rows [rows, in] whose last dimension is
+    contiguous. The weight is not rounded to the dtype of the rows.
+    """
+    (count, inputs), outputs = rows.shape, len(codes.bytes)
+    out = torch.empty(count, outputs, dtype=rows.dtype, device=rows.device)
+    minima, full = codes.factors.shape[2] == 2, rows.dtype == torch.float32
+    most = FEWER_ROWS if minima or full else MAX_ROWS
+    wide = max(16, min(power_of_two(count), most))
+    _linear_of_codes[(triton.cdiv(count, wide), triton.cdiv(outputs, OUTPUTS))](
+        *(rows, codes.bytes, codes.factors, out if bias is None else bias, out),
+        *(count, outputs, inputs // codes.group, codes.zero, rows.stride(0)),
+        ROWS=wide,
+        OUTPUTS=OUTPUTS,
+        GROUP=codes.group,
+        STEP=codes.step,
+        CODE=codes.code,
+        MINIMA=minima,
+        BIAS=bias is not None,
+        PRECISION=precision(rows.dtype),
+        num_warps=8 if full and wide == most else 4,
+        num_stages=2 if full else 4 if wide < MAX_ROWS else 3,
+        **STRICT,
+    )
+    return out
