@@ -46,8 +46,8 @@ def options(rows: Rows) -> str:
     """Return whether all options work together with drafts."""
     (row,) = rows
     return (
-        f"{row['requests']:,} requests with random options, {row['accepted']:,} tokens drafted:"
-        f" {row['differing']} answers differ from those without drafts"
+        f"{row['requests']:,} requests with random options, {row['accepted']:,} accepted draft"
+        f" tokens: {row['differing']} answers differ from those without drafts"
     )
 
 
