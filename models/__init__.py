@@ -13,3 +13,4 @@ TARGET = EMBEDDED / "target"
 DRAFT = EMBEDDED / "draft"
 FOREIGN = Path(__file__).parent / "foreign"  # a drafter whose tokenizer is not the target's
 SMOLLM2 = Path(__file__).parent / "smollm2"  # a real model; `make real-model` makes it
+SMOLLM2_DRAFT = Path(__file__).parent / "smollm2-draft"  # its drafter, made by `tandem distil`

@@ -22,6 +22,7 @@ from tandem.engine.exact.exactness import self_test
 from tandem.engine.model import reference as reference_texts
 from tandem.engine.model.load import load as load_directory
 from tandem.engine.runner import HFRunner
+from tandem.models.distil.acceptance import tokens_per_step
 from tandem.models.smollm2 import FILE
 from tests import reference
 from tests.http_served import serve_http
@@ -88,15 +89,33 @@ def test_no_text_of_the_self_test_has_it_refused(
     self_test(HFRunner(load_directory(FOLDER, dtype), 2048), "SmolLM2")
 
 
-async def test_its_answers_are_those_of_generate() -> None:
-    """The drafter has the target itself as its model, so that whole drafts are accepted."""
-    async with chatting(Pair(FOLDER, FOLDER), dtype="float32") as client:
+@pytest.mark.parametrize("draft", [FOLDER, models.SMOLLM2_DRAFT], ids=["itself", "distilled"])
+async def test_its_answers_are_those_of_generate(draft: Path) -> None:
+    """With the target itself as draft model, whole drafts are accepted."""
+    async with chatting(Pair(FOLDER, draft), dtype="float32") as client:
         served = await answers(client)
     alone = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(FOLDER)
     for question, answer in zip(QUESTIONS, served, strict=True):
         tokens = reference.generate(alone, prompt_of(question), TOKENS)
         assert answer == tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+@torch.inference_mode()
+def test_the_distilled_drafter_is_small_and_often_right() -> None:
+    """An untrained drafter of this vocabulary is never right: 1.0 tokens per step."""
+    alone, drafter = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        for folder in (FOLDER, models.SMOLLM2_DRAFT)
+    )
+    assert (models.SMOLLM2_DRAFT / "model.safetensors").stat().st_size <= 16e6
+    agreed = []
+    for question in QUESTIONS:
+        prompt = prompt_of(question)
+        text = torch.tensor([prompt + list(reference.generate(alone, prompt, TOKENS))])
+        likeliest = drafter(text[:, :-1]).logits[0, len(prompt) - 1 :].argmax(-1)
+        agreed.append((likeliest == text[0, len(prompt) :]).tolist())
+    assert tokens_per_step(agreed) > 1.3
 
 
 async def test_a_continuation_is_as_likely_as_transformers_finds_it() -> None:
