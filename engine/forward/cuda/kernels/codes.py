@@ -69,14 +69,13 @@ def _numbers(codes, zero, KIND: tl.constexpr, FLOAT8: tl.constexpr):
 def _linear_of_codes(
     rows, codes, factors, bias, out, count, outputs, groups, zero, row_stride,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, GROUP: tl.constexpr, STEP: tl.constexpr,
-    CODE: tl.constexpr, MINIMA: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    FLOAT8: tl.constexpr, NIBBLES: tl.constexpr, MINIMA: tl.constexpr, BIAS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute out[row, n] = row . weight[n] + bias[n]. The codes of a group are multiplied first,
     and the sum is multiplied by the group's scale. Codes are the left operand, so that few rows
     take few columns. The sums of an output run over ascending inputs whatever ROWS is.
     """
-    FLOAT8: tl.constexpr = CODE == 6
-    NIBBLES: tl.constexpr = CODE == 5
     KIND: tl.constexpr = rows.dtype.element_ty
     number = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -132,7 +131,8 @@ def linear(rows: torch.Tensor, codes: Codes, bias: torch.Tensor | None) -> torch
         OUTPUTS=OUTPUTS,
         GROUP=codes.group,
         STEP=codes.step,
-        CODE=codes.code,
+        FLOAT8=codes.code is Code.FLOAT8,
+        NIBBLES=codes.code is Code.NIBBLES,
         MINIMA=minima,
         BIAS=bias is not None,
         PRECISION=precision(rows.dtype),
