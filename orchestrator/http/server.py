@@ -23,17 +23,22 @@ from tandem.protos.errors import PermissionDenied, Unusable
 CERTIFICATE = "certificate"  # key in a request's state: the common name, "" without a certificate
 MAX_CONNECTIONS = 4096
 HEAD_SECONDS = 20.0  # seconds that a client may take for the head of a request
+# Seconds that a connection stays open between requests: longer than clients and proxies keep one
+# (OpenAI's 5, load balancers' 60, Go's 90), because a request is lost if the server closes first.
+IDLE_SECONDS = 120
 UNREAD_SECONDS = 65.0  # seconds until a client that reads nothing is cut off
 USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)  # a socket option of Linux
 LAST_SECONDS = 1  # seconds for unfinished answers when the port is closed
 
 
 class _Connection(H11Protocol):
-    """A connection that is closed when no request, or only a part of its head, arrives within
-    HEAD_SECONDS. The state of each request has the common name of the connection's certificate.
+    """A connection that is closed when no first request, or only a part of a head, arrives within
+    HEAD_SECONDS, or no further request within IDLE_SECONDS. The state of each request has the
+    common name of the connection's certificate.
     """
 
-    _head: asyncio.TimerHandle | None = None
+    _limit: asyncio.TimerHandle | None = None
+    _idle = False  # whether nothing of the next request has arrived
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Note the certificate's common name and wait for a request. Asyncio calls this method
@@ -45,21 +50,30 @@ class _Connection(H11Protocol):
         self.app_state = {**self.app_state, CERTIFICATE: names.get("commonName", "")}
         self._wait()
 
+    def data_received(self, data: bytes) -> None:
+        """Wait for the rest of a head that has begun. Asyncio calls this method with what a client
+        has sent.
+        """
+        if self._idle:
+            self._wait()
+        super().data_received(data)
+
     def on_response_complete(self) -> None:
         """Wait for the next request. Uvicorn calls this method when a response has been sent."""
         super().on_response_complete()
-        self._wait()
+        self._wait(idle=not self.conn.trailing_data[0])
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting for a request. Asyncio calls this method when the connection has ended."""
         super().connection_lost(exc)
-        if self._head:
-            self._head.cancel()
+        if self._limit:
+            self._limit.cancel()
 
-    def _wait(self) -> None:
-        if self._head:
-            self._head.cancel()
-        self._head = self.loop.call_later(HEAD_SECONDS, self._close)
+    def _wait(self, idle: bool = False) -> None:
+        self._idle = idle
+        if self._limit:
+            self._limit.cancel()
+        self._limit = self.loop.call_later(IDLE_SECONDS if idle else HEAD_SECONDS, self._close)
 
     def _close(self) -> None:
         if self.cycle is None or self.cycle.response_complete:
@@ -97,6 +111,7 @@ async def serving(
         server_header=False,
         proxy_headers=False,
         limit_concurrency=MAX_CONNECTIONS,
+        timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=LAST_SECONDS,
         ssl_context_factory=(lambda *_: tls) if tls else None,
     )

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -21,6 +22,8 @@ from tests.waiting import until
 SECONDS = 0.1
 LARGE = 16 << 20  # more than the system buffers for a client
 HEAD = b"GET / HTTP/1.1\r\nhost: x\r\n"
+LONGEST_KEPT = 90  # seconds that Go's HTTP client keeps an idle connection
+ServerOfTests = server._Server
 LINE = "0100007F:{:04X} 0100007F:{:04X} "  # the line of a loopback connection in the system's table
 
 
@@ -50,8 +53,8 @@ async def read(url: str, sent: bytes) -> bytes:
 async def test_a_connection_without_a_whole_head_is_closed(
     monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    """The server closes a connection before the first request and after an answer; a connection
-    that waits for its answer stays open.
+    """The server closes a connection before the first request and within the next head; a
+    connection that waits for its answer stays open.
     """
     monkeypatch.setattr(server, "HEAD_SECONDS", SECONDS)
 
@@ -65,6 +68,34 @@ async def test_a_connection_without_a_whole_head_is_closed(
         app.state.url = url
         answer = await read(url, sent)
     assert answer.endswith(b"done") == (b"\r\n\r\n" in sent)
+
+
+async def test_a_connection_between_requests_stays_open_longer_than_clients_keep_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise the server may close a connection while a client sends its next request on it. A
+    connection that was made later, and on which nothing is sent, shows that time has passed.
+    """
+    monkeypatch.setattr(server, "HEAD_SECONDS", SECONDS)
+    configs: list[uvicorn.Config] = []
+    monkeypatch.setattr(
+        server, "_Server", lambda config: configs.append(config) or ServerOfTests(config)
+    )
+
+    async def answer(request: Request) -> Response:
+        return PlainTextResponse("done")
+
+    async with server.serving(Starlette(routes=[Route("/", answer)]), "127.0.0.1", 0) as url:
+        reader, writer = await asyncio.open_connection(sock=connected(url, HEAD + b"\r\n"))
+        for _ in range(2):
+            assert await reader.readuntil(b"done")
+            assert await read(url, b"") == b""
+            writer.write(HEAD + b"\r\n")
+        assert await reader.readuntil(b"done")
+        writer.write(HEAD)
+        assert await reader.read() == b"", "a head that has begun is limited as before"
+        writer.close()
+    assert configs[0].timeout_keep_alive == server.IDLE_SECONDS > LONGEST_KEPT
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can limit the time")
