@@ -68,9 +68,9 @@ def settings(device, mode):
 
 folder = Path(sys.argv[1])
 config = AutoConfig.from_pretrained(folder)
-_read(folder, config, config.dtype, torch.device("meta"))  # all that is imported on the way
+_read(folder, config, config.dtype)[0].to("meta")  # all that is imported on the way
 before = own()
-network, _ = _read(folder, config, config.dtype, torch.device("cpu"))
+network = _read(folder, config, config.dtype)[0].to("cpu")
 found = {"grown": own() - before, "weights": sum(each.nbytes for each in network.parameters())}
 if not torch.cuda.is_available():
     found["settings"] = [

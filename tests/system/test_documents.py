@@ -46,6 +46,7 @@ NOT_RUN = ("text", "mermaid", "yaml")
 NOT_OURS = (
     "hf ",
     "pip ",
+    "make setup TORCH=",  # flags of pip
     "docker ",
     "kubectl ",
     "ray ",
@@ -189,7 +190,7 @@ def known_flags(command: str) -> frozenset[str]:
     found = COMMAND.search(command)
     if found and found[2]:
         return help_of(found[2])
-    roles = [found[1]] if found else TANDEM
+    roles = [found[1]] if found else ["", *TANDEM]
     return frozenset().union(*(help_of("tandem", *role.split()) for role in roles))
 
 
