@@ -111,7 +111,7 @@ class Drafter:
         )
 
     def level(self, nodes: int) -> tuple[float, float]:
-        """Return the seconds of one level, and those of its pass."""
+        """Return the thread's CPU seconds for one level of the tree, and for its pass alone."""
         text, growing = self.wide_tree(nodes)
         job = text.feed(growing)
         step_input = next(job)

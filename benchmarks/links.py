@@ -89,8 +89,8 @@ class System:
     levels: int | None = None
 
     async def turn(self, jobs: Sequence[Job], case: Case, seconds: float) -> Turn:
-        """Take a turn of requests, longer where more of them share the time. After that, wait until
-        requests that were given up have ended.
+        """Take a turn of requests, whose time grows with the number of requests at once. After
+        that, wait until requests that were given up have ended.
         """
         seconds *= 1 + case.at_once / SHARED_REQUESTS
         before = await self.checkout.spent()

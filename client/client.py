@@ -38,7 +38,8 @@ from tandem.v1 import orchestrator_pb2 as api
 ADDRESS = "127.0.0.1:50051"
 STATUS_SECONDS = 5.0
 FAILBACK_MISSED = 2  # heartbeats that may be missed if another front end has recovered
-MIN_PAUSE_FRACTION = 0.25  # fraction of a pause that lasts even if the front end is connected again
+# fraction of a retry's pause that is waited even if the front end is connected again sooner
+MIN_PAUSE_FRACTION = 0.25
 
 
 class AsyncClient:

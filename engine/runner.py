@@ -78,7 +78,7 @@ class HFRunner:
                 padding=PAGE * rows,
                 footprint=footprint or Footprint(),
             )
-        except RuntimeError as error:  # torch reports a lack of memory so
+        except RuntimeError as error:  # torch raises it when memory is lacking
             raise MemoryError(str(error)) from error
         width = -(-min(self.pool.positions, model.context_length) // PAGE)
         rows_at_once = block_rows(max(layer.repeat for layer in model.layers), model.dtype)
@@ -193,7 +193,7 @@ class HFRunner:
         """Use a backend by rows if one can be used, and with `program` a program of the network."""
         self._problem = self._row_problem(backend)
         if self._problem and backend:
-            raise Unusable(f"the model cannot attend by rows: {self._problem}")
+            raise Unusable(f"the model cannot use the backend {backend}: {self._problem}")
         if self._problem:
             return
         self.backend = backend or AttentionBackend.GRAPHS

@@ -152,7 +152,7 @@ async def following_fleet(
 
 async def wait_for_services(services: Services, drafting: bool) -> None:
     """Wait for a verifier and, if `drafting`, for a drafter, so that the first request has drafts.
-    The wait is short, because a service may be away.
+    The wait is short, because a service may be down.
     """
     for _ in range(MAX_POLLS):
         if services.verifier.connected and (services.drafter.connected or not drafting):

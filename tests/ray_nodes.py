@@ -29,9 +29,9 @@ HEAD = ("--head", "--include-dashboard=false")
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a cluster's processes: its own token, no process ended for others'
-    use of memory, nodes that may listen beyond loopback, and detection of lost nodes within
-    seconds.
+    """Return the environment of a cluster's processes: a token of the cluster's own, no memory
+    monitor (which would end processes), nodes that may listen beyond loopback, and detection of
+    lost nodes within seconds.
     """
     return os.environ | {
         "PYTHONPATH": str(HERE / "src"),

@@ -130,8 +130,8 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int],
 
 @pytest.fixture(scope="session")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Pair]:
-    """Return a function that makes a target which says a text after a prompt of one token, and a
-    drafter of which every n-th token is wrong, or none for 0.
+    """Return a function that makes a target which answers a prompt of one token with a given text,
+    and a drafter whose every n-th token is wrong. With n = 0, none is.
     """
 
     @cache

@@ -90,7 +90,8 @@ class Member:
             async with asyncio.timeout(START_SECONDS):
                 await self.serving.wait()
         except TimeoutError:
-            raise Unusable(f"{fault}: it did not serve again in {START_SECONDS:.0f} s") from None
+            problem = f"did not serve again within {START_SECONDS:.0f} s"
+            raise Unusable(f"{fault}: the {self.role} {problem}") from None
 
     def signal(self, number: int) -> None:
         """Send a signal to the process, if it runs now."""

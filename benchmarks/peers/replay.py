@@ -60,7 +60,7 @@ class PromptLookup:
         )
 
     def draft(self, text: Tokens) -> Draft:
-        """Return a chain of what followed the text's last tokens before."""
+        """Return a chain of the tokens that followed an earlier occurrence of the last ones."""
         found, _ = self._found.get_candidates(torch.LongTensor([text]))
         return Draft.chain(tuple(found[0, len(text) :].tolist()))
 

@@ -176,8 +176,8 @@ class Translation:
         return self._target.encode(text)  # a joint encoding would change the committed tokens
 
     def _tail(self, committed: Sequence[int]) -> tuple[list[int], str, bool]:
-        """Return the last committed tokens, from a place at which they may be cut; their text; and
-        whether they are all committed tokens.
+        """Return the newest committed tokens, starting at a safe cut; their text; and whether
+        nothing was cut off.
         """
         start = self.word_boundary(committed, far=MAX_TAIL) or max(0, len(committed) - MAX_TAIL)
         for at in range(start, len(committed)):

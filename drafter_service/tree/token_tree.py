@@ -90,8 +90,8 @@ class TokenTree:
     def frontier(
         self, window: Iterable[DraftNode], threshold: FeedThreshold = ALL_PAY
     ) -> list[DraftNode]:
-        """Return the nodes of the window to feed next, best first: unfed ones above the last level
-        that are sure and worth being fed.
+        """Return the window's nodes to feed next, best first: unfed, confident, above the last
+        level, and worth their cost.
         """
         deepest, left = self._deepest, FED_PER_NODE * self.shape.nodes - self.fed
         base, start = self.root.score, self.root.position
@@ -236,7 +236,7 @@ class TokenTree:
 
 def adapted(shape: DraftShape, accepted: bool) -> DraftShape:
     """Return the next proposal's shape. The heuristic schedule adds two levels after a proposal
-    that was accepted to its end and else takes one away, with as many nodes per level as at first
+    that was accepted as a whole, and removes one otherwise. The nodes per level stay the same
     (transformers' assisted generation, `num_assistant_tokens_schedule`).
     """
     if shape.schedule is not Schedule.HEURISTIC or not shape.levels:

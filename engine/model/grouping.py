@@ -52,7 +52,9 @@ def _round(layer: nn.Module, name: str) -> None:
 
 @dataclass(frozen=True)
 class Apart:
-    """A reader of groups without supers whose codes and scales are two separate tensors."""
+    """A reader of groups without super-block scales (`supers`). Their codes and their scales are
+    two separate tensors.
+    """
 
     code: Code
     zero: int

@@ -69,7 +69,7 @@ def install_attention(network: PreTrainedModel, longest: int) -> ProbeResult:
     probe = Probe()
     logits = _pass(network, probe)
     if logits.shape[1] != 2:
-        raise Unusable("does not give the logits of chosen tokens only")
+        raise Unusable("cannot compute the logits of chosen tokens alone (logits_to_keep)")
     layers = [probe.layers.get(layer) for layer in range(config.num_hidden_layers)]
     attending = tuple(layer for layer in layers if layer)
     if len(attending) < len(layers) or len(probe.layers) > len(layers):

@@ -40,9 +40,9 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReferenceText:
-    """The tokens of a text, the logits that the network gave at some of their positions, [vocab]
-    each, and the limits there: how far a right computation may be off. The limit is infinite at a
-    position that rounding moves so far that it says nothing.
+    """The tokens of a text, the network's logits [vocab] at some positions, and for each of these
+    the limit: how far a correct computation may be off. The limit is infinite at a position whose
+    logits rounding moves too far to compare them.
     """
 
     tokens: tuple[int, ...]
@@ -85,12 +85,13 @@ class ReferenceTexts:
     """Computes reference texts with a network, and how far a right computation may be off in each
     row.
 
-    Two right computations round in different orders, and layers amplify the difference. The size of
-    the difference depends on the row: some rows react to any change with whole logits. The limits
-    are therefore measured by computing each row three times. The reference is computed by eager
-    attention. The second pass uses sdpa if the network has it (`fused`), else eager attention with
-    disturbed embeddings. The third pass uses eager attention with disturbed embeddings too, by
-    other random numbers. Disturbed embeddings are off by up to one unit in the last place.
+    Two correct computations may add in different orders and so round differently, and layers
+    amplify the difference. The size of the difference depends on the row: some rows react to any
+    change with whole logits. The limits are therefore measured by computing each row three times.
+    The reference is computed by eager attention. The second pass uses sdpa if the network has it
+    (`fused`), else eager attention with disturbed embeddings. The third pass uses eager attention
+    with disturbed embeddings too, by other random numbers. Disturbed embeddings are off by up to
+    one unit in the last place.
 
     The limit of a row is a factor times the largest of three differences: that of the row from its
     reference in the other two passes, that of the median row of its text, and a floor. The limit is

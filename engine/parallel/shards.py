@@ -112,8 +112,8 @@ def _keep(layer: nn.Linear, shard: Shard, outputs: bool) -> None:
 
 def join(network: PreTrainedModel) -> list[str]:
     """Make a network that was split add up the partial sums of its ranks. Returns the names of the
-    layers whose outputs are summed. Layers may have been replaced, or taken into others, since the
-    network was split.
+    layers whose outputs are summed. Since the split, layers may have been replaced, or absorbed by
+    their parent modules.
     """
     names = {_held(network, name) for name, style in _styles(network) if style == INPUTS}
     for name in names:

@@ -71,8 +71,8 @@ class Layout:
 
 def layout_of(counts: Counts, tensors: Sequence[Twins], inner: int | None = None) -> Layout | None:
     """Return the layout of tensors of which one dimension counts rows and all others belong to a
-    row. If `inner` is given, the layout has `inner` inner numbers. Return None if the tensors have
-    another form.
+    row. If `inner` is given, the layout must have that many inner numbers per outer one.
+    Return None if the tensors have another form.
     """
     one, two = (tensors[0][each].shape for each in (0, 1))
     differing = [dim for dim in range(len(one)) if one[dim] != two[dim]]

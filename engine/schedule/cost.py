@@ -20,10 +20,9 @@ FASTER_WEIGHT, SLOWER_WEIGHT = 0.3, 0.1
 RESET_FACTOR = 8.0  # a step that is this many times faster makes older averages count no more
 WARM_UP_STEPS = 16  # steps before predictions are judged
 REFIT_STEPS = 8  # steps between two fits after the warm-up, unless a step surprises
-PRIOR = np.array(
-    [1.0, 1.0, 0.1, 1.0]
-)  # how a cost is split while the loads do not determine the terms (those of plain decoding do
-# not); a session counts as much as a row, for with a tenth of that rows seemed too dear
+# How a cost is split among the terms while the loads do not determine them, as in plain decoding. A
+# session's prior equals a row's, because a tenth of it made rows look too expensive.
+PRIOR = np.array([1.0, 1.0, 0.1, 1.0])
 RIDGE = np.diag(1e-3 / PRIOR)
 MIN_SCALE = 1e-100  # keeps a term that was never seen from dividing by 0
 ACTIVE = np.array(list(product((0.0, 1.0), repeat=4)))  # [16, 4] which terms may differ from 0

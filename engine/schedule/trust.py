@@ -27,8 +27,8 @@ soon count more, and wrong proposals elsewhere cannot keep its own from being tr
 
 The verifier has one trust for each source of each session, and a trial is a step. A drafter has one
 for each text, and a trial is a token of the text, whether the drafter's proposal of that token was
-sent or not. A drafter therefore learns while drafting does not pay, and a verifier learns even if a
-drafter lies.
+sent or not. A drafter's trust is therefore updated even while it sends no drafts, and a verifier's
+even if a drafter's claims are false.
 """
 
 from __future__ import annotations

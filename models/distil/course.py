@@ -52,7 +52,7 @@ class Course:
 
     @property
     def ended(self) -> bool:
-        """Whether the last step of the training was made."""
+        """Whether the last step of the training is done."""
         return self.falls_from > 0 and self.step >= self.last
 
     def advance(self, minutes: float) -> None:

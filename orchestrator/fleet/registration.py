@@ -154,7 +154,8 @@ class Registry:
         if older and older.owner != drafter.owner:
             raise PermissionDenied(f"another client's drafter is registered as {name!r}")
         if not older and len(self._drafters) >= limit:
-            raise Busy(f"max_registered is {limit}, and as many drafters are", RETRY_SECONDS)
+            problem = f"{limit} drafters are registered, the most that max_registered allows"
+            raise Busy(problem, RETRY_SECONDS)
         if older:
             older.end(f"a newer drafter is registered as {name!r}")
             self._remove(older)

@@ -220,7 +220,7 @@ class AnswerBuilder:
             metrics.finished[finish].inc()
 
     def _received(self) -> Step:
-        """Return the completion that the client already has as one step, up to what ends it."""
+        """Return one step with the tokens that the client has, cut where the answer ends."""
         generation = Generation.of(replace(self._request, completion=()))
         tokens = generation.extend(generation.length, self._request.completion)
         text, used = self._stream.push(tokens)

@@ -11,7 +11,8 @@ from tandem.v1 import registration_pb2
 
 TOKEN = "x-tandem-registration-token"
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-REGISTERED = "@registered"  # follows a drafter's name in the place of an address HOST:PORT
+# a registered drafter has the address NAME@registered instead of HOST:PORT
+REGISTERED = "@registered"
 MAX_BYTES = 1 << 14
 
 

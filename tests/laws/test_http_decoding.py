@@ -95,7 +95,7 @@ def test_every_option_arrives() -> None:
 
 
 def test_what_vllm_cannot_stream_is_refused_and_chats_are_not_echoed() -> None:
-    with pytest.raises(InvalidRequest, match="prompt_logprobs cannot be had with stream"):
+    with pytest.raises(InvalidRequest, match="prompt_logprobs cannot be combined with stream"):
         of_completion(prompt_logprobs=1, stream=True)
     assert of_completion(echo=True, logprobs=1, stream=True).prompt_top_logprobs == 1
     assert of_chat(echo=False) == of_chat()

@@ -94,8 +94,8 @@ def test_first_tokens_are_visible_ones_of_the_nucleus_in_the_order_of_the_noise(
 
 
 def test_first_tokens_are_those_that_the_target_may_draw() -> None:
-    """A greedy target may have any such token, so the log-probabilities of draws do not matter
-    then.
+    """A greedy target ignores `top_k`, so first tokens then come from the draft model's whole
+    nucleus.
     """
     params = SamplingParams(1.0, top_k=1, seed=8)
     for temperature, count in ((1.0, 1), (0.0, 2)):

@@ -26,7 +26,7 @@ def three() -> Three:
 
 
 def slow_down(three: Three, slow: str, now: float = 0.0) -> dict[int, Reader]:
-    """Make a replica slow for long enough; return the readers that its streams had before."""
+    """Make a replica slow until its streams leave; return the readers that they had before."""
     link = three.links[slow]
     link.passes = SLOW
     readers = {stream: placement.subscriber for stream, placement in link.streams.items()}

@@ -143,7 +143,7 @@ def test_rows_that_are_not_finite_are_left_to_the_definition(params: SamplingPar
 
 @triton.jit
 def _noise(to: Any, low: Any, high: Any, COUNT: tl.constexpr) -> None:
-    """Return the kernel's noise for the first tokens."""
+    """Write the kernel's noise for the first tokens to `to`."""
     ids = tl.arange(0, COUNT)
     low, high = low.to(tl.uint32, bitcast=True), high.to(tl.uint32, bitcast=True)
     tl.store(to + ids, -tl.log(exponential(ids, low, high)))

@@ -88,7 +88,7 @@ class Talk:
 
 
 class WindowedService:
-    """A service with memory for this many whole pages, and random events of its sessions."""
+    """A service with memory for `pages` whole pages, and random events of its sessions."""
 
     def __init__(self, pages: int, rng: Random) -> None:
         self.at_work: dict[bytes, Talk] = {}

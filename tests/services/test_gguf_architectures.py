@@ -73,7 +73,9 @@ def test_the_base_of_rotary_positions_is_the_files(kind: str, tmp_path: Path) ->
 def test_queries_of_gemma_2_are_scaled_as_its_makers_do(
     layers: int, heads: int, width: int, size: int, scalar: int, tmp_path: Path
 ) -> None:
-    """No metadata key gives the scale: the 27B model divides its width by its number of heads."""
+    """No metadata key gives the scale of queries: Gemma 2 27B uses width / heads, and the other
+    sizes use the size of a head.
+    """
     sizes = {"block_count": layers, "attention__head_count": heads, "embedding_length": width}
     lengths = {"attention__key_length": size, "attention__value_length": size}
     made = config(tmp_path, "gemma2", **sizes, **lengths, final_logit_softcapping=30.0)

@@ -23,7 +23,8 @@ Attend = Callable[
 ]
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.03}  # largest difference
-TRIAL = ((0, 3), (40, 9), (95, 2), (330, 5), (700, 40))  # sessions: cached tokens, nodes of a tree
+# for each session of the trial its cached tokens, and the nodes of its tree
+TRIAL = ((0, 3), (40, 9), (95, 2), (330, 5), (700, 40))
 WINDOW = 100  # positions of the window in the trial of a layer with a sliding window
 
 

@@ -1,5 +1,5 @@
-"""Batch invariance of the products of cuBLAS: the settings with which the bits of a row hardly
-depend on how many rows are multiplied with it, and a trial of which sizes of pass agree.
+"""Batch invariance of cuBLAS: settings that make a row's bits nearly independent of the number of
+rows, and a trial that finds the pass sizes with equal bits.
 
 Where the library splits sums over thread blocks, the split depends on the number of rows. Without a
 workspace the library does not split sums. cuBLAS also chooses kernels by the number of rows, and

@@ -188,7 +188,7 @@ def _request(
     most_new: int | None = None,
 ) -> Request:
     if body.stream and body.prompt_logprobs is not None:
-        raise InvalidRequest.of("prompt_logprobs", "cannot be had with stream, as in vLLM")
+        raise InvalidRequest.of("prompt_logprobs", "cannot be combined with stream, as in vLLM")
     given = {name: getattr(body, name) for name in SAMPLING}
     sampling = {name: value for name, value in given.items() if value is not None}
     if body.seed is not None:

@@ -63,7 +63,7 @@ def _violations(error: ValidationError) -> Iterator[Violation]:
     if error.error_count() > MAX_MISTAKES:
         yield Violation("body", f"has {error.error_count()} mistakes")
         return
-    # the deepest error by path; a field of several kinds fails once for each kind
+    # the deepest error of each path; a field of a union type fails once for each type
     deepest: dict[str, Violation] = {}
     for found in error.errors(include_url=False, include_input=False):
         kind, path = found["type"], _path(found["loc"])

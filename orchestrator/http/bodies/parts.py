@@ -1,6 +1,6 @@
 """The parts of bodies: numbers, messages, tools, and forms of an answer.
 
-A field that no model here has is refused by its name, unless `tolerance` has removed it before.
+A field that no class here declares is refused by name, unless `tolerance` has removed it before.
 """
 
 from __future__ import annotations

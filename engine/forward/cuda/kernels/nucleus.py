@@ -36,8 +36,8 @@ def inside_nucleus(
     vocabulary,
     CHUNK: tl.constexpr,
 ):
-    """Return the best of the tokens that a row's options leave, or UNSURE. `token`, `logit` and
-    `gap` describe the best of all tokens.
+    """Return the best token that a row's top-k, top-p and min-p keep, or UNSURE. `token`, `logit`
+    and `gap` describe the best of all tokens.
     """
     floor = -float("inf")
     verdict = REMOVED
@@ -157,7 +157,7 @@ def _floor(logits_at, vocabulary, top_k, top, temperature, CHUNK: tl.constexpr):
     count, _, _ = _split(logits_at, vocabulary, low, CHUNK)
     if count < top_k:
         low, high = -float("inf"), -float("inf")
-    while low < high:  # at least `top_k` logits lie from `low` on, and fewer above `high`
+    while low < high:  # at least `top_k` logits are >= `low`, and fewer are > `high`
         middle = low + (high - low) / 2
         middle = tl.where(middle > low, middle, high)
         count, least, most = _split(logits_at, vocabulary, middle, CHUNK)
