@@ -17,8 +17,6 @@ from tandem.engine.forward.cpu.experts import INNER, OUTER
 from tandem.engine.forward.grouped_weight import GroupedWeight, StoredGroups
 from tandem.engine.forward.groups import Code, Groups, rounded
 
-PARTS = INNER, OUTER
-
 
 @torch.inference_mode()
 def round_linears(network: PreTrainedModel) -> None:
@@ -26,7 +24,6 @@ def round_linears(network: PreTrainedModel) -> None:
     on a CPU, where there are kernels for them. An embedding that shares its weight with a linear
     layer keeps the weight that is not rounded.
     """
-    on_cpu = network.device.type == "cpu"
     for name, layer in list(network.named_modules()):
         if type(layer) is Conv1D:
             linear = nn.Linear(layer.nx, layer.nf, device="meta")
@@ -35,9 +32,13 @@ def round_linears(network: PreTrainedModel) -> None:
             layer = linear
         if type(layer) is nn.Linear:
             _round(layer, "weight")
-        elif on_cpu and all(isinstance(getattr(layer, each, None), nn.Parameter) for each in PARTS):
+        elif all(_on_cpu(getattr(layer, each, None)) for each in (INNER, OUTER)):
             _round(layer, INNER)
             _round(layer, OUTER)
+
+
+def _on_cpu(weight: object) -> bool:
+    return isinstance(weight, nn.Parameter) and weight.device.type == "cpu"
 
 
 def _round(layer: nn.Module, name: str) -> None:

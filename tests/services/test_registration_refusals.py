@@ -80,7 +80,7 @@ async def test_no_more_drafters_register_than_the_limit() -> None:
     async with front_end() as front, registering(front, name="a"), registering(front, name="b"):
         await front.has(2)
         async with registering(front, name="c") as third:
-            assert "RESOURCE_EXHAUSTED: max_registered is 2" in await refusal(third)
+            assert "RESOURCE_EXHAUSTED: 2 drafters are registered" in await refusal(third)
         async with registering(front, name="b"):
             await until(lambda: len(front.events) == 4)
             assert len(front.registered) == 2, "it takes its own place"
