@@ -65,7 +65,7 @@ def _command(words: Sequence[str]) -> str:
 
 def _commit() -> str:
     """Return the version of the checkout, with `-dirty` if files differ from it."""
-    command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    command = ["git", "describe", "--always", "--abbrev=7", "--dirty", "--exclude", "*"]
     with suppress(OSError, subprocess.CalledProcessError):
         here = Path(__file__).resolve().parent
         return subprocess.check_output(

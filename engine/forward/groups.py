@@ -47,9 +47,9 @@ class Groups:
 
     def factors(self) -> torch.Tensor:
         """Return the scales, and the minima where there are any, each multiplied by its super,
-        a new tensor [out, groups, 1 or 2] float32.
+        [out, groups, 1 or 2] float32.
         """
-        scales = self.scales.to(torch.float32, copy=True)
+        scales = self.scales.float()
         if self.supers is None:
             return scales
         times = scales.shape[1] // self.supers.shape[1]

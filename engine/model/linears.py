@@ -86,14 +86,12 @@ def replace_codes(network: PreTrainedModel) -> None:
     with codes, but look up embeddings in plain numbers alone. An `nn.Linear` of plain numbers does
     the same as a layer of `cuda_linear`, so it stays.
     """
-    replace(
-        network,
-        lambda layer: (
-            replacement(layer, cuda_linear)
-            if isinstance(getattr(layer, "weight", None), GroupedWeight)
-            else None
-        ),
-    )
+
+    def coded(layer: nn.Module) -> nn.Module | None:
+        in_codes = isinstance(getattr(layer, "weight", None), GroupedWeight)
+        return replacement(layer, cuda_linear) if in_codes else None
+
+    replace(network, coded)
     for layer in network.modules():
         if isinstance(layer, nn.Embedding) and isinstance(layer.weight, GroupedWeight):
             layer.weight = nn.Parameter(spelled_out(layer.weight), requires_grad=False)

@@ -37,8 +37,7 @@ class _Connection(H11Protocol):
     common name of the connection's certificate.
     """
 
-    _limit: asyncio.TimerHandle | None = None
-    _idle = False  # whether nothing of the next request has arrived
+    _head: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Note the certificate's common name and wait for a request. Asyncio calls this method
@@ -54,26 +53,32 @@ class _Connection(H11Protocol):
         """Wait for the rest of a head that has begun. Asyncio calls this method with what a client
         has sent.
         """
-        if self._idle:
+        if not self._head:
             self._wait()
         super().data_received(data)
 
     def on_response_complete(self) -> None:
-        """Wait for the next request. Uvicorn calls this method when a response has been sent."""
+        """Wait for the next request, of which a part may be there already. Uvicorn, which calls
+        this method when a response has been sent, closes a connection that stays idle.
+        """
         super().on_response_complete()
-        self._wait(idle=not self.conn.trailing_data[0])
+        self._forget()
+        if self.conn.trailing_data[0]:
+            self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting for a request. Asyncio calls this method when the connection has ended."""
         super().connection_lost(exc)
-        if self._limit:
-            self._limit.cancel()
+        self._forget()
 
-    def _wait(self, idle: bool = False) -> None:
-        self._idle = idle
-        if self._limit:
-            self._limit.cancel()
-        self._limit = self.loop.call_later(IDLE_SECONDS if idle else HEAD_SECONDS, self._close)
+    def _wait(self) -> None:
+        self._forget()
+        self._head = self.loop.call_later(HEAD_SECONDS, self._close)
+
+    def _forget(self) -> None:
+        if self._head:
+            self._head.cancel()
+        self._head = None
 
     def _close(self) -> None:
         if self.cycle is None or self.cycle.response_complete:

@@ -28,7 +28,7 @@ def test_there_are_ten_figures_each_with_its_origin() -> None:
     assert len(figures) == 10
     for _, figure, command, machine, origin in figures:
         assert re.search(r"\d", figure) and re.fullmatch(r"`.+`", command) and machine
-        assert re.fullmatch(r"[0-9a-f]{7,}(-dirty)?, \d{4}-\d\d-\d\d", origin)
+        assert re.fullmatch(r"[0-9a-f]{7}(-dirty)?, \d{4}-\d\d-\d\d", origin)
 
 
 def test_a_page_is_renewed_between_its_markers_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ class Codes:
         elif code is Code.BYTES:
             codes = codes.view(torch.int8)
         else:
-            factors[..., 0] *= FLOAT8_UNIT
+            factors = torch.cat([factors[..., :1] * FLOAT8_UNIT, factors[..., 1:]], -1)
         zero = groups.zero if factors.shape[2] == 1 else 0  # minima contain it
         return cls(code, zero, group, step, codes, factors)
 
