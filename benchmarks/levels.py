@@ -41,7 +41,7 @@ from tandem.drafter_service.tree.worth import Conditions, DrafterHistory, Worth
 from tandem.engine.cache.sessions import Sessions
 from tandem.engine.model.load import load
 from tandem.engine.runner import HFRunner
-from tandem.engine.schedule.cost import AverageStepTimes
+from tandem.engine.schedule.batch import StepCosts
 from tandem.engine.schedule.job_stream import JobStream
 from tandem.protos.errors import TandemError, Unusable
 from tandem.protos.streams import Drafting, Proposal
@@ -99,7 +99,7 @@ class Drafter:
     def _begin(self) -> tuple[SessionText, GrowingTree]:
         """Begin a tree whose root was fed."""
         params = SamplingParams(self._temperature, seed=next(self._seeds))
-        worth = Worth(Conditions(), AverageStepTimes(), DrafterHistory(), 0.0)
+        worth = Worth(Conditions(), StepCosts(), DrafterHistory(), 0.0)
         growth = TokenTree(SHAPE, LENGTH, self._sessions.context_length, 1, worth)
         tokens = self._forward.model.token_count
         opening = Drafting(self._context, params, SHAPE)

@@ -118,8 +118,8 @@ class TreeDrafter:
         whole = special or opening.lockstep or opening.once
         shape = branching(opening.shape) if special else opening.shape
         expander_of = partial(self._vocabulary.expander, shape, params, visible=self._visible)
-        rates, cost = self._host.thread.costs.averages, self._host.config.draft_cost
-        worth = None if whole else Worth(conditions, rates, self._history, cost)
+        costs, least = self._host.thread.costs, self._host.config.draft_cost
+        worth = None if whole else Worth(conditions, costs, self._history, least)
         clock, inbox = time.perf_counter, stream.inbox
         read = self._vocabulary.read
         grammar = self._grammars.begin(params, opening.context)

@@ -72,6 +72,7 @@ class Simulation:
         self._seed = seed
         self._events = Events()
         self._debt = 0.0
+        self._drafted = 0.0  # seconds of all steps of the drafter
         self._target_noise, self._draft_noise = (random.Random(f"{seed} {w}") for w in "vd")
         self._tokens = 0  # number of tokens emitted after the start
         self.accepted = Counter[int]()  # accepted tokens of proposals, by the number of the request
@@ -150,7 +151,7 @@ class Simulation:
         policy, drafter = self._policy, self._drafter
         opening = Drafting(Context(request.name, 1, 0, tokens), SamplingParams(), policy.shape)
         cost = 0.0 if policy.fixed else draft_cost(shared=self._world.contention > 0)
-        worth = Worth(self._conditions, drafter.costs.averages, self._history, cost)
+        worth = Worth(self._conditions, drafter.costs, self._history, cost)
         job = draft_job(
             drafter, opening, request.commits, None if policy.lockstep else worth, request.text,
             lambda: self._events.now,
@@ -216,6 +217,9 @@ class Simulation:
         curve = DRAFTS[self._world.draft or self._world.target]
         seconds = curve.seconds(load) * noise(self._draft_noise)
         self._debt += self._world.contention * seconds
+        self._drafted += seconds
+        waited = self._world.contention * self._drafted  # the drafter waits as long as others do
+        self._drafter.costs.core_waits.observe(self._drafted, waited)
         return seconds + slower
 
 

@@ -10,10 +10,12 @@ while
 where the chance is corrected by how far the drafter is trusted, the frequency is how often its
 likeliest proposal is right, the margin is by how much its chances exceed the verifier's price for a
 row, and the cost is the value of a second of the drafter, the cheaper device, relative to one of
-the verifier. All of these are learned from every text that is read (`engine.schedule.trust`). Where
-proposals are not worth it - the drafter is too far away, too slow, or too bad for the text - none
-are sent and a text is read on in large pieces. A new text is then begun only if no text was read
-for a while, because the cause, such as a cold start, may be over.
+the verifier. The cost is at least as configured. It is higher while the drafter waits for processor
+cores, because then others, such as the verifier, wait for it. All of these are learned from every
+text that is read (`engine.schedule.trust`). Where proposals are not worth it - the drafter is too
+far away, too slow, or too bad for the text - none are sent and a text is read on in large pieces. A
+new text is then begun only if no text was read for a while, because the cause, such as a cold
+start, may be over.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from tandem.engine.schedule.cost import AverageStepTimes
+from tandem.engine.schedule.batch import StepCosts
 from tandem.engine.schedule.trust import Trust
 
 # a node with a lower chance is neither fed nor sent: only one row in a hundred for such nodes would
@@ -81,21 +83,21 @@ class DrafterHistory:
 
 
 class Worth:
-    """Decides which nodes of one session are worth being fed; with `cost` 0 all that may be
-    accepted are.
+    """Decides which nodes of one session are worth being fed, at `least_cost` or more; with 0 all
+    that may be accepted are.
     """
 
     def __init__(
         self,
         conditions: Conditions,
-        averages: AverageStepTimes,
+        costs: StepCosts,
         history: DrafterHistory,
-        cost: float,
+        least_cost: float,
     ) -> None:
         self._conditions = conditions
-        self._averages = averages
+        self._costs = costs
         self._history = history
-        self._cost = cost
+        self._least_cost = least_cost
         self._trust = history.trust  # used until the text itself has taught something
         self._last_growth = 0.0
         self._begun = False
@@ -130,14 +132,15 @@ class Worth:
 
     def threshold(self) -> FeedThreshold:
         """Return the threshold above which a node is worth being fed now."""
-        trust, conditions, averages = self._trust, self._conditions, self._averages
-        if not (self._cost and conditions.token_seconds and conditions.pace and averages.row):
+        trust, conditions, averages = self._trust, self._conditions, self._costs.averages
+        if not (self._least_cost and conditions.token_seconds and conditions.pace and averages.row):
             return FeedThreshold()
+        cost = max(self._least_cost, min(1.0, self._costs.core_waits.ratio))
         # tokens that the text gains while a level is drafted
         gained = averages.step / conditions.pace
         ahead = HALF + conditions.delay / conditions.pace + HALF * gained
         return FeedThreshold(
-            math.log(self._cost * averages.row / (trust.margin * conditions.token_seconds)),
+            math.log(cost * averages.row / (trust.margin * conditions.token_seconds)),
             math.log(trust.frequency),
             min(0.0, trust.log),
             ahead / (1 - gained) if gained < 1 else math.inf,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 
 from tandem.engine.forward.segment import Segment
+from tandem.engine.schedule.core_waits import CoreWaits
 from tandem.engine.schedule.cost import AverageStepTimes, CostModel, StepLoad
 from tandem.protos.types import MAX_NODES
 
@@ -53,14 +54,18 @@ class DecodeSeconds:
         return self.seconds if now - self.last <= RESTING_SECONDS else 0.0
 
 
+@dataclass(slots=True)
 class StepCosts:
-    """Learns from steps what work costs, and how long steps with decoding sessions take."""
+    """Learns from steps what work costs, how long steps with decoding sessions take, and how long
+    the thread waits for processor cores.
+    """
 
-    def __init__(self) -> None:
-        self.model = CostModel()
-        self.decode_seconds = DecodeSeconds()
-        self.averages = AverageStepTimes()
-        self._decoded = StepLoad()  # load of the newest step in which no long prompt was read
+    model: CostModel = field(default_factory=CostModel)
+    decode_seconds: DecodeSeconds = field(default_factory=DecodeSeconds)
+    averages: AverageStepTimes = field(default_factory=AverageStepTimes)
+    core_waits: CoreWaits = field(default_factory=CoreWaits)
+    # load of the newest step in which no long prompt was read
+    _decoded: StepLoad = field(default_factory=StepLoad)
 
     def learn(self, batch: Batch, load: StepLoad, seconds: float, now: float) -> None:
         """Learn from a step that is done: its batch, its load and how long it took."""

@@ -18,6 +18,7 @@ import torch
 
 from tandem.engine.forward.segment import Segment
 from tandem.engine.schedule.batch import Batch, StepCosts, StepLimits, compose, load_of
+from tandem.engine.schedule.core_waits import thread_seconds
 from tandem.engine.schedule.cost import StepLoad
 from tandem.engine.schedule.job_queue import JobQueue
 from tandem.engine.schedule.progress import Failures, Progress, StepReport
@@ -211,6 +212,7 @@ class ModelThread(JobQueue):
             task.advance(allocation.chunk, rows, complete)
         now = time.perf_counter()
         self.costs.learn(batch, load, now - preparing - waited, now)
+        self.costs.core_waits.observe(*thread_seconds())
         self._running = [task for task in self._running if task.step_input]
         self._news = True
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tandem.drafter_service.tree.node import Child, DraftNode, Expansion
 from tandem.drafter_service.tree.token_tree import FED_PER_NODE, TokenTree
 from tandem.drafter_service.tree.worth import Conditions, DrafterHistory, Worth
-from tandem.engine.schedule.cost import AverageStepTimes
+from tandem.engine.schedule.batch import StepCosts
 from tandem.protos import tree
 from tandem.protos.types import Draft, DraftShape
 from tandem.protos.wire.drafting import draft_of
@@ -201,7 +201,7 @@ def test_children_that_have_no_chance_are_not_kept() -> None:
         DraftShape(3, 3, 9),
         0,
         PLENTY,
-        worth=Worth(Conditions(), AverageStepTimes(), DrafterHistory(), 0),
+        worth=Worth(Conditions(), StepCosts(), DrafterHistory(), 0),
     )
     expand(growth, [growth.root], lambda path: rows(-1.0, -4.0, -5.0))
     growth.floor = -math.inf

@@ -17,6 +17,8 @@ from tandem.drafter_service.tree.worth import (
     FeedThreshold,
     Worth,
 )
+from tandem.engine.schedule.batch import StepCosts
+from tandem.engine.schedule.core_waits import CoreWaits
 from tandem.engine.schedule.cost import AverageStepTimes
 from tandem.engine.schedule.trust import SLOW, Trust
 
@@ -25,6 +27,7 @@ COST = 0.25
 NEAR = Conditions(price=0.05, token_seconds=TOKEN, delay=0.001, pace=TOKEN)
 FAR = replace(NEAR, delay=0.5)
 RATES = AverageStepTimes(step=0.002, row=0.001)
+COSTS = StepCosts(averages=RATES)
 
 
 def taught(chance: float, often: float, price: float = NEAR.price) -> Trust:
@@ -40,7 +43,8 @@ def worth(
     conditions: Conditions = NEAR, rates: AverageStepTimes = RATES, trust: Trust | None = None
 ) -> Worth:
     """Return the worth of a new session's nodes, by default from a good drafter."""
-    return Worth(conditions, rates, DrafterHistory(trust or taught(0.8, 0.8)), COST)
+    history = DrafterHistory(trust or taught(0.8, 0.8))
+    return Worth(conditions, StepCosts(averages=rates), history, COST)
 
 
 def test_all_is_worth_it_until_something_is_known() -> None:
@@ -52,8 +56,17 @@ def test_all_is_worth_it_until_something_is_known() -> None:
 def test_a_drafter_whose_time_costs_nothing_always_proposes() -> None:
     known = DrafterHistory(taught(0.9, 0.01))
     for _ in range(2):
-        free = Worth(FAR, RATES, known, cost=0.0)
+        free = Worth(FAR, COSTS, known, least_cost=0.0)
         assert free.should_read and free.threshold() == FeedThreshold()
+
+
+def test_a_drafter_that_waits_for_cores_costs_what_others_wait_for_it() -> None:
+    def least(waiting: float) -> float:
+        costs = StepCosts(averages=RATES, core_waits=CoreWaits(running=1.0, waiting=waiting))
+        return Worth(NEAR, costs, DrafterHistory(taught(0.8, 0.8)), COST).threshold().least
+
+    assert least(0.0) == least(COST) < least(0.5) < least(1.0) == least(9.0)
+    assert least(1.0) - least(0.0) == pytest.approx(math.log(1.0 / COST))
 
 
 def test_a_drafter_that_is_near_fast_and_good_proposes() -> None:
@@ -114,7 +127,7 @@ def test_what_a_proposal_gains_is_learned_at_the_price_of_its_time() -> None:
     least = []
     for price in (0.05, 0.79):
         known = DrafterHistory(Trust.of_all())
-        text = Worth(replace(NEAR, price=price), RATES, known, COST)
+        text = Worth(replace(NEAR, price=price), COSTS, known, COST)
         for step in range(200):
             text.observe_proposal(0.8, step % 5 < 4)
         least.append(text.threshold().least)
@@ -124,7 +137,7 @@ def test_what_a_proposal_gains_is_learned_at_the_price_of_its_time() -> None:
 
 def test_what_one_text_teaches_is_known_to_all() -> None:
     known = DrafterHistory(taught(0.9, 0.01))
-    begun, waiting = (Worth(NEAR, RATES, known, COST) for _ in range(2))
+    begun, waiting = (Worth(NEAR, COSTS, known, COST) for _ in range(2))
     begun.text_grew(1, 100.0)
     assert begun.should_read and not waiting.should_read
     for _ in range(200):
@@ -141,7 +154,7 @@ def test_a_text_is_begun_when_none_was_read_for_a_while() -> None:
     little.
     """
     known, pause, part = DrafterHistory(taught(0.9, 0.01)), TRIAL_SECONDS, 0.3 * TRIAL_SECONDS
-    first, second = (Worth(NEAR, RATES, known, COST) for _ in range(2))
+    first, second = (Worth(NEAR, COSTS, known, COST) for _ in range(2))
     first.text_grew(1, 100.0)
     assert first.should_read
     for turn in range(1, 20, 2):
