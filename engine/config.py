@@ -58,8 +58,8 @@ class ModelServiceConfig(ServiceConfig):
     draft_cost: float = Field(
         default_factory=lambda: draft_cost(shared=cores.usable() < ENOUGH_CORES),
         ge=0,
-        description="least seconds of the verifier that a drafter's second costs; 0: always draft; by"
-        f" default {OWN_COST}, or {SHARED_COST} on fewer than {ENOUGH_CORES} cores",
+        description="least seconds of the verifier that a drafter's second costs; 0: always draft;"
+        f" by default {OWN_COST}, or {SHARED_COST} on fewer than {ENOUGH_CORES} cores",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(
         default=None,
