@@ -1,7 +1,7 @@
-"""This file builds the kernels for CPUs, once for each set of instructions, which pyproject.toml
-cannot express. Without a compiler the package is built without kernels. The kernels are not linked
-to OpenMP, because PyTorch has loaded its own by then, and the threads of two would wait for each
-other.
+"""This file builds the kernels for CPUs once for each set of instructions, because pyproject.toml
+cannot express that. Without a compiler the package is built without kernels. The kernels are not
+linked to OpenMP, because PyTorch has loaded its own OpenMP by then, and the threads of two copies
+of OpenMP would wait for each other.
 """
 
 import os
@@ -27,8 +27,8 @@ OPENMP = [] if sys.platform == "darwin" else ["-fopenmp"]  # Apple's compiler ha
 
 
 class Apart(build_ext):
-    """Builds each extension in a temporary folder of its own, because all are made of the same
-    files.
+    """Builds each extension in a temporary folder of its own, because all extensions have the same
+    sources.
     """
 
     def finalize_options(self) -> None:

@@ -1,7 +1,7 @@
 """Measure the tokens per round of a pair, in rounds with a real verifier and drafter.
 
-The benchmark starts both services in this process on loopback and asks them in lockstep. Greedy and
-seeded draws are functions of the prompt, so a run gives the same figures on every machine whose
+The benchmark starts both services in this process on loopback and calls them in lockstep. Greedy
+and seeded draws are functions of the prompt, so a run gives the same figures on every machine whose
 logits agree.
 """
 
@@ -50,7 +50,7 @@ DESCRIBE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One row of the table: all rounds of one shape at one temperature."""
+    """One row of the table: all rounds with one draft shape at one temperature."""
 
     name: str
     shape: DraftShape
@@ -121,7 +121,7 @@ def passing(registry: CollectorRegistry) -> float:
 
 
 def figures(name: str, temperature: float, rounds: Sequence[Round]) -> Figures:
-    """Add up rounds to the figures of one row."""
+    """Sum up rounds to the figures of one row."""
     return Figures(
         name=name,
         shape=SHAPES[name],
@@ -151,7 +151,7 @@ async def measure_all(
 
 
 def table(rows: Sequence[Figures]) -> Table:
-    """Return the table that people see."""
+    """Return the table that is printed."""
     headings = (
         "T",
         "draft",
@@ -180,7 +180,7 @@ def table(rows: Sequence[Figures]) -> Table:
 
 
 def entry(row: Figures) -> dict[str, Any]:
-    """Return a row as the JSON file for programs has it."""
+    """Return a row as the JSON file stores it."""
     rates = {
         "mean_acceptance_length": row.mean_acceptance_length,
         "acceptance_rate": row.acceptance_rate,
@@ -195,10 +195,10 @@ def main(
     prompts: Annotated[int, typer.Option(help="number of prompts", min=1)] = 40,
     file: Annotated[
         Path | None,
-        typer.Option(help="chats of JSON lines with prompt, question or turns; not stories"),
+        typer.Option(help="JSON lines with prompt, question or turns, to ask instead of stories"),
     ] = None,
     max_new_tokens: Annotated[
-        int, typer.Option(help="a generation also ends where its story ends", min=2)
+        int, typer.Option(help="most tokens of a generation, which also ends with its story", min=2)
     ] = 64,
     draft_weights: Annotated[Weights, typer.Option(help="weights of the drafter")] = "full",
     json: Annotated[
@@ -207,7 +207,7 @@ def main(
 ) -> None:
     """Measure the tokens per round of a pair, by draft shape and temperature."""
     if not file and prompts > (stories := story_count()):
-        problem = f"there are {stories} stories, not {prompts}; --file takes other prompts"
+        problem = f"there are only {stories} stories, not {prompts}; --file reads other prompts"
         raise typer.BadParameter(problem, param_hint="--prompts")
     configure_logging("warning")
     logging.disable_progress_bar()

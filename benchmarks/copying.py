@@ -1,23 +1,23 @@
-"""Count the accepted tokens per round of drafts without a model, on answers that repeat something.
+"""Count the accepted tokens per round of drafts made without a model, on answers that repeat text.
 
 The benchmark starts a verifier in this process on loopback and has it answer each task once. Next,
 the benchmark goes along the answers and counts how many proposals of each drafter would be accepted
-if all of them were verified. The drafters are the verifier's own, which looks up suffixes in the
-text and in the answers before, the same drafter without those answers, and transformers' prompt
-lookup. Answers are the same whatever is drafted, so the counts depend on no clock. A target that
-chats gets these tasks:
+if all of them were verified. There are three drafters: the verifier's own, which looks up suffixes
+in the text and in earlier answers; the same drafter with the text alone; and transformers' prompt
+lookup. Answers are the same whatever is drafted, so the counts depend on no clock. A target with a
+chat template gets these tasks:
 
     asked       20 questions
     again       the same questions with small changes, after all of them were answered
     code edits  programs of which one name is to be changed
 
-Another target gets tasks that are made from the story prompts:
+A target without a chat template gets tasks that are made from the story prompts:
 
     edited    tell a text of JOINED prompts again with one word changed, as `models.training.editor`
               teaches. The right answer repeats the text; the embedded target does not copy.
-    circling  a prompt and the first STORY_TOKENS tokens of its story, which the target is to tell
-              on. By then its greedy stories go in circles, so the right answer repeats the end of
-              the prompt over and over. Stories that have ended by then are left out.
+    circling  a prompt and the first STORY_TOKENS tokens of its story, which the target continues.
+              By then its greedy stories go in circles, so the right answer repeats the end of the
+              prompt over and over. Stories that have ended by then are left out.
     story     a prompt alone
     again     the same prompts, each behind the end of another one
 """
@@ -72,7 +72,7 @@ Begin = Callable[[DraftShape, Tokens], Session]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One row of the table: all rounds of one task with one drafter and shape."""
+    """One row of the table: all rounds of one task with one drafter and one draft shape."""
 
     task: str
     drafter: str
@@ -83,12 +83,12 @@ class Figures:
 
 
 class Suffixes:
-    """A drafter for `Runner` that looks up suffixes in the text: answers then take fewer steps."""
+    """A drafter for `Runner` that looks up suffixes in the text, to save steps of the verifier."""
 
     async def propose(
         self, context: Context, shape: DraftShape, sampling: SamplingParams
     ) -> ProposeResult:
-        """Propose what may follow the context by its own text."""
+        """Propose the tokens that followed earlier occurrences of the context's last tokens."""
         session = Suffix(Sources.of_all(), shape, context.tokens)
         return ProposeResult(session.draft(context.tokens), context.length, 0)
 
@@ -110,7 +110,7 @@ async def serving(folder: Path) -> AsyncIterator[Runner]:
 
 
 async def tasks(folder: Path, target: Runner, prompts: int) -> dict[str, list[Tokens]]:
-    """Return the prompts to answer by task, in the order in which they are answered."""
+    """Return the prompts of each task. The tasks are in the order in which they are answered."""
     with suppress(InvalidRequest):  # the target has no chat template
         asked, again = (repeats.chats(folder, texts[:prompts]) for texts in repeats.questions())
         return {
@@ -136,7 +136,7 @@ async def tasks(folder: Path, target: Runner, prompts: int) -> dict[str, list[To
 
 
 def edits(prompts: Sequence[Tokens], line_break: Tokens) -> list[Tokens]:
-    """Make editing tasks: texts of several prompts each, and the word to change in them."""
+    """Make tasks that each ask to change one token in a text of several prompts."""
     rng, found = random.Random(0), []
     for place in range(0, len(prompts), JOINED):
         text = [token for prompt in prompts[place : place + JOINED] for token in prompt]
@@ -161,7 +161,7 @@ async def measure_all(folder: Path, prompts: int, count: int) -> list[Figures]:
 
 
 def judge(answered: dict[str, Answered], temperature: float) -> list[Figures]:
-    """Return the rows of all drafters and shapes along the same answers."""
+    """Judge all drafters and draft shapes on the same answers, and return a row for each."""
     rows = list[Figures]()
     for name, shape in SHAPES.items():
         drafters: dict[str, Begin] = {
@@ -180,7 +180,7 @@ def judge(answered: dict[str, Answered], temperature: float) -> list[Figures]:
 
 
 def table(rows: Sequence[Figures]) -> Table:
-    """Return the table that people see: for each shape the accepted tokens per round."""
+    """Return the table that is printed: the accepted tokens per round for each draft shape."""
     shown = Table("T", "task", "drafter", "tokens", *SHAPES, "without\na draft", box=None)
     for row in rows:
         if row.shape != next(iter(SHAPES)):
@@ -200,23 +200,21 @@ def table(rows: Sequence[Figures]) -> Table:
 
 
 def entry(row: Figures) -> dict[str, Any]:
-    """Return a row as the JSON file for programs has it."""
+    """Return a row as the JSON file stores it."""
     return asdict(row) | {"accepted_per_round": row.count.accepted_per_round}
 
 
 def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     prompts: Annotated[
-        int, typer.Option(help="how many stories, or questions", min=1, max=story_count())
+        int, typer.Option(help="number of stories or of questions", min=1, max=story_count())
     ] = 48,
-    max_new_tokens: Annotated[
-        int, typer.Option(help="an answer also ends where its text ends", min=2)
-    ] = 64,
+    max_new_tokens: Annotated[int, typer.Option(help="most tokens of an answer", min=2)] = 64,
     json: Annotated[
         Path | None, typer.Option("--json", help="write the figures to this file too")
     ] = None,
 ) -> None:
-    """Count accepted tokens per round of drafts without a model, by task and shape of the draft."""
+    """Count accepted tokens per round of drafts made without a model, by task and draft shape."""
     configure_logging("warning")
     logging.disable_progress_bar()
     try:

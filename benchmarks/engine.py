@@ -1,8 +1,8 @@
-"""Time the engine's steps on one model, beside llama.cpp, if it is installed, and transformers.
+"""Time steps of the engine, of transformers and, if it is installed, of llama.cpp on one model.
 
 All compared systems take turns in one run. The floor is the time that the same threads need to read
-the weights once: no step that reads them is faster. Ratios say how many times as fast as another
-system Tandem is; transformers runs one session at a time.
+the weights once: no step that reads all weights can be faster. A ratio is the time of another
+system divided by the engine's time. Transformers runs one session at a time.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ SYSTEMS = (TANDEM, LLAMA, FLASH, LIBRARY)
 
 
 def measure(folder: Path, dtype: str, repetitions: int) -> Figures:
-    """Time all steps of a model, which is loaded two or three times; raises Unusable."""
+    """Time all steps of a model. The model is loaded two or three times. Raises Unusable."""
     model, file = load(folder, dtype), is_gguf(folder)
     exactness = self_test(HFRunner(model, positions_tried(model)), str(folder))
     text = Text.fit(model, max(feed.tokens for feed in FEEDS))
@@ -101,8 +101,8 @@ def measure(folder: Path, dtype: str, repetitions: int) -> Figures:
 
 
 def peers(folder: Path, dtype: str, text: Text) -> dict[str, llamacpp.Steps]:
-    """Return the steps of llama.cpp on the same weights, with and without flash attention; none if
-    llama.cpp is not installed.
+    """Return the steps of llama.cpp on the same weights, with and without flash attention. The
+    mapping is empty if llama.cpp is not installed.
     """
     if not llamacpp.installed():
         return {}
@@ -118,7 +118,7 @@ def peers(folder: Path, dtype: str, text: Text) -> dict[str, llamacpp.Steps]:
 
 
 def step_table(figures: Figures) -> Table:
-    """Return the table of all steps, by what they feed."""
+    """Return a table of all steps, with a row for each number of sessions and tokens."""
     systems = [system for system in SYSTEMS if (system, ONE) in figures.seconds]
     columns = [f"{TANDEM}\nms", "\nfloors", *(f"{system}\nms" for system in systems[1:])]
     columns += [f"to\n{system}" for system in systems[1:]]
@@ -136,8 +136,8 @@ def step_table(figures: Figures) -> Table:
 
 @contextmanager
 def subject(folder: Path | None) -> Iterator[tuple[Path, str]]:
-    """Yield the model directory to measure, and a name for it. Without a `folder` the subject is
-    the grown embedded target, for as long as the scope lasts. Raises Unusable.
+    """Yield the model directory to measure, and a name for it. Without a `folder`, the embedded
+    target is grown, and the grown model exists while the scope lasts. Raises Unusable.
     """
     if folder:
         yield folder, folder.name
@@ -152,16 +152,16 @@ def subject(folder: Path | None) -> Iterator[tuple[Path, str]]:
 def main(
     model: Annotated[
         Path | None,
-        typer.Argument(help="model directory or GGUF file; none: the embedded target, grown"),
+        typer.Argument(help="model directory or GGUF file; by default the embedded target, grown"),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="dtype, or several with commas")] = "float32",
+    dtype: Annotated[str, typer.Option(help="dtypes, separated by commas")] = "float32",
     threads: Annotated[int, typer.Option(help="CPU threads", min=1)] = 1,
     repetitions: Annotated[int, typer.Option(help="repetitions of every step", min=1)] = 15,
     json: Annotated[
         Path | None, typer.Option("--json", help="write the figures to this file too")
     ] = None,
 ) -> None:
-    """Time the engine's steps on one model, beside llama.cpp and transformers."""
+    """Time steps of the engine, of llama.cpp and of transformers on one model."""
     logging.disable_progress_bar()
     torch.set_num_threads(threads)
     if build := kernels():
@@ -178,7 +178,7 @@ def main(
 
 
 def publish(heading: str, measured: Sequence[Figures], file: Path | None) -> None:
-    """Print all figures and, if a file is given, write them there."""
+    """Print all figures and, if a file is given, write them to the file."""
     shown = [part for each in measured for part in (each.heading(), step_table(each))]
     report.publish(heading, Group(*shown), [row for each in measured for row in each.rows()], file)
 

@@ -1,10 +1,10 @@
 """Check that the running system emits the same text as `generate()`, on many prompts.
 
 `generate()` runs the target with the engine's layers and attention, but with a cache of its own and
-one prompt at a time, so that both round alike and every token must be equal. The benchmark counts
-near-ties, where another rounding could choose another token: a looser comparison would excuse them.
-With `--chats` the prompts are turns of conversations, and `generate()` is transformers' own in
-every part: it rounds in another way, and may choose another token only at a near-tie.
+one prompt at a time. Both sides round alike, so every token must be equal. The benchmark also
+counts near-ties, at which a different rounding could choose a different token. With `--chats` the
+prompts are turns of conversations, and every part of `generate()` is transformers' own. It then
+rounds differently, and may choose a different token only at a near-tie.
 """
 
 from __future__ import annotations
@@ -38,14 +38,16 @@ NEAR_TIE = 1e-3  # a near-tie: the two largest logits differ by less
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """One completion by `generate()`, and by how much each token's logit led."""
+    """One completion by `generate()`, and the margin of the largest logit at each token."""
 
     tokens: tuple[int, ...]
     margins: tuple[float, ...]
 
 
 def variations(prompts: Sequence[Prompt], count: int, vocabulary: int) -> list[Prompt]:
-    """Make distinct prompts: beginnings of stories, cut anywhere, some with random tokens after."""
+    """Make distinct prompts: beginnings of stories, cut anywhere, some of them with random tokens
+    added.
+    """
     rng = random.Random(0)
     found: dict[Prompt, None] = {}
     while len(found) < count:
@@ -76,7 +78,9 @@ def conversations(file: Path, target: Path, alone: Reference, tokens: int) -> li
 
 
 class Reference:
-    """Runs `generate()` of a model; if it shall round `alike`, with the engine's layers."""
+    """Runs `generate()` of a model. With `alike`, it uses the engine's layers, and rounds as they
+    do.
+    """
 
     def __init__(self, target: Path, alike: bool = True) -> None:
         self.network: Any = load(target).network if alike else systems.load(target)
@@ -105,8 +109,8 @@ class Reference:
 async def compare(
     target: Path, draft: Path, count: int, tokens: int, at_once: int, ray: bool, chats: Path | None
 ) -> list[tuple[Prompt, Alone, tuple[int, ...]]]:
-    """Return each prompt with the completion by `generate()` and the tokens of the running system:
-    all prompts with drafts, and then all without.
+    """Return each prompt with the completion by `generate()` and the tokens of the running system.
+    Each prompt comes twice: first all prompts with drafts, and then all prompts without.
     """
     alone = Reference(target, alike=not chats)
     if chats:

@@ -1,9 +1,9 @@
-"""Measure what a long prompt costs decoding sessions: the gaps between their tokens, before the
-prompt arrives and while it is taken in.
+"""Measure what a long prompt costs the sessions that decode meanwhile: the gaps between their
+tokens, before the prompt arrives and while the prompt is processed.
 
-Sessions decode in lockstep with drafts of random tokens, each made as soon as the step before is
-over; then a prompt arrives. There is no transport and no drafter, because only the scheduler is
-measured.
+Sessions decode in lockstep with drafts of random tokens. Each draft is made as soon as the step
+before it ends. Then a prompt arrives. There is no transport and no drafter, because only the
+scheduler is measured.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ CONTEXT = 4096
 
 @dataclass(slots=True)
 class Decoder:
-    """A decoding session and the stream of its job: the times at which its steps ended, and its
-    tokens so far. Every step has a draft of `drafted` random tokens; almost none are accepted.
+    """A decoding session and the stream of its job. It has the times at which its steps ended, and
+    its tokens so far. Every step has a draft of `drafted` random tokens, almost none of which are
+    accepted.
     """
 
     host: Host
@@ -59,7 +60,7 @@ class Decoder:
 
     async def decode(self) -> None:
         """Decode until cancelled. A text that reaches the end of the context is cut to its first
-        half and goes on.
+        half, and decoding goes on.
         """
         limit = self.host.sessions.context_length
         while True:
@@ -95,7 +96,7 @@ class Decoder:
         self.inbox.append(proposal_of(draft, len(self.tokens)))
 
     def gaps(self, since: float, until: float) -> list[float]:
-        """Return the seconds between steps in a stretch of time."""
+        """Return the seconds between the ends of steps in the period from `since` to `until`."""
         pairs = zip(self.ends, self.ends[1:], strict=False)
         return [later - end for end, later in pairs if since <= later and end <= until]
 
@@ -107,7 +108,7 @@ def some_tokens(rng: random.Random, host: Host, count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The gaps between steps in a stretch of time, in seconds."""
+    """The gaps between the steps of one period, in seconds."""
 
     name: str
     steps: int
@@ -119,8 +120,8 @@ class Figures:
 async def run(
     host: Host, sessions: int, drafted: int, prompt: int, seconds: float
 ) -> tuple[list[Figures], float]:
-    """Decode, then decode beside a long prompt. Returns the gaps of both stretches, and the seconds
-    until the prompt's first token.
+    """Decode, first alone and then beside a long prompt. Returns the gaps of both periods, and the
+    seconds until the first token after the prompt.
     """
     rng = random.Random(0)
     decoders = [Decoder(host, bytes([i]) * 16, random.Random(i), drafted) for i in range(sessions)]
@@ -152,7 +153,7 @@ async def run(
 
 
 def table(found: Sequence[Figures], waited: float) -> Table:
-    """Return the table that people see."""
+    """Return the table that is printed."""
     shown = Table("", "steps", "median gap\nms", "longest gap\nms", "longest\nto median", box=None)
     for each in found:
         times = f"{1e3 * each.median:.0f}", f"{1e3 * each.longest:.0f}"
@@ -162,7 +163,9 @@ def table(found: Sequence[Figures], waited: float) -> Table:
 
 
 def stretch(folder: Path) -> None:
-    """Give a model a longer context than it learned: its costs are real, its texts are not."""
+    """Let a model serve a longer context than it was trained on. The costs of its steps are
+    realistic, but its texts are not.
+    """
     file = folder / "config.json"
     config = json.loads(file.read_text())
     file.write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}))
@@ -175,14 +178,14 @@ async def measure(
     config = ModelServiceConfig(model=folder)
     async with hosting(config, "verify", True, CollectorRegistry()) as host:
         if prompt > host.sessions.context_length:
-            limit = f"is above the model's context, {host.sessions.context_length}"
+            limit = f"is longer than the model's context, {host.sessions.context_length}"
             raise Unusable(f"prompt {prompt} {limit}")
         return await run(host, sessions, drafted, prompt, seconds)
 
 
 def main(
     model: Annotated[
-        Path | None, typer.Argument(help="model directory; none: the embedded target, grown")
+        Path | None, typer.Argument(help="model directory; by default the embedded target, grown")
     ] = None,
     sessions: Annotated[int, typer.Option(help="sessions that decode")] = 8,
     drafted: Annotated[int, typer.Option(help="draft tokens per step")] = 4,

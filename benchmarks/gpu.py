@@ -1,11 +1,12 @@
-"""Time the engine's steps on a CUDA device: by tiles, by rows, with graphs, beside transformers.
+"""Time the engine's steps on a CUDA device, by tiles, by rows and with graphs.
 
-The benchmark needs only PyTorch and transformers. The benchmark runs checks before it measures, and
-gives no figures if a check fails. All compared systems take turns in one run, with the settings of
-cuBLAS that exact mode asks for. The floor is the time that the device needs to read the weights
-once. The time that captured passes take on the device alone is measured too.
+The benchmark needs only PyTorch and transformers. It runs checks before it measures, and gives no
+figures if a check fails. Steps of transformers are timed for comparison. All systems take turns in
+one run, with the settings of cuBLAS that exact mode asks for. The floor is the time that the device
+needs to read the weights once. The benchmark also measures the time that captured passes take on
+the device alone.
 
-On a CPU the device is emulated: the checks hold, but the times mean nothing.
+On a CPU the device is emulated. The checks are then valid, but the times mean nothing.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ LLAMA = LlamaConfig(
 
 
 def build(model: HFModel, system: str, positions: int) -> HFRunner:
-    """Make a system with memory for `positions` cached tokens; raises Unusable."""
+    """Make a runner for a system, with memory for `positions` cached tokens. Raises Unusable."""
     backend, exact = SYSTEMS[system]
     if backend is AttentionBackend.GRAPHS and model.device.type == "cpu":
         return emulation.replaying(HFRunner(model, positions, exact, AttentionBackend.ROWS))
@@ -86,8 +87,8 @@ def build(model: HFModel, system: str, positions: int) -> HFRunner:
 
 
 def check(model: HFModel, library: Library, name: str) -> dict[str, Any]:
-    """Check all systems on a model before it is timed, and return what was found. Raises Unusable
-    if a check fails.
+    """Check all systems on a model, and return the results for the JSON file. Raises Unusable if a
+    check fails.
     """
     forwards = {system: build(model, system, checks.room_for(model)) for system in SYSTEMS}
     for system, (backend, exact) in SYSTEMS.items():
@@ -102,7 +103,7 @@ def check(model: HFModel, library: Library, name: str) -> dict[str, Any]:
 def measure(
     folder: Path, dtype: str, repetitions: int, device: torch.device
 ) -> tuple[Figures, dict[str, Any]]:
-    """Check a model, which is loaded twice, and time all steps; raises Unusable."""
+    """Check a model and time all steps. The model is loaded twice. Raises Unusable."""
     model = load(folder, dtype, str(device))
     text = Text.fit(model, max(feed.tokens for feed in FEEDS))
     library = Library(folder, DTYPES[dtype], text, device)
@@ -143,8 +144,8 @@ def synchronized(action: Action, device: torch.device) -> Action:
 
 
 def step_table(figures: Figures) -> str:
-    """Return a table of every system's milliseconds by what is fed, and more columns for exact
-    graphs.
+    """Return a table with a row for each number of sessions and tokens. It has the milliseconds of
+    every system, and more columns about exact mode with graphs.
     """
     systems = (*SYSTEMS, LIBRARY)
     more = ("floors", "tokens/s", "x transformers", "exact/fast")
@@ -167,8 +168,8 @@ def step_table(figures: Figures) -> str:
 
 @contextmanager
 def subject(folder: Path | None, device: torch.device) -> Iterator[tuple[Path, str]]:
-    """Yield the model directory to measure, and a name for it. Without a `folder`, yield a random
-    Llama for as long as the scope lasts, or on a CPU the embedded target.
+    """Yield the model directory to measure, and a name for it. Without a `folder`, the model is a
+    random Llama that exists while the scope lasts, or on a CPU the embedded target.
     """
     if folder or device.type == "cpu":
         folder = folder or models.TARGET
@@ -193,7 +194,7 @@ def save_random(folder: Path, device: torch.device) -> int:
 
 
 def run(given: argparse.Namespace, device: torch.device) -> None:
-    """Check, measure, print and write; raises TandemError."""
+    """Check and time the model, then print and write the figures. Raises TandemError."""
     on_cpu = device.type == "cpu"
     names = chosen(given.dtype or ("float32" if on_cpu else "bfloat16"))
     with subject(given.model, device) as (folder, name):
@@ -220,8 +221,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         "tandem.benchmarks.gpu", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("model", type=Path, nargs="?", help="model directory; none: a random Llama")
-    parser.add_argument("--dtype", help="dtype, or several with commas (bfloat16)")
+    parser.add_argument("model", type=Path, nargs="?", help="model directory (a random Llama)")
+    parser.add_argument("--dtype", help="dtypes, separated by commas (bfloat16)")
     parser.add_argument(
         "--repetitions", type=int, default=30, help="repetitions of every step (30)"
     )

@@ -1,9 +1,9 @@
-"""Time the compiled kernels: attention of few rows on a long text, and linear layers on the rows of
-a prompt, beside PyTorch's own matrix product, which is oneDNN's.
+"""Time the compiled kernels: attention of a few rows to a long text, and linear layers on the rows
+of a prompt. For comparison, PyTorch's own matrix product, which is oneDNN's, is timed too.
 
-All compared kernels take turns in one process, also the kernels as another checkout built them. The
-figures are the least of some repetitions: of one thread the processor time, of several threads the
-time on the wall.
+All compared kernels take turns in one process, including those that another checkout has built, if
+one is given. Each figure is the least time of several repetitions: processor time with one thread,
+wall-clock time with several.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tandem.engine.model.dtypes import DTYPES
 HEADS, KV_HEADS, SIZE = 32, 8, 128
 CONTEXTS = (512, 8192)
 ATTENDING = (1, 5, 33)  # rows of one token, of a short draft, and of a large tree
-PROMPT = 512  # rows of a prompt, as many as a step takes
+PROMPT = 512  # rows of a prompt in one step
 SHAPES = {  # numbers of outputs and inputs
     "grown target, gate and up": (5120, 768),
     "grown target, down": (768, 2560),
@@ -48,8 +48,8 @@ Actions = Mapping[str, Callable[[], object]]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A piece of work that several `actions` do in turns. The work takes `operations`
-    multiplications and additions.
+    """A piece of work. Each of `actions` does the work with different kernels. The work takes
+    `operations` multiplications and additions.
     """
 
     name: str
@@ -58,8 +58,8 @@ class Case:
 
 
 def attention(build: Mapping[str, Kernels], dtype: torch.dtype) -> Iterator[Case]:
-    """Yield cases of attention: rows at the end of a text, whose keys and values lie in a pool as
-    those of a session do.
+    """Yield cases of attention: rows at the end of a text attend to the whole text, whose keys and
+    values lie in a pool like those of a session.
     """
     for context in CONTEXTS:
         pool = KVPool([LayerGeometry(KV_HEADS, SIZE, SIZE)], context, dtype, torch.device("cpu"))
@@ -92,7 +92,7 @@ def _bound(function: Callable[..., object], *given: object) -> Callable[[], obje
 
 
 def least(case: Case, repetitions: int, clock: Callable[[], float]) -> dict[str, float]:
-    """Return the least seconds of each action of a case, which take turns."""
+    """Run the actions of a case in turns, and return the least seconds of each."""
     seconds = dict.fromkeys(case.actions, float("inf"))
     for _ in range(1 + repetitions):
         for name, action in case.actions.items():
@@ -103,8 +103,8 @@ def least(case: Case, repetitions: int, clock: Callable[[], float]) -> dict[str,
 
 
 def builds(other: Path | None) -> dict[str, Kernels]:
-    """Return the best kernels of this checkout, and those of another. Raises SystemExit if there
-    are none.
+    """Return the best kernels of this checkout and, if given, the same kernels of another. Raises
+    SystemExit if kernels are missing.
     """
     file = next(runnable(), None)
     if not file:
@@ -121,8 +121,8 @@ def builds(other: Path | None) -> dict[str, Kernels]:
 
 @torch.inference_mode()
 def measure(build: Mapping[str, Kernels], dtypes: list[str], repetitions: int) -> list[Any]:
-    """Time all cases. Returns for each case its name, dtype, operations, and the seconds per
-    action.
+    """Time all cases. Returns the name, dtype and operations of each case, and the seconds of each
+    of its actions.
     """
     single = torch.get_num_threads() == 1
     clock = time.thread_time if single else time.perf_counter
@@ -137,7 +137,7 @@ def measure(build: Mapping[str, Kernels], dtypes: list[str], repetitions: int) -
 
 
 def table(found: list[Any]) -> Table:
-    """Return the table that people see."""
+    """Return the table that is printed."""
     headings = ("ms", "GFLOP/s", "other\nms", "times\nas fast", "PyTorch\nms", "times\nas fast")
     shown = Table("", "dtype", *headings, box=None)
     for each in found:
@@ -151,15 +151,15 @@ def table(found: list[Any]) -> Table:
 
 
 def main(
-    dtype: Annotated[str, typer.Option(help="one or several, with commas")] = "float32,bfloat16",
-    other: Annotated[Path | None, typer.Option(help="another checkout, with kernels built")] = None,
+    dtype: Annotated[str, typer.Option(help="dtypes, separated by commas")] = "float32,bfloat16",
+    other: Annotated[Path | None, typer.Option(help="another checkout with built kernels")] = None,
     threads: Annotated[int, typer.Option(help="CPU threads", min=1)] = 1,
     repetitions: Annotated[int, typer.Option(help="repetitions of every figure", min=1)] = 9,
     file: Annotated[
         Path | None, typer.Option("--json", help="write the figures to this file too")
     ] = None,
 ) -> None:
-    """Time the compiled kernels, beside PyTorch's and those of another checkout."""
+    """Time the compiled kernels, and for comparison PyTorch's and those of another checkout."""
     dtypes = dtype.split(",")
     if unknown := next((name for name in dtypes if name not in DTYPES), None):
         raise SystemExit(f"error: --dtype {unknown!r} is not one of {', '.join(DTYPES)}")

@@ -1,10 +1,10 @@
-"""Time a level of the drafter's tree, beside a step of `generate()` with the same model and the
-time that one thread needs to read the weights once.
+"""Time a level of the drafter's tree. For comparison, also time a step of `generate()` with the
+same model, and how long one thread takes to read the weights once.
 
-A tree grows after a text of random tokens, where it is wide. The time is that of one turn, from one
-step input to the next: nodes are laid out and fed, their children are proposed, and the new
-proposals of the window are sent. There is no transport and no model thread. The figures are
-processor time of one thread.
+The tree follows a text of random tokens, because trees are wide there. The time of a level is that
+of one turn, from one step input to the next: nodes are laid out and fed, their children are
+proposed, and the window's new proposals are sent. There is no transport and no model thread. The
+figures are processor time of one thread.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SHAPE = DraftShape(levels=32, branches=4, nodes=64)
 STEPS = 16  # steps of generate()
 TEMPERATURES = (0.0, 0.7)
 WARM_UP_TURNS = 5  # number of first turns, which do not count
-MAX_TRIES = 20  # trees that are begun to find one that is wide enough
+MAX_TRIES = 20  # most trees that are begun to find one that is wide enough
 NAME = b"levels"
 
 Action = Callable[[], tuple[float, float]]
@@ -61,7 +61,9 @@ Action = Callable[[], tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The milliseconds of a level, of which its pass takes `forward`; or of another action."""
+    """The milliseconds of a level or of another action. The pass of a level takes `forward` of
+    them.
+    """
 
     name: str
     nodes: int
@@ -70,8 +72,8 @@ class Row:
 
 
 class Drafter:
-    """A draft model that has read a text, and can begin to propose anew any number of times. Each
-    beginning takes another seed, because noise is remembered.
+    """A draft model that has read a text, and can begin any number of trees after it. Each tree has
+    a seed of its own, because noise is remembered.
     """
 
     def __init__(self, forward: HFRunner, text: tuple[int, ...], temperature: float) -> None:
@@ -87,7 +89,7 @@ class Drafter:
             self._sessions.keep(self._session, self._context, ())
 
     def wide_tree(self, nodes: int) -> tuple[SessionText, GrowingTree]:
-        """Grow a tree that can feed `nodes` nodes at once; raises Unusable if none is so wide."""
+        """Grow a tree that can feed `nodes` nodes at once. Raises Unusable if no tree can."""
         for _ in range(MAX_TRIES):
             text, growing = self._begin()
             while 1 + len(list(growing.chances())) < nodes and growing.ready():
@@ -97,7 +99,7 @@ class Drafter:
         raise Unusable(f"the model is so sure that no level has {nodes} nodes")
 
     def _begin(self) -> tuple[SessionText, GrowingTree]:
-        """Begin a tree whose root was fed."""
+        """Begin a tree whose root has been fed."""
         params = SamplingParams(self._temperature, seed=next(self._seeds))
         worth = Worth(Conditions(), StepCosts(), DrafterHistory(), 0.0)
         growth = TokenTree(SHAPE, LENGTH, self._sessions.context_length, 1, worth)
@@ -132,7 +134,9 @@ class Drafter:
 
 @torch.inference_mode()
 def measure(folder: Path, repetitions: int) -> dict[tuple[str, int], Row]:
-    """Measure the median milliseconds, by name and nodes; all take turns. Raises Unusable."""
+    """Run all actions in turns, and return the median milliseconds by name and nodes. Raises
+    Unusable.
+    """
     model = load(folder, "float32")
     network: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, local_files_only=True
@@ -182,7 +186,7 @@ def generated(network: Any, text: tuple[int, ...]) -> float:
 
 
 def table(rows: Iterable[Row]) -> Table:
-    """Return the table that people see."""
+    """Return the table that is printed."""
     shown = Table("", "nodes", "ms", "of it the pass", "the rest", box=None)
     for row in rows:
         cells = (str(row.nodes), f"{row.milliseconds:.2f}")
@@ -198,7 +202,7 @@ def main(
         Path | None, typer.Option("--json", help="write the figures to this file too")
     ] = None,
 ) -> None:
-    """Measure the milliseconds of a level of the drafter, beside a step of generate()."""
+    """Measure the milliseconds of a level of the drafter and of a step of generate()."""
     logging.disable_progress_bar()
     torch.set_num_threads(1)
     try:

@@ -1,12 +1,12 @@
-"""Measure the worth of a drafter that is a round trip away: the tokens per second of a whole Tandem
-through its client API, beside plain decoding and, if one is given, beside another checkout of the
-project.
+"""Measure what drafts gain if the drafter is a round trip away: the tokens per second of a whole
+Tandem through its client API, compared with plain decoding and with another checkout, if one is
+given.
 
 In each case the systems take turns in random order on the same requests, so that whatever else the
 machine does hits them alike. The figures are medians of ratios within a turn. The first turn does
-not count; orchestrators start anew in each case, services for each drafter. Texts that differ are
-counted. The processor time, in ms per token, is that of all services without the threads that run
-models. `up` and `down` are bytes per token of the text, from orchestrator to drafter and back.
+not count. Each case has new orchestrators, and each drafter new model services. Texts that differ
+are counted. The processor time, in ms per token, is that of all services without the threads that
+run models. `up` and `down` are bytes per token of the text, from orchestrator to drafter and back.
 
 The following command measures a slow link, with 80 ms and 50 kb/s in each direction, and then with
 1 Mb/s:
@@ -82,15 +82,17 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A checkout behind its client API, with drafts of `levels` levels (None: as it chooses)."""
+    """A checkout behind its client API. With `levels` None, the server chooses the levels of
+    drafts.
+    """
 
     checkout: Checkout
     stub: Any
     levels: int | None = None
 
     async def turn(self, jobs: Sequence[Job], case: Case, seconds: float) -> Turn:
-        """Take a turn of requests, whose time grows with the number of requests at once. After
-        that, wait until requests that were given up have ended.
+        """Take a turn, which is longer for more requests at once. Then wait until the requests that
+        were given up have ended.
         """
         seconds *= 1 + case.at_once / SHARED_REQUESTS
         before = await self.checkout.spent()
@@ -101,7 +103,7 @@ class System:
 
 
 async def measure(systems: Mapping[str, System], case: Case, plan: Plan) -> Turns:
-    """Take all turns of a case; of the first turn only the texts count."""
+    """Take all turns of a case. From the first turn, only the texts count."""
     rng, prompts, turns = random.Random(repr(case)), cycle(story_prompts()), []
     for _ in range(1 + plan.turns):
         batch = islice(prompts, REQUESTS * case.at_once)
@@ -139,8 +141,8 @@ async def rows(plan: Plan, cases: Sequence[Case], untrained: Path) -> AsyncItera
 
 
 async def turns_of(checkouts: Sequence[Checkout], case: Case, plan: Plan) -> Turns:
-    """Start an orchestrator for each checkout over a good link, change the link to the case's, and
-    measure.
+    """Start an orchestrator for each checkout, give the link to the drafter the state of the case,
+    and measure.
     """
     async with AsyncExitStack() as stack:
         stubs = [await stack.enter_async_context(each.orchestrated()) for each in checkouts]
@@ -164,7 +166,7 @@ async def turns_of(checkouts: Sequence[Checkout], case: Case, plan: Plan) -> Tur
 
 
 def line(row: Mapping[str, Any]) -> list[str]:
-    """Return a row as people see it, a text for each column."""
+    """Return a row as a list of texts, one for each column."""
 
     def told(name: str, figure: str, digits: int = 0, scale: float = 1.0) -> str:
         value = row["systems"].get(name, {}).get(figure)
@@ -187,7 +189,7 @@ def line(row: Mapping[str, Any]) -> list[str]:
 
 
 def written(texts: Sequence[str]) -> str:
-    """Join texts to a line, each below its heading."""
+    """Join the texts of a row to a line, in which each text is below its heading."""
     return "  ".join(c.rjust(max(7, len(h))) for c, h in zip(texts, HEADINGS, strict=True))
 
 

@@ -1,9 +1,9 @@
 """Check that answers are the same with every option: requests are drawn at random over all options,
 and each is asked twice, with drafts of a random kind and without any.
 
-The rule is MATCH, greedy and seeded. Text, tokens, the reason for the end and log-probabilities
-must be the same, bit for bit. The log-probabilities are also compared with a plain forward pass of
-transformers.
+All requests have the rule MATCH, and are greedy or seeded. Text, tokens, the reason for the end and
+log-probabilities must be the same, bit for bit. The log-probabilities are also compared with a
+plain forward pass of transformers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TOLERANCE = 1e-4  # how far a log-probability may be from a plain pass
 def drawn_request(
     rng: random.Random, prompts: Sequence[Prompt], vocabulary: int
 ) -> api.GenerateRequest:
-    """Draw a request with some options set, anywhere in their range."""
+    """Draw a request in which some options have random values."""
 
     def maybe(value: Any) -> Any:
         return value if rng.random() < 0.35 else None
@@ -99,7 +99,7 @@ def drawn_speculation(rng: random.Random) -> api.Speculation:
 
 
 def same(one: api.GenerateResponse, other: api.GenerateResponse) -> bool:
-    """Return whether two answers differ only in their ids and costs."""
+    """Return whether two answers are the same except for their ids and costs."""
     bare = []
     for answer in (one, other):
         copy = api.GenerateResponse()
@@ -124,8 +124,8 @@ async def ask_twice(
 
 @torch.inference_mode()
 def farthest(network: Any, prompt: Sequence[int], answer: api.GenerateResponse) -> float:
-    """Return how far a log-probability of an answer is at most from that of a plain pass over the
-    whole text.
+    """Return the largest difference between a log-probability of an answer and that of a plain pass
+    over the whole text.
     """
     tokens = [*prompt, *answer.token_ids]
     scores = network(torch.tensor([tokens]), use_cache=False).logits[0].float().log_softmax(-1)
@@ -150,8 +150,8 @@ def farthest(network: Any, prompt: Sequence[int], answer: api.GenerateResponse) 
 async def compare(
     stub: Any, network: Any, prompts: Sequence[Prompt], count: int, seed: int, at_once: int
 ) -> tuple[list[api.GenerateRequest], float, int, int]:
-    """Ask `count` random requests. Returns the requests whose answers differ, the farthest distance
-    of a log-probability, and the numbers of tokens and of accepted tokens.
+    """Send `count` random requests. Returns the requests whose answers differ, the largest
+    difference of a log-probability, and the numbers of tokens and of accepted tokens.
     """
     rng, places = random.Random(seed), asyncio.Semaphore(at_once)
     vocabulary = network.config.vocab_size

@@ -1,8 +1,8 @@
-"""Measure what the orchestrator itself costs, with streams from a verifier without a model, which
-takes a step at every tick of a clock.
+"""Measure what the orchestrator itself costs. Its streams come from a verifier without a model,
+which takes a step at every tick of a clock.
 
-A stream is at most as fast as that clock. The delay of each chunk behind its tick is what gRPC,
-cell and client have added. The client takes its part of the machine too.
+A stream cannot be faster than that clock. The delay of each chunk behind its tick is what gRPC,
+cell and client have added. The client runs on the same machine, and takes processor time too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PARTS = ("verifier", "cell", "client")
 
 @dataclass(slots=True)
 class Reader:
-    """One client: the seconds that its chunks are behind their ticks, and the chunks' tokens."""
+    """One client. `behind` has the seconds from the tick of each chunk to its arrival."""
 
     number: int
     step: float
@@ -59,7 +59,7 @@ class Reader:
                 self.tokens += chunk.token_ids
 
     def check(self, vocabulary: int) -> None:
-        """Raise Unusable if a token is not the one that the verifier's table has there."""
+        """Raise Unusable if a token differs from the verifier's table."""
         head = (self.number % 256, self.number // 256, 1, 1)
         for place, token in enumerate(self.tokens):
             if token != token_at(head, HEAD + place, vocabulary):
@@ -105,8 +105,8 @@ def _seconds(pid: int) -> float:
 
 
 async def until(done: Callable[[], bool], missing: str) -> None:
-    """Poll until `done` returns true. Raises Unusable, which says what was `missing`, after
-    START_SECONDS.
+    """Poll until `done` returns true. If START_SECONDS pass before, raises Unusable with the text
+    `missing`.
     """
     try:
         async with asyncio.timeout(START_SECONDS):
@@ -117,7 +117,9 @@ async def until(done: Callable[[], bool], missing: str) -> None:
 
 
 async def measure(target: Path, streams: int, step: float, seconds: float) -> Figures:
-    """Start everything, let all streams begin, and read for `seconds`; raises Unusable."""
+    """Start everything, wait until all streams have begun, and measure them for `seconds` seconds.
+    Raises Unusable.
+    """
     async with AsyncExitStack() as scope:
         table = ("--tokenizer", str(target), "--step", str(step))
         verifier = await scope.enter_async_context(child(HERE, "benchmarks.peers.table", *table))
@@ -133,7 +135,7 @@ async def measure(target: Path, streams: int, step: float, seconds: float) -> Fi
         async with background(*(reader.read(client) for reader in readers)):
             await until(
                 lambda: all(reader.tokens for reader in readers),
-                f"{streams} streams with --step {step} are too many here: some have no token",
+                f"{streams} streams with --step {step} are too many: some have no token",
             )
             before, spent = [len(each.behind) for each in readers], system.processor_seconds()
             began = monotonic()
@@ -161,7 +163,7 @@ async def measure(target: Path, streams: int, step: float, seconds: float) -> Fi
 
 
 def table(found: list[Figures]) -> Table:
-    """Return the table that people see."""
+    """Return the table that is printed."""
     columns = "streams", "steps/s", "of ideal", "behind p50\nms", "behind p99\nms"
     shown = Table(*columns, *(f"{part}\nus/step" for part in PARTS), "kB of memory\nper stream")
     for each in found:
@@ -181,7 +183,9 @@ def main(
     target: Annotated[
         Path, typer.Option(help="model directory whose tokenizer is used")
     ] = models.TARGET,
-    streams: Annotated[str, typer.Option(help="streams at once, with commas")] = "1,16,100,1000",
+    streams: Annotated[
+        str, typer.Option(help="numbers of streams at once, with commas")
+    ] = "1,16,100,1000",
     step: Annotated[float, typer.Option(help="seconds between steps", min=0.001)] = 0.02,
     seconds: Annotated[float, typer.Option(help="seconds of each measurement")] = 10.0,
     file: Annotated[

@@ -2,11 +2,11 @@
 
     python -m tandem.benchmarks.overload
 
-First all places are taken, and it is measured how many requests are served in that state. Next, ten
-times as many requests arrive at random times, with prompts that are far too large beside them, and
-for each place a stream that nobody reads. The figures are the seconds to a refusal for lack of a
-place and to that of a large prompt, and the gaps between the chunks of running streams, before and
-during the overload.
+First, requests take all places, and the benchmark measures how many requests are served per second.
+Next, ten times as many requests arrive at random times. So do prompts that are far too large, and
+each place gets a stream that nobody reads. The figures are the times until a request is refused for
+lack of a place and until a large prompt is refused, and the gaps between the chunks of running
+streams, before and during the overload.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ SMALL_WINDOW = (("grpc.http2.lookahead_bytes", 64), ("grpc.http2.bdp_probe", 0))
 
 @dataclass(slots=True)
 class Seen:
-    """The gaps and refusals, in seconds, and the ends of requests that clients saw in a stretch of
-    time.
+    """What clients saw in one period: the gaps and the times until refusals, in seconds, and how
+    requests ended.
     """
 
     gaps: list[float] = field(default_factory=list)
@@ -76,7 +76,9 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of the benchmark: times in seconds, memory in MB, and requests by their ends."""
+    """The figures of the benchmark. Times are in seconds, memory is in MB, and `ends` counts
+    requests by how they ended.
+    """
 
     places: int
     served_per_second: float
@@ -92,12 +94,14 @@ class Figures:
 
     @property
     def gap_ratio(self) -> float:
-        """How many times as long gaps are during the overload."""
+        """The gaps during the overload divided by the gaps before it."""
         return self.gap_p99 / (self.gap_p99_before or 1.0)
 
 
 async def arrive(per_second: float, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Begin an act at random times, `per_second` of them a second, whether or not others ended."""
+    """Start `act` at random times, on average `per_second` times a second, even while earlier acts
+    run.
+    """
     due = monotonic()
     async with asyncio.TaskGroup() as group:
         while True:
@@ -107,8 +111,8 @@ async def arrive(per_second: float, act: Callable[[], Coroutine[Any, Any, None]]
 
 
 async def unread(address: str) -> None:
-    """Open streams that nobody reads, one after the other. Each stream holds a place until it is
-    ended, because only little of it fits into buffers.
+    """Open streams that nobody reads, one after another. Each stream holds its place until the
+    server ends it, because the buffers hold only a small part of the stream.
     """
     request = api.GenerateRequest(text=PROMPT)
     request.stopping.max_new_tokens, request.stopping.ignore_eos = 400, True
@@ -125,14 +129,14 @@ async def unread(address: str) -> None:
 
 
 def set_limits(places: int) -> None:
-    """Set the front end's limits by environment variables: one client may have all places."""
+    """Set the front end's limits by environment variables. One client may take all places."""
     limits = {"RUNNING": places, "RUNNING_PER_CLIENT": places, "WAITING": 2 * places}
     for name, limit in limits.items():
         os.environ[f"TANDEM__ORCHESTRATOR__MAX_{name}"] = str(limit)
 
 
 async def measure(target: Path, draft: Path, places: int, times: float, seconds: float) -> Figures:
-    """Measure both stretches of time; raises TandemError."""
+    """Measure before and during the overload. Raises TandemError."""
     set_limits(places)
     async with AsyncExitStack() as scope:
         system = await scope.enter_async_context(running(target, draft, 1, 1, 1))
@@ -146,7 +150,7 @@ async def measure(target: Path, draft: Path, places: int, times: float, seconds:
         patient, hasty = await client("steady", STEADY_TIMEOUT_SECONDS), await client("crowd")
         sender = await client("large")
         before, during, crowd, large = Seen(), Seen(), Seen(), Seen()
-        steady = Seen()  # records of the streams that run in both stretches
+        steady = Seen()  # the streams that run before and during the overload
 
         async def follow() -> None:
             while True:
@@ -184,7 +188,7 @@ async def measure(target: Path, draft: Path, places: int, times: float, seconds:
 
 
 def table(found: Figures) -> Table:
-    """Return the table that people see."""
+    """Return the table that is printed."""
     shown = Table("", "", box=None)
     for name, value in (
         ("requests served a second, all places taken", f"{found.served_per_second:.1f}"),
@@ -209,7 +213,9 @@ def main(
     times: Annotated[
         float, typer.Option(help="arriving requests, as a multiple of what can be served", min=0.1)
     ] = 10.0,
-    seconds: Annotated[float, typer.Option(help="seconds of each stretch", min=4)] = 30.0,
+    seconds: Annotated[
+        float, typer.Option(help="seconds before and of the overload", min=4)
+    ] = 30.0,
     file: Annotated[
         Path | None, typer.Option("--json", help="write the figures to this file too")
     ] = None,

@@ -3,7 +3,7 @@
     python -m tandem.benchmarks.page            # `make results`
     python -m tandem.benchmarks.page --check    # fails if a page has other figures
 
-A benchmark renews its figures if it is run with `--json benchmarks/results/NAME.json`.
+To renew the figures of a benchmark, run it with `--json benchmarks/results/NAME.json`.
 """
 
 from __future__ import annotations
@@ -69,20 +69,20 @@ def one_request(rows: Rows) -> str:
 
 
 def far_or_many(rows: Rows) -> str:
-    """Return what drafts gain from afar, and for eight requests."""
+    """Return what drafts gain with a distant drafter, and for eight requests."""
     far, many = _gain(rows, 1, 0, 20)[-1], _gain(rows, 8, 0, 0)[-1]
     return f"{far:.2f} times at 20 ms; {many:.2f} times for eight requests; both at temperature 0"
 
 
 def _fastest(rows: Rows) -> tuple[float, float]:
-    """Return the tokens per second of Tandem, and of llama.cpp's fastest way."""
+    """Return the tokens per second of Tandem and of the fastest configuration of llama.cpp."""
     speeds = {row["system"]: row["median_tokens_per_second"] for row in rows}
     peers = (speed for name, speed in speeds.items() if name.startswith("llama.cpp"))
     return speeds["Tandem"], max(peers)
 
 
 def beside_llama(rows: Rows) -> str:
-    """Return the speed of the whole system beside llama.cpp."""
+    """Return the speeds of the whole system and of llama.cpp."""
     own, other = _fastest(rows)
     half, others_half = _fastest(read("throughput-bfloat16")["rows"])
     return (
@@ -92,7 +92,7 @@ def beside_llama(rows: Rows) -> str:
 
 
 def steps(rows: Rows) -> str:
-    """Return what a step of the engine takes beside the faster way of llama.cpp."""
+    """Return the times of a step of the engine and of the faster configuration of llama.cpp."""
 
     def fed(sessions: int, tokens: int) -> tuple[float, float]:
         like = {"dtype": "float32", "sessions": sessions, "tokens": tokens, "draft": "chain"}
@@ -118,7 +118,7 @@ def useless(rows: Rows) -> str:
 
 
 def chaos(rows: Rows) -> str:
-    """Return what clients noticed of faults."""
+    """Return what clients noticed during faults."""
     (row,) = rows
     counts = f"{row['lost']} lost, {row['duplicated']} duplicated, {row['changed']} changed"
     longest = max(row["gaps"].values())
@@ -127,7 +127,7 @@ def chaos(rows: Rows) -> str:
 
 
 def overload(rows: Rows) -> str:
-    """Return how soon requests are refused, and what others notice."""
+    """Return how soon requests are refused, and what running streams notice."""
     (row,) = rows
     soon, late = 1e3 * row["refused_p50"], 1e3 * row["refused_p99"]
     return (
@@ -200,7 +200,9 @@ PAGES = (ROOT / "benchmarks" / "RESULTS.md", ROOT / "README.md")
 
 
 def renewed(text: str) -> str:
-    """Return a page with everything between its markers as the JSON files have it now."""
+    """Return a page in which the text between each pair of markers is made anew from the JSON
+    files.
+    """
     return MARKED.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n{found[3]}", text)
 
 

@@ -1,6 +1,7 @@
-"""Measure what a network partition costs: one connection carries no bytes any more, in both
-directions or in one, between cell and verifier, cell and drafter, or client and front end. Each
-partition is measured with another replica, and without one until the network is healed.
+"""Measure what a network partition costs. One connection stops carrying bytes, in one direction or
+in both, between cell and verifier, cell and drafter, or client and front end. Each partition is
+measured with a second replica and without one. Without one, streams wait until the network is
+healed.
 
 All parts run in one process, with proxies between them and a verifier without a model.
 """
@@ -61,7 +62,7 @@ class SilentDrafter(drafter_pb2_grpc.DrafterServiceServicer):
 
 @dataclass(slots=True)
 class Reader:
-    """One stream, and the times of its chunks; the first is the time at which it was asked for."""
+    """One stream. `times` has the time of the request, and then the time of each chunk."""
 
     times: list[float] = field(default_factory=lambda: [monotonic()])
 
@@ -79,9 +80,9 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of one partition: the seconds until its loss was `noticed`, and the longest `gap`
-    of a stream. Where there is no other replica, the gap is the time from the healing of the
-    network until the last stream had a token again.
+    """The figures of one partition: the seconds until the cell `noticed` that a service is lost,
+    and the longest `gap` of a stream. Without a second replica, the gap is the time from the
+    healing of the network until every stream has a new token.
     """
 
     where: str
@@ -102,7 +103,9 @@ class System:
 
 @asynccontextmanager
 async def running(where: str, replicas: int, target: Path) -> AsyncIterator[System]:
-    """Run all parts while the scope lasts, with links before the `replicas` of `where`."""
+    """Run all parts while the scope lasts. The service `where` has `replicas` replicas, each behind
+    a link.
+    """
     model, links = table_model(target), list[delay.Link]()
     async with AsyncExitStack() as scope:
 
@@ -136,12 +139,12 @@ async def running(where: str, replicas: int, target: Path) -> AsyncIterator[Syst
 
 
 def serve(servicer: object) -> Any:
-    """Serve a servicer while a scope lasts; the scope's value is the address."""
+    """Serve a servicer while a scope lasts. The value of the scope is the address."""
     return rpc.serving("127.0.0.1", 0, servicer)
 
 
 async def measure(where: str, way: str, replicas: int, target: Path, seconds: float) -> Figures:
-    """Measure one partition of `seconds`."""
+    """Measure one partition that lasts `seconds`."""
     losses: list[float] = []
 
     def note(logger: object, level: str, event: Any) -> Never:
@@ -187,7 +190,7 @@ async def measure(where: str, way: str, replicas: int, target: Path, seconds: fl
 
 
 def table(found: list[Figures]) -> Table:
-    """Return the table that people see."""
+    """Return the table that is printed."""
     shown = Table("between", "bytes lost", "replicas", "noticed\ns", "longest gap\ns")
     for each in found:
         other = "client" if each.where == FRONT_END else "cell"
@@ -209,7 +212,7 @@ def main(
         Path | None, typer.Option("--json", help="write the figures to this file too")
     ] = None,
 ) -> None:
-    """Measure how long streams wait when the network loses everything, and after it is healed."""
+    """Measure how long streams wait during a network partition, and after the network is healed."""
     found = [
         asyncio.run(measure(place, way, replicas, target, seconds))
         for place in where.split(",")

@@ -1,8 +1,8 @@
-"""Measure what a pass takes beside its kernels: by the network's own code as transformers has it,
-and by its program, in one process and in turns.
+"""Measure the time that a pass spends outside its kernels. The network's own code, as transformers
+has it, and its program take turns in one process.
 
 Without a given model the network has Qwen3-0.6B's 28 layers and heads, but is so narrow that its
-kernels take next to no time. The figures are processor time of one thread, the least of some
+kernels take next to no time. Each figure is the least processor time of one thread over several
 repetitions.
 """
 
@@ -38,7 +38,7 @@ from tandem.protos.errors import TandemError
 POSITIONS = 2048
 CONTEXT = 64  # tokens before the rows
 ROWS = (1, 9, 64)
-REPEATS = 3  # number of passes; the first finds the processor's caches as another way left them
+REPEATS = 3  # passes in a row; before the first, another way has filled the processor's caches
 MAX_LOGITS = 5  # most rows with logits
 CALLS = ("_linear", "_attend", "_norm", "_gate", "_program")
 CODE, PROGRAM = "its own code", "its program"
@@ -75,7 +75,7 @@ def narrow(folder: Path) -> Path:
 
 @contextmanager
 def timed() -> Iterator[list[float]]:
-    """Yield a list whose only number counts the seconds spent in kernels within the scope."""
+    """Yield a list of one number, which counts the seconds spent in kernels within the scope."""
     build, seconds = kernels(), [0.0]
     if not build:
         raise SystemExit("error: the kernels were not built, or not for this processor")
@@ -114,12 +114,12 @@ def measure(folder: Path, dtypes: list[str], repetitions: int) -> list[Row]:
 
 
 def least(dtype: str, ways: Mapping[str, HFRunner], repetitions: int) -> list[Row]:
-    """Return the least that a pass takes each way, for each number of rows."""
+    """Return the least time of a pass in each way, for each number of rows."""
     best = dict[tuple[str, int], Row]()
     prompts = {}
     for way, forward in ways.items():
         table = forward.pool.allocate(CONTEXT + max(ROWS))
-        assert table, "there is room for two"
+        assert table, "the pool has room for both"
         prompts[way] = table
         forward([Segment(table, 0, (1,) * CONTEXT, tree.chain(CONTEXT), 1)])
     for _ in track(range(repetitions), dtype, transient=True):
@@ -140,7 +140,7 @@ def least(dtype: str, ways: Mapping[str, HFRunner], repetitions: int) -> list[Ro
 
 
 def table(found: list[Row]) -> Table:
-    """Return the table that people see."""
+    """Return the table that is printed."""
     shown = Table("dtype", "rows", "by", "ms", "beside kernels", box=None)
     for each in sorted(found, key=lambda row: (row.dtype, row.rows, row.way)):
         cells = str(each.rows), each.way, f"{each.milliseconds:.2f}", f"{each.beside:.2f}"
@@ -150,13 +150,13 @@ def table(found: list[Row]) -> Table:
 
 def main(
     model: Annotated[Path | None, typer.Argument(help="model directory")] = None,
-    dtype: Annotated[str, typer.Option(help="one or several, with commas")] = "float32,bfloat16",
+    dtype: Annotated[str, typer.Option(help="dtypes, separated by commas")] = "float32,bfloat16",
     repetitions: Annotated[int, typer.Option(help="repetitions of every figure", min=1)] = 20,
     file: Annotated[
         Path | None, typer.Option("--json", help="write the figures to this file too")
     ] = None,
 ) -> None:
-    """Measure what a pass takes beside its kernels, with and without a program."""
+    """Measure the time that a pass spends outside its kernels, with and without a program."""
     dtypes = dtype.split(",")
     if unknown := next((name for name in dtypes if name not in DTYPES), None):
         raise SystemExit(f"error: --dtype {unknown!r} is not one of {', '.join(DTYPES)}")

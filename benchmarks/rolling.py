@@ -1,11 +1,11 @@
-"""Count the failures that clients of other projects see during rolling updates of every service.
+"""Count the failures that gRPC and OpenAI clients see during rolling updates of every service.
 
     python -m tandem.benchmarks.rolling --updates 20
 
 There are two processes of each service. The cells are behind a load balancer that sends new
-connections to cells that are SERVING. One service after the other is asked to stop and started
-again. The clients are gRPC channels with gRPC's defaults and OpenAI's SDK with its own. Each client
-sends one request after the other, and compares every text with that of its first answer to the same
+connections to cells that are SERVING. One service after another is asked to stop and then started
+again. The clients are plain gRPC channels and OpenAI's SDK, both with their default settings. Each
+client sends one request after another, and compares every text with its first answer to the same
 prompt.
 """
 
@@ -41,7 +41,7 @@ from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
 
 SERVICE = "tandem.v1.OrchestratorService"
-POLL_SECONDS = 0.5  # seconds between two looks at which cells are SERVING
+POLL_SECONDS = 0.5  # seconds between two checks which cells are SERVING
 LAME_DUCK_SECONDS = 5.0
 STEADY_SECONDS = 2.0  # seconds between two updates
 PROMPTS = 4
@@ -59,13 +59,13 @@ class Ready:
         self._now = list(range(len(addresses)))
 
     def next(self) -> int:
-        """Return the number of a serving cell, one after the other."""
+        """Return the number of the next serving cell. The cells take turns."""
         self._turn += 1
         return self._now[self._turn % len(self._now)]
 
     async def follow(self) -> None:
-        """Check every POLL_SECONDS which cells serve, until cancelled. If none does, the last that
-        served stay.
+        """Check every POLL_SECONDS which cells serve, until cancelled. If no cell serves, keep
+        those that served last.
         """
         while True:
             found = await asyncio.gather(*map(_serving, self._addresses))
@@ -80,7 +80,7 @@ async def _serving(address: str) -> bool:
 
 @asynccontextmanager
 async def over_grpc(address: str, tokens: int) -> AsyncIterator[Ask]:
-    """Yield a function that asks over a channel with gRPC's defaults."""
+    """Yield a function that sends a prompt over a gRPC channel with default settings."""
     async with aio.insecure_channel(address) as channel:
         stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
 
@@ -95,7 +95,7 @@ async def over_grpc(address: str, tokens: int) -> AsyncIterator[Ask]:
 
 @asynccontextmanager
 async def over_http(address: str, tokens: int) -> AsyncIterator[Ask]:
-    """Yield a function that asks by OpenAI's SDK with its defaults."""
+    """Yield a function that sends a prompt with OpenAI's SDK and its default settings."""
     async with AsyncOpenAI(base_url=f"http://{address}/v1", api_key="-") as client:
 
         async def ask(prompt: str) -> str:
@@ -108,7 +108,7 @@ async def over_http(address: str, tokens: int) -> AsyncIterator[Ask]:
 
 
 async def live(name: str, ask: Ask, prompts: list[str], seen: Seen) -> None:
-    """Ask prompts as one client until cancelled, and count in `seen` what it sees."""
+    """Send prompts as one client until cancelled, and count the results in `seen`."""
     right: dict[str, str] = {}
     for prompt in cycle(prompts):
         try:

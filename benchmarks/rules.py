@@ -1,9 +1,8 @@
-"""Count accepted tokens per round at an equal number of nodes: the rules side by side, and trees
-without shared noise.
+"""Count the accepted tokens per round of different rules, with the same number of nodes.
 
-`match` and `reject` are Tandem's rules. `independent` is a baseline that exists only here, the rule
-of SpecEdge: a tree of the draft model's likeliest tokens, best first, and a target that draws by
-itself.
+`match` and `reject` are Tandem's rules. `independent`, the rule of SpecEdge, is a baseline that
+exists only here. Its tree has the draft model's likeliest tokens, best first, and the target draws
+without regard to the draft.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def independent(shape: DraftShape, params: SamplingParams, root: int) -> Expande
 
 @dataclass(slots=True)
 class ProposalRecorder:
-    """A stream of a drafting job that keeps the job's proposals."""
+    """The stream of a drafting job. It keeps the proposals of the job."""
 
     proposals: list[Proposal] = field(default_factory=list)
     inbox: deque[CommitTokens] = field(default_factory=deque)
@@ -81,8 +80,8 @@ class ProposalRecorder:
 
 @dataclass(frozen=True, slots=True)
 class InProcess:
-    """A drafter in this process, which drafts in the way of `expander_of` with `tokens` tokens in
-    its vocabulary.
+    """A drafter in this process. It expands nodes with `expander_of`, and its vocabulary has
+    `tokens` tokens.
     """
 
     host: Host
@@ -118,7 +117,7 @@ class InProcess:
 
 
 def contenders(visible: torch.Tensor) -> dict[str, tuple[ExpanderFactory, Rule]]:
-    """Return for each contender how it expands nodes, and the rule by which the target decides."""
+    """Return how each contender expands nodes, and the rule by which the target accepts them."""
     usual: ExpanderFactory = partial(expander, visible=visible)
     return {
         "match": (usual, Rule.MATCH),
@@ -181,7 +180,7 @@ def main(
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Return the table that people see."""
+    """Return the table that is printed."""
     shown = Table("T", "levels", "branches", "nodes", "match", "reject", "independent", box=None)
     shown.add_column("match / independent")
     for row in rows:

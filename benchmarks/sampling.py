@@ -1,9 +1,8 @@
-"""Measure the cost of draws from a large vocabulary: milliseconds for each node that the walk
-visits.
+"""Measure how many milliseconds it takes to draw a token from a large vocabulary.
 
-The rows of logits are made up, peaked as language models have them, or flat; no model runs. The
-time is that of the rule `match` on one node: options are applied, a token is drawn, and
-log-probabilities are reported. The benchmark counts the processor time of one thread, so other
+No model runs: the rows of logits are made up, either peaked like those of language models, or flat.
+The time is that of the rule `match` for each visited node: options are applied, a token is drawn,
+and log-probabilities are reported. The benchmark counts the processor time of one thread, so other
 processes on the machine matter little.
 """
 
@@ -30,8 +29,8 @@ from tandem.engine.sampling.sampler import LogitsProcessor, draws, warp
 from tandem.protos.types import MAX_LOGPROBS, SamplingParams
 
 LENGTH = 1000  # tokens of a text, half of them completion
-CHILDREN = 256  # likeliest tokens that the drafter looks at
-CHECKED = 80  # number of rows of a step that are searched for NaN
+CHILDREN = 256  # number of likeliest tokens that the drafter chooses from
+CHECKED = 80  # number of rows of a step that are checked for NaN
 OPTIONS = {
     "temperature": SamplingParams(1.0),
     "top-k 50, top-p .95": SamplingParams(1.0, top_k=50, top_p=0.95),
@@ -51,8 +50,8 @@ OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The milliseconds of one way to draw, per node or per step: by the definition, and as the
-    services draw.
+    """The milliseconds of a draw, per node or per step: of the reference implementation (`defined`)
+    and of the services (`done`).
     """
 
     vocabulary: int
@@ -64,13 +63,15 @@ class Figure:
 
 
 def flat(count: int, seed: int) -> torch.Tensor:
-    """Make independent normal logits, [count]: half the tokens make up .85 of the probability."""
+    """Make independent normal logits, [count]. The likelier half of the tokens has .85 of the
+    probability.
+    """
     return torch.randn(count, generator=torch.Generator().manual_seed(seed))
 
 
 def peaked(count: int, seed: int) -> torch.Tensor:
-    """Make logits, [count], whose probabilities fall with the power 1.6 of a token's rank, and
-    vary: some 30 tokens make up .9 of the probability.
+    """Make logits, [count], whose probabilities fall with the power 1.6 of a token's rank, and vary
+    at random. Some 30 tokens make up .9 of the probability.
     """
     ranks = torch.randperm(count, generator=torch.Generator().manual_seed(seed)) + 1.0
     return flat(count, seed) / 2 - 1.6 * ranks.log()
@@ -80,13 +81,13 @@ KINDS = {"peaked": peaked, "flat": flat}
 
 
 def text(vocabulary: int) -> list[int]:
-    """Make a text of tokens, some of which occur again."""
+    """Make a text in which some tokens occur several times."""
     generator = torch.Generator().manual_seed(0)
     return (torch.rand(LENGTH, generator=generator) ** 3 * vocabulary).int().tolist()
 
 
 class Node:
-    """Draws at each of some nodes, whose logits are `rows`, [nodes, vocab]."""
+    """Draws a token at a node. `rows`, [nodes, vocab], has the logits of all nodes."""
 
     def __init__(self, rows: torch.Tensor, params: SamplingParams) -> None:
         self._rows = rows
@@ -94,7 +95,7 @@ class Node:
         self._adjustment = LogitsProcessor(params, text(rows.shape[-1]))
 
     def defined(self, node: int) -> object:
-        """Draw by the definition, which looks at every token."""
+        """Sample with the reference implementation, which scans the whole vocabulary."""
         row, params = self._rows[node], self._params
         (token,) = draws(self._adjustment.apply(row, (1, 2))[None], params, (node,))
         if params.logprobs is None:
@@ -122,7 +123,7 @@ def milliseconds(action: Callable[[int], object], nodes: int, repetitions: int) 
 
 @torch.inference_mode()
 def measure(vocabularies: Sequence[int], nodes: int, repetitions: int) -> list[Figure]:
-    """Time all ways to draw; the definition on fewer nodes, since it is slow."""
+    """Time all ways to draw. The slow reference implementation draws at fewer nodes."""
     found, few = [], min(8, nodes)
     for vocabulary, (kind, row) in track(
         list(product(vocabularies, KINDS.items())), "measuring", transient=True
@@ -141,7 +142,7 @@ def measure(vocabularies: Sequence[int], nodes: int, repetitions: int) -> list[F
 
 
 def children(rows: torch.Tensor, kind: str, nodes: int, repetitions: int) -> Figure:
-    """Time the choice of a node's children as the drafter needs it."""
+    """Time how the likeliest children of a node are found for the drafter."""
     params = SamplingParams(1.0, top_p=0.9)
 
     def defined(node: int) -> object:
@@ -155,7 +156,7 @@ def children(rows: torch.Tensor, kind: str, nodes: int, repetitions: int) -> Fig
 
 
 def checks(rows: torch.Tensor, kind: str, repetitions: int) -> Figure:
-    """Time the check for NaN: twice element by element, or once by a maximum."""
+    """Time two checks for NaN: two passes over all elements, or one maximum."""
     step = rows.repeat(-(-CHECKED // len(rows)), 1)[:CHECKED]
     twice = milliseconds(lambda _: (step.isnan().any(), step.isnan().any()), 1, repetitions)
     once = milliseconds(lambda _: step.amax().isnan(), 1, repetitions)
@@ -163,7 +164,7 @@ def checks(rows: torch.Tensor, kind: str, repetitions: int) -> Figure:
 
 
 def table(found: Sequence[Figure], nodes: int) -> Table:
-    """Return the table that people see."""
+    """Return the table that is printed."""
     headings = ("as defined\nms", "as done\nms", "times\nas fast", f"{nodes} nodes\nms")
     shown = Table("vocabulary", "logits", "options", *headings, box=None)
     for each in found:
@@ -184,7 +185,7 @@ def main(
         Path | None, typer.Option("--json", help="write the figures to this file too")
     ] = None,
 ) -> None:
-    """Time draws of a token from a large vocabulary, by the definition and as the services draw."""
+    """Time draws from a large vocabulary, of the reference implementation and of the services."""
     torch.set_num_threads(1)
     nodes = sessions * visited
     found = measure(vocabulary or [128_256, 151_936], nodes, repetitions)

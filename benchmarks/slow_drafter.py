@@ -1,9 +1,9 @@
-"""Measure what a drafter costs that is slow, hangs, sends nonsense or is gone: streams with drafts
-take turns with plain ones during the fault. The benchmark also measures how soon drafts are
+"""Measure the cost of a drafter that is slow, hangs, sends nonsense or is gone. During the fault,
+streams with drafts take turns with plain streams. The benchmark also measures how soon drafts are
 accepted again after the fault.
 
-Speeds count from the 32nd token of a stream on, because the fault may take until then to be
-noticed.
+Speeds do not count the first 32 tokens of a stream, because it may take that long until the fault
+is noticed.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The ratio of tokens per second with drafts to those without (its median, and the `least` of
-    all turns), and the seconds until drafts are accepted again (`back`).
+    """The figures of one fault. `ratio` is the tokens per second with drafts divided by those
+    without, as the median of all turns, and `least` is the least ratio. `back` is the seconds until
+    drafts are accepted again after the fault.
     """
 
     fault: str
@@ -60,7 +61,7 @@ class Figures:
 
 @contextmanager
 def suffering(drafter: Member, signals: Sequence[int]) -> Iterator[None]:
-    """Have a drafter suffer a fault while the scope lasts."""
+    """Cause a fault of a drafter while the scope lasts."""
     for number in signals[:1]:
         drafter.signal(number)
     try:
@@ -71,7 +72,7 @@ def suffering(drafter: Member, signals: Sequence[int]) -> Iterator[None]:
 
 
 class Streams:
-    """Asks for streams at once, on different prompts."""
+    """Runs several streams at once, on different prompts."""
 
     def __init__(self, client: AsyncClient, prompts: list[list[int]], tokens: int) -> None:
         self._client = client
@@ -85,7 +86,9 @@ class Streams:
         return sum(speeds) / len(speeds)
 
     async def until_accepted(self, rule: str) -> float:
-        """Return the seconds until a step yields several tokens; infinity if none does in time."""
+        """Return the seconds until a step yields at least three tokens, or infinity if no step does
+        in time.
+        """
         began = monotonic()
         while monotonic() - began < BACK_SECONDS:
             async with self._stream(0, rule, None) as stream:
@@ -118,7 +121,7 @@ class Streams:
 async def compare(
     streams: Streams, drafter: Member, fault: str, rule: str, count: int, turns: int
 ) -> Figures:
-    """Compare plain streams and streams with drafts, in turns, during a fault."""
+    """Compare streams with and without drafts, which take turns during a fault."""
     ratios = []
     await drafter.serving.wait()
     await streams.until_accepted(rule)
@@ -132,7 +135,7 @@ async def compare(
 
 
 def table(found: Sequence[Figures]) -> Table:
-    """Return the table that people see."""
+    """Return the table that is printed."""
     shown = Table("drafter", "rule", "streams", "of plain", "least", "back after, s")
     for each in found:
         ratios = f"{each.ratio:.2f}", f"{each.least:.2f}"
@@ -144,7 +147,7 @@ def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
     rules: Annotated[str, typer.Option("--rule", help="with commas")] = "match,reject",
-    streams: Annotated[str, typer.Option(help="streams at once, with commas")] = "1,8",
+    streams: Annotated[str, typer.Option(help="numbers of streams at once, with commas")] = "1,8",
     tokens: Annotated[int, typer.Option(help="tokens of a stream")] = 200,
     turns: Annotated[int, typer.Option(help="turns of each kind")] = 3,
     faults: Annotated[str, typer.Option("--fault", help="with commas")] = ",".join(FAULTS),
@@ -152,7 +155,7 @@ def main(
         Path | None, typer.Option("--json", help="write the figures to this file too")
     ] = None,
 ) -> None:
-    """Compare the speed with a drafter that is slow or gone to that without drafts."""
+    """Compare the speed with a faulty drafter to the speed without drafts."""
     if unknown := set(faults.split(",")) - set(FAULTS):
         raise SystemExit(f"error: --fault {unknown.pop()!r} is none of: {', '.join(FAULTS)}")
 
@@ -166,7 +169,7 @@ def main(
             found = []
             for rule, count, fault in product(*(x.split(",") for x in (rules, streams, faults))):
                 if victim.SPOILS.keys() & set(FAULTS[fault]) and rule != "match":
-                    continue  # other rules refuse such drafts, as if none had come
+                    continue  # other rules refuse such drafts
                 found.append(await compare(some, drafter, fault, rule, int(count), turns))
                 typer.echo(found[-1], err=True)
             return found

@@ -1,5 +1,5 @@
-"""Measure what a grammar costs and saves: masks, compilation, and tokens per step of answers bound
-by a schema. Check that answers are valid, and the same with any drafts.
+"""Measure what a grammar costs and saves: the times of masks and of compilation, and the tokens per
+step of answers that follow a schema. Check that answers are valid, and the same with any drafts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PROMPTS = ("Once upon a time", "The little girl said", "A list of what the dog f
 
 
 def drawn_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
-    """Draw the schema of an object at random, whose answers are short."""
+    """Draw the schema of an object at random. Answers that follow the schema are short."""
     names = rng.sample(["name", "age", "colour", "friends", "first pet", "is_tall"], 3)
     parts: list[dict[str, Any]] = [
         {"type": "string", "maxLength": rng.randint(1, 12)},
@@ -72,8 +72,8 @@ def grammar_of(schema: dict[str, Any]) -> Grammar:
 
 
 def mask_seconds(compiler: GrammarCompiler, vocabulary: int, seed: int) -> Iterator[float]:
-    """Yield the seconds to find the mask and commit a token, for each token of an answer that is
-    drawn evenly from the allowed tokens.
+    """Draw an answer evenly from the allowed tokens. Yields for each token the seconds to find the
+    mask and commit the token.
     """
     rng = random.Random(seed)
     matcher = GrammarMatcher(compiler, grammar_of(drawn_schema(rng)), ())
@@ -91,8 +91,8 @@ def mask_seconds(compiler: GrammarCompiler, vocabulary: int, seed: int) -> Itera
 
 
 def alone(model: Path, ends: Sequence[int]) -> tuple[int, list[float], float]:
-    """Time grammars with a model's tokenizer. Returns the number of tokens, the seconds of each
-    mask, and the seconds of compiling a schema of 10 kB.
+    """Time grammars with a model's tokenizer. Returns the size of the vocabulary, the seconds of
+    each mask, and the seconds of compiling a schema of 10 kB.
     """
     tokenizer = tokenizer_of(model)
     compiler = GrammarCompiler(lambda: tokenizer, ends)
@@ -122,8 +122,8 @@ async def ask(
 async def compare(
     target: Path, drafters: Sequence[Path], schemas: int, at_once: int
 ) -> list[dict[str, Any]]:
-    """Return a row for each way and for trees of each drafter: the tokens per step, how many
-    answers differ from those without drafts, and how many are not valid.
+    """Return a row for each way of drafting. It has the tokens per step, the number of answers that
+    differ from those without drafts, and the number of answers that are not valid.
     """
     rng, places = random.Random(0), asyncio.Semaphore(at_once)
     asked = [
@@ -132,7 +132,7 @@ async def compare(
         for temperature in (0, 1)
     ]
     answers: dict[str, list[api.GenerateResponse]] = {}
-    # no way may profit from another's answers
+    # no way may copy the answers of another way
     os.environ["TANDEM__VERIFIER__RECENT_TOKENS"] = "0"
     for drafter in drafters:
         async with tandem_up(target, drafter, False, *ALWAYS) as stub:
@@ -173,7 +173,7 @@ def row(
 
 
 def is_valid(answer: api.GenerateResponse, schema: dict[str, Any]) -> bool:
-    """Return whether an answer is whole and valid by its schema."""
+    """Return whether an answer is complete and follows its schema."""
     try:
         validate(json.loads(answer.text), schema)
     except Exception:

@@ -1,8 +1,8 @@
-"""Measure tokens per second, side by side in one run: plain `generate()`, transformers' assisted
-decoding, llama.cpp, if it is installed, plainly and with chains of several lengths, and Tandem.
+"""Measure tokens per second, side by side in one run: of Tandem, of transformers with and without
+assisted decoding, and of llama.cpp, if it is installed, plainly and with chains of several lengths.
 
-Each process has one core. The systems take turns prompt by prompt, so that a noisy machine hits all
-alike; greedy ones should emit the same tokens.
+Each process has one core. The systems take turns prompt by prompt, so that noise on the machine
+hits all of them alike. At temperature 0 all systems should emit the same tokens.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class Entry:
         return found
 
     async def compete(self, prompts: Sequence[Prompt], max_new_tokens: int) -> dict[str, Runs]:
-        """Load and start everything, then run; raises Unusable."""
+        """Load and start all systems, then run the comparison. Raises Unusable."""
         torch.set_num_threads(1)
-        # set for the process that is started now
+        # for the processes that are started now
         os.environ["TANDEM__VERIFIER__DTYPE"] = self.dtype
         # Tandem should learn from no earlier answer
         os.environ["TANDEM__VERIFIER__RECENT_TOKENS"] = "0"
@@ -84,7 +84,7 @@ class Entry:
 
 @contextmanager
 def converted(target: Path, draft: Path, dtype: str) -> Iterator[tuple[Path, Path] | None]:
-    """Yield the pair as GGUF files while the scope lasts; None without llama.cpp."""
+    """Yield the pair as GGUF files while the scope lasts, or None without llama.cpp."""
     if not llamacpp.installed():
         yield None
         return
@@ -96,8 +96,8 @@ def converted(target: Path, draft: Path, dtype: str) -> Iterator[tuple[Path, Pat
 
 
 def entries(runs: Mapping[str, Runs]) -> list[dict[str, Any]]:
-    """Return one entry per system. Ratios are to plain `generate()`; the ratio of total speeds is
-    noisier.
+    """Return one entry per system. Ratios compare a system with plain `generate()`. The ratio of
+    total speeds is noisier than the ratio of medians.
     """
     reference = runs[REFERENCE]
     return [
@@ -116,7 +116,7 @@ def entries(runs: Mapping[str, Runs]) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the table that people see."""
+    """Return the table that is printed."""
     headings = ("system", "tokens/s, median\nof requests", "ratio", "tokens/s\nin all", "ratio")
     shown = Table(*headings, "tokens\nper step", "tokens\ndiffer", box=None)
     for row in rows:
@@ -138,9 +138,7 @@ def main(
     prompts: Annotated[
         int, typer.Option(help="number of story prompts", min=1, max=story_count())
     ] = 20,
-    max_new_tokens: Annotated[
-        int, typer.Option(help="a completion also ends where its story ends", min=2)
-    ] = 64,
+    max_new_tokens: Annotated[int, typer.Option(help="most tokens of a completion", min=2)] = 64,
     temperature: Annotated[float, typer.Option(help="0: greedy", min=0)] = 0.0,
     dtype: Annotated[str, typer.Option(help=f"one of {', '.join(llamacpp.KINDS)}")] = "float32",
     ray: Annotated[

@@ -1,8 +1,8 @@
-"""Measure what TLS and authentication cost: two Tandems of the same pair, one of them locked, take
-turns.
+"""Measure what TLS and authentication cost. Two Tandems of the same pair take turns: a plain one,
+and a locked one, with TLS and a token.
 
-Both systems run all the time, and each has all the load in its turns, so that whatever else the
-machine does hits both alike.
+Both systems run all the time, and only the system whose turn it is has load, so that whatever else
+the machine does hits both alike.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ PROMPT = "Once upon a time there was a little"
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures for one number of streams: the rounds per second of both systems, the cost of the
-    lock, and the milliseconds per round that a stream waits longer.
+    """The figures for one number of streams: the rounds per second of both systems, the relative
+    `cost` of TLS and authentication, and the milliseconds that they add to each round of a stream.
     """
 
     streams: int
@@ -82,8 +82,8 @@ async def turn(client: AsyncClient, streams: int, tokens: int, seed: int) -> flo
 
 
 async def measure(streams: int, turns: int, tokens: int) -> Figures:
-    """Measure turns of both systems, in changing order. Returns medians, and the median cost of a
-    pair of turns.
+    """Measure turns of both systems, in alternating order. Returns the median of each figure over
+    all turns.
     """
     async with both() as clients:
         for client in clients:
@@ -99,7 +99,7 @@ async def measure(streams: int, turns: int, tokens: int) -> Figures:
 
 
 def main(
-    streams: Annotated[str, typer.Option(help="streams at once, with commas")] = "1,8",
+    streams: Annotated[str, typer.Option(help="numbers of streams at once, with commas")] = "1,8",
     turns: Annotated[int, typer.Option(help="turns of each system", min=1)] = 15,
     tokens: Annotated[int, typer.Option(help="tokens of each answer", min=1)] = 200,
     file: Annotated[

@@ -1,7 +1,7 @@
 """The asyncio client.
 
-Any front end can continue what another began: a stream that breaks is requested again, with the
-tokens that have come, so that the caller sees one stream without a gap or a repetition.
+If a stream breaks, the client requests the rest of the answer from any front end, and sends the
+tokens that it has received. The caller sees one stream without a gap or a repetition.
 """
 
 from __future__ import annotations
@@ -37,24 +37,25 @@ from tandem.v1 import orchestrator_pb2 as api
 
 ADDRESS = "127.0.0.1:50051"
 STATUS_SECONDS = 5.0
-FAILBACK_MISSED = 2  # heartbeats that may be missed if another front end has recovered
-# fraction of a retry's pause that is waited even if the front end is connected again sooner
+FAILBACK_MISSED = 2  # missed heartbeats that end a call if the former front end has recovered
+# least fraction of a retry's pause to wait, even if the front end reconnects sooner
 MIN_PAUSE_FRACTION = 0.25
 
 
 class AsyncClient:
-    """The client for asyncio. Each request goes to a front end that is chosen at random among those
-    that answer, and to the next one if the first fails or is full.
+    """The client for asyncio. Each request goes to a random front end among those that answer. If
+    that front end fails or is full, the request goes to the next one.
 
     Args:
         addresses: Front ends that serve the same model, by default 127.0.0.1:50051.
-        retry_seconds: How long nothing may arrive before a request is given up.
+        retry_seconds: Seconds without progress after which a request is given up.
         tls_ca: PEM file of the CA that signed the certificates of the front ends.
         tls_cert: PEM file of the client's own certificate, if it has one.
         tls_key: PEM file of the key of `tls_cert`.
         token: The client's token, if it has no certificate.
 
-    Raises Unusable if a file cannot be used, or a token would leave this machine without `tls_ca`.
+    Raises Unusable if a file cannot be used, or a token would be sent to another machine without
+    TLS.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class AsyncClient:
         async with self.stream(prompt, **options) as stream:
             async for _ in stream:
                 pass
-        assert stream.response is not None, "else it had raised"
+        assert stream.response is not None, "without a response, the stream would have raised"
         return stream.response
 
     def stream(
@@ -93,9 +94,9 @@ class AsyncClient:
             prompt: A text, token ids, or the messages of a chat.
             deadline_seconds: Limits the time of the whole answer.
             options: Fields of Sampling, Stopping and Speculation by their names, and `logprobs`,
-                `prompt_logprobs`, `echo` and `return_token_ids`. For a chat also `tools`,
-                `tool_choice`, `parallel_tool_calls`, `add_generation_prompt`,
-                `continue_final_message`, `chat_template_kwargs`, `reasoning_effort` as over HTTP.
+                `prompt_logprobs`, `echo` and `return_token_ids`. A chat also has the HTTP options
+                `tools`, `tool_choice`, `parallel_tool_calls`, `add_generation_prompt`,
+                `continue_final_message`, `chat_template_kwargs` and `reasoning_effort`.
 
         Raises:
             TypeError, InvalidRequest: An option does not exist, or does not accept its value.
@@ -103,8 +104,8 @@ class AsyncClient:
         return Stream(self, build(prompt, **options), deadline_seconds)
 
     async def status(self, *, history: bool = False) -> api.GetStatusResponse:
-        """Return what is served, as reported by the first front end that answers, with the figures
-        of the last minutes if `history` is set. Raises TandemError if no front end answers.
+        """Return the status of what is served, from the first front end that answers. The status
+        has the figures of the last minutes if `history` is set. Raises TandemError if none answers.
         """
         problem: TandemError | None = None
         check_open(self)
@@ -206,8 +207,8 @@ class Stream:
         return start(request, timeout=self._left(), metadata=metadata)
 
     async def _cancel_when_silent(self, call: Any) -> None:
-        """Cancel a call on which not even heartbeats arrive while the caller waits for a chunk.
-        Heartbeats come once the server has the whole request.
+        """Cancel a call if nothing arrives, not even a heartbeat, while the caller waits for a
+        chunk. The server sends heartbeats only after it has received the whole request.
         """
         await asyncio.sleep(self._request.ByteSize() / heartbeat.SLOWEST_CONNECTION)
         fronts, retry = self._client.front_ends, self._retry
@@ -221,8 +222,8 @@ class Stream:
         call.cancel()
 
     async def _pause(self, error: TandemError) -> None:
-        """Wait until the next call is due, which is sooner if the front end's connection is back.
-        Raises the error if there will be no next call.
+        """Wait until the next call is due, or less if the front end is connected again. Raises the
+        error if the request is given up, and DeadlineExceeded if too little time is left.
         """
         silent = self._client.front_ends.silent
         pause = self._retry.pause(error, time.monotonic(), random.random(), silent)

@@ -1,4 +1,4 @@
-"""The front ends of a client: the channel to each, and which of them do not answer."""
+"""The front ends of a client: their channels, and which front ends do not answer."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ NO_ANSWER = StatusCode.DEADLINE_EXCEEDED, StatusCode.UNAVAILABLE
 
 
 class FrontEnds:
-    """The front ends of a client, by their numbers. If a stream finds a front end silent, all
-    streams of the client avoid it until it answers a health check, whatever the answer.
+    """The front ends of a client, by their numbers. If one stream finds a front end silent, all
+    streams of the client avoid that front end until it answers a health check. Any answer counts,
+    even an error.
     """
 
     def __init__(self, addresses: Sequence[str], tls: Tls | None) -> None:
@@ -72,7 +73,7 @@ class FrontEnds:
 def client_tls(
     ca: str | Path | None, cert: str | Path | None = None, key: str | Path | None = None
 ) -> Tls | None:
-    """Return the TLS files of a client; None if it does not encrypt. Raises Unusable."""
+    """Return the TLS files of a client, or None if the client does not encrypt. Raises Unusable."""
     if ca:
         return Tls(Path(ca), (cert and Path(cert)) or None, (key and Path(key)) or None)
     if cert or key:

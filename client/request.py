@@ -19,14 +19,15 @@ CHAT_OPTIONS = (  # options that only a chat has, by their names over HTTP
     *("add_generation_prompt", "continue_final_message"),
     *("chat_template_kwargs", "reasoning_effort"),
 )
-# fields that belong to no group
+# fields of a request outside the groups `sampling`, `stopping` and `speculation`
 REQUEST_FIELDS = ("logprobs", "prompt_logprobs", "echo", "return_token_ids")
 
 
 def build(prompt: Prompt, **given: Any) -> api.GenerateRequest:
-    """Build a request with an id and a seed, so that it can be sent again. The request leaves out
-    options that are None. Raises TypeError for an option that does not exist, and InvalidRequest
-    for a value that does not fit its field or an option that the prompt cannot have.
+    """Build a request. The request has an id and a seed, so it can be sent again after a failure.
+    The request leaves out options that are None. Raises TypeError for an option that does not
+    exist, and InvalidRequest for a value that does not fit its field or an option that the prompt
+    cannot have.
     """
     request = api.GenerateRequest(request_id=secrets.token_hex(8))
     known = options()
@@ -60,8 +61,8 @@ def _put_own(request: api.GenerateRequest, name: str, value: Any) -> None:
 
 
 def _put_messages(chat: api.Messages, messages: Sequence[Any]) -> None:
-    """Add messages to a chat. The messages' tool calls may have the form of OpenAI's API or that of
-    an answer.
+    """Add messages to a chat. Tool calls in messages may be written as in OpenAI's API, or as in an
+    answer of Tandem.
     """
     for index, each in enumerate(messages):
         try:
@@ -87,8 +88,8 @@ def _put_options(
     reasoning_effort: str | None = None,
     **flags: bool,
 ) -> None:
-    """Add a chat's options. Tools and their choice may have the form of OpenAI's API, or be flat:
-    without `function` around them.
+    """Add a chat's options. Tools and their choice may be written as in OpenAI's API, or without
+    the object `function` around their fields.
     """
     if isinstance(tool_choice, Mapping):
         tool_choice = tool_choice.get("function", tool_choice).get("name", "")

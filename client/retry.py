@@ -16,9 +16,9 @@ SILENT_SECONDS = 1.5  # seconds that are lost by asking a silent front end
 
 @dataclass(slots=True)
 class Retry:
-    """The retries of one request. `asked` is the number of the front end to ask, out of `count`.
-    The failures since the last progress are counted. The request is given up after `limit` seconds
-    without progress.
+    """The retries of one request. `asked` is the number of the front end that is asked, out of
+    `count` front ends. `failures` counts the failures since the last progress. The request is given
+    up after `limit` seconds without progress.
     """
 
     limit: float
@@ -35,8 +35,8 @@ class Retry:
         self.since, self.failures = now, 0
 
     def may_return(self, silent: Container[int]) -> bool:
-        """Whether the front end that was left because it was silent answers again, while `asked`
-        has sent nothing yet.
+        """Tell whether the front end that was left because it was silent answers again. The result
+        is False once the front end `asked` has sent something or has failed.
         """
         known = self._left is not None and self._left != self.asked
         return known and self.failures == 1 and self._left not in silent
@@ -44,11 +44,11 @@ class Retry:
     def pause(
         self, error: TandemError, now: float, chance: float, silent: Container[int] = ()
     ) -> float | None:
-        """Choose the next front end as `asked`, and return the seconds to wait before asking it;
-        None to give up. Every other front end is asked at once; after that, pauses double. A busy
-        front end is left alone for as long as it asked. A `silent` front end is left alone too,
-        unless all others are busy for longer than SILENT_SECONDS. `chance`, in [0, 1), spreads
-        clients that failed together.
+        """Set `asked` to the next front end, and return the seconds to wait before asking it, or
+        None to give up. The other front ends are tried first, without a pause; after that, pauses
+        double. A busy front end is not asked before the time that it named. A `silent` front end is
+        not asked either, unless all others are busy for longer than SILENT_SECONDS. `chance`, in
+        [0, 1), varies the pause, so clients that failed together do not return together.
         """
         self.failures += 1
         if not is_transient(error) or now - self.since >= self.limit:

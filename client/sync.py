@@ -1,4 +1,4 @@
-"""The client for programs without asyncio, whose event loop runs in a thread of its own."""
+"""The client for programs without asyncio. A thread of its own runs the event loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Client:
         settings: The other arguments of AsyncClient.
 
     Raises:
-        Unusable: A file cannot be used, or a token would leave this machine without `tls_ca`.
+        Unusable: A file cannot be used, or a token would be sent to another machine without TLS.
     """
 
     def __init__(self, *addresses: str, **settings: Any) -> None:
@@ -43,7 +43,7 @@ class Client:
         return SyncStream(self, self._client.stream(prompt, **options))
 
     def status(self) -> api.GetStatusResponse:
-        """Return what is served, as reported by the first front end that answers."""
+        """Return the status of what is served, from the first front end that answers."""
         return self._run(self._client.status())
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class Client:
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run work on the event loop and wait for its result. If the wait is interrupted, the work
-        is cancelled and has ended before the interrupt is raised.
+        is cancelled, and the interrupt is raised after the work has ended.
         """
         if not self._thread.is_alive():
             work.close()
@@ -90,7 +90,7 @@ class SyncStream:
 
     @property
     def response(self) -> api.GenerateResponse | None:
-        """The whole answer. The answer is None until the last chunk was read."""
+        """The whole answer, or None until the last chunk has been read."""
         return self._stream.response
 
     def __iter__(self) -> Iterator[api.Chunk]:

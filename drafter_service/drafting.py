@@ -1,6 +1,7 @@
 """The drafters, which start a drafting job for each opening.
 
-A TreeDrafter uses the draft model's own tokens; a ChainDrafter translates from and to a target's.
+A TreeDrafter works with the draft model's own tokens. A ChainDrafter translates between the draft
+model's tokens and those of a target with another tokenizer.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ log = structlog.get_logger()
 
 
 class Drafter(Protocol):
-    """The proposals of one model."""
+    """A source of proposals, which come from one draft model."""
 
     def draft(
         self, opening: Drafting, stream: JobStream[CommitTokens, Proposal], conditions: Conditions
@@ -58,7 +59,9 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """The tokens of the target that the drafter is configured to speak, beside its own tokens."""
+    """The tokens of the target that `speaks` names in the configuration, and the draft model's own
+    tokens.
+    """
 
     model: Path  # the target's directory or file
     fingerprint: str
@@ -73,8 +76,8 @@ class Spoken:
         return cls(speaks, fingerprint(speaks), tokens, own, likeness(own, tokens))
 
     def as_spoken(self, model: ModelDescription, masked: int = 0) -> ModelDescription:
-        """Describe a draft model as one that speaks the target's tokens and never proposes `masked`
-        tokens of its own.
+        """Describe a draft model that proposes the target's tokens. `masked` is the number of the
+        draft model's own tokens that are never proposed.
         """
         return replace(
             model,
@@ -87,8 +90,8 @@ class Spoken:
 
 
 class TreeDrafter:
-    """Drafts trees for a target with the draft model's tokens or, if `spoken`, with nearly all of
-    them.
+    """Drafts trees for a target that has the draft model's tokens or, if `spoken` is given, nearly
+    the same tokens.
     """
 
     def __init__(self, host: Host, spoken: Spoken | None = None) -> None:
@@ -142,7 +145,9 @@ class TreeDrafter:
         self._sessions.close(session_id, turn)
 
     def describe(self) -> ModelDescription:
-        """Describe the draft model, as one with the target's tokens where they are spoken."""
+        """Describe the draft model. If the drafter speaks a target's tokens, describe these instead
+        of the draft model's own.
+        """
         model = self._host.describe()
         if self._spoken:
             return self._spoken.as_spoken(model, len(self._vocabulary.masked))
@@ -150,7 +155,7 @@ class TreeDrafter:
 
 
 class ChainDrafter:
-    """Drafts chains for a target with another tokenizer, whose tokens are `spoken`."""
+    """Drafts chains for a target with another tokenizer. `spoken` has the target's tokens."""
 
     def __init__(self, host: Host, spoken: Spoken) -> None:
         self._host = host
@@ -164,7 +169,7 @@ class ChainDrafter:
     def draft(
         self, opening: Drafting, stream: JobStream[CommitTokens, Proposal], conditions: Conditions
     ) -> Job:
-        """Send chains of tokens, translated to the target's."""
+        """Send chains of tokens, translated to the target's tokens."""
         return ChainJob(self._setup, opening, stream).run()
 
     def close(self, session_id: bytes, turn: int) -> None:
@@ -173,14 +178,15 @@ class ChainDrafter:
         self._host.sessions.close(session_id, turn)
 
     def describe(self) -> ModelDescription:
-        """Describe the draft model as one with the target's tokens."""
+        """Describe the draft model, with the target's tokens in place of its own."""
         return self._spoken.as_spoken(self._host.describe())
 
 
 def drafter_of(host: Host) -> Drafter:
     """Return the drafter that the configuration asks for; raises Unusable.
 
-    The drafter translates if the target's tokenizer is neither the draft model's nor nearly so.
+    The drafter translates tokens if the target's tokenizer is neither equal nor nearly equal to the
+    draft model's.
     """
     config = host.config
     spoken = Spoken.of(config.speaks, config.model) if config.speaks else None

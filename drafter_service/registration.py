@@ -1,7 +1,8 @@
 """Registration of a drafter that connects to front ends itself, because they cannot reach it.
 
-The drafter registers at each front end, again whenever the call is lost. Requests come on the very
-call that registers the drafter, and are served like those of calls at its own port.
+The drafter registers at each front end, and registers again whenever the call is lost. Requests
+arrive on the call that registers the drafter, and are served like requests at the drafter's own
+port.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Registrant:
-    """A drafter as a front end knows it, and the function that serves its requests."""
+    """A drafter as a front end knows it, and the function that serves the front end's requests."""
 
     name: str
     metadata: tuple[tuple[str, str], ...]  # metadata of the calls that register the drafter
@@ -52,7 +53,7 @@ class Registrant:
 
 
 class Registration:
-    """One front end, at which the drafter is registered while it can serve."""
+    """The registration at one front end, which lasts while the drafter can serve."""
 
     def __init__(self, drafter: Registrant, address: str, channel: aio.Channel) -> None:
         self._drafter = drafter
@@ -61,7 +62,9 @@ class Registration:
         self._received = 0
 
     async def run(self) -> None:
-        """Register again whenever the registration is lost, while the drafter can serve."""
+        """Keep the drafter registered while it can serve: register again whenever the registration
+        is lost.
+        """
         shortest, longest = BACK_OFF_SECONDS
         pause = shortest
         while True:
@@ -71,7 +74,7 @@ class Registration:
                 await self._register()
             except Exception as error:  # whatever a front end does, the drafter must connect again
                 problem = described(error)
-            if monotonic() - began > longest:  # no drafter of the same name replaced it at once
+            if monotonic() - began > longest:  # not replaced at once by a drafter of the same name
                 pause = shortest
             if self._drafter.health.serving:
                 log.warning("not registered", front_end=self._address, problem=problem)
@@ -88,9 +91,9 @@ class Registration:
             call.cancel()
 
     async def _serve(self, call: aio.StreamStreamCall[Any, Any]) -> None:
-        """Answer the front end's requests until the front end ends the call. Some messages describe
-        the model as it is now. While the drafter cannot serve, its messages say that it is leaving,
-        so that it gets no new sessions.
+        """Answer the front end's requests until the front end ends the call. At most one message in
+        DESCRIBE_SECONDS also describes the model as it is now. While the drafter cannot serve, its
+        messages say that it is leaving, so that the front end gives it no new sessions.
         """
         drafter, described_at = self._drafter, monotonic()
         async with aclosing(drafter.serve(self._requests(call), self._address)) as responses:
@@ -128,8 +131,8 @@ def chosen_name(config: ModelServiceConfig) -> str:
 
 
 def _metadata(token: str) -> tuple[tuple[str, str], ...]:
-    """Return call metadata with a token, which is either the one that all drafters of a front end
-    share or the drafter's own as a client.
+    """Return call metadata that carries a token: either the token that all drafters of a front end
+    share, or the drafter's own token as a client of the front end.
     """
     return ((TOKEN, token), (AUTHORIZATION, f"Bearer {token}")) if token else ()
 

@@ -98,8 +98,8 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         )
 
     def _receive_commit(self, commit: common_pb2.Commit, caller: Caller) -> None:
-        """Put a commit into its session's inbox. A commit that cannot be used is dropped; then the
-        next commit leaves a gap in the text, which ends the job.
+        """Put a commit into its session's inbox. A commit that cannot be used is dropped. The next
+        commit then leaves a gap in the text, and the gap ends the job.
         """
         stream = caller.streams.get(commit.stream)
         tokens = tuple(commit.tokens)
@@ -133,7 +133,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
 
 
 def bounded(number: float) -> float:
-    """Limit a number that a caller may have made up."""
+    """Limit a caller's number to the range from 0 to MAX_NUMBER."""
     return min(max(0.0, number), MAX_NUMBER)
 
 
@@ -144,8 +144,8 @@ async def serving(
     drain: Drain | None = None,
     pages: Pages | None = None,
 ) -> AsyncIterator[str]:
-    """Run a drafter while the scope lasts; yields its address. `pages` are those that
-    the process serves to operators.
+    """Run a drafter while the scope lasts; yields its address. `pages` are the HTTP pages that the
+    process serves to operators.
     """
     exact = False if config.exact is None else config.exact
     async with hosting(config, "draft", exact, registry) as host:

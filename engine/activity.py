@@ -40,7 +40,7 @@ class Activity:
         passes.seconds += report.seconds
 
     async def run(self) -> None:
-        """Log a line for every LINE_SECONDS in which there was a pass, until cancelled."""
+        """Log a line for every period of LINE_SECONDS that had a pass, until cancelled."""
         while True:
             began = time.monotonic()
             await asyncio.sleep(LINE_SECONDS)

@@ -1,7 +1,7 @@
-"""A caller's gRPC call to a model service, the streams of its sessions, and the names of these.
+"""A caller's gRPC call to a model service, with the streams and the names of its sessions.
 
-The names of sessions and clients are tied to the peer that sent them before anything is looked up
-by a name: a session belongs to the peer that opened it.
+The names of sessions and clients are tied to the peer that sent them, before anything is looked up
+by name. Therefore a session belongs to the peer that opened it.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Call(Generic[In, Out]):
     sent: float = 0.0  # the caller's clock in its newest message
     answered: bool = False  # whether the caller's first message was answered
     described: bool = False  # whether a response has described the model
-    last: bool = False  # nothing follows, because the service is stopping
+    last: bool = False  # whether the service is stopping and sends no more messages
     # round trip of messages that are sent to the caller
     trip: RoundTrip = field(default_factory=RoundTrip)
-    late: bool = False  # whether messages to the caller wait on their way
+    late: bool = False  # whether messages to the caller are delayed on the way
 
     def note(self, clock: float) -> None:
         """Note that the caller has read all messages that were sent up to `clock`, a time of this
-        process's monotonic clock; 0 if the caller does not say.
+        process's monotonic clock. `clock` is 0 if the caller does not report it.
         """
         now = monotonic()
         self.trip.received(clock, now, busy=not self.late)
@@ -64,14 +64,14 @@ class CallStream(JobStream[In, Out]):
         return self.call.late or len(self.outgoing) > BACKLOG
 
     def emit(self, item: Out) -> None:
-        """Send an item to the caller; it leaves when the step is over."""
+        """Send an item to the caller. The item leaves when the step is over."""
         self.outgoing.append((self.stream_id, item))
         self.span.part(self.part)
 
 
 def own(peer: str, name: bytes) -> bytes:
-    """Return the name of a session or a client (which may be empty) as this peer's own: no other
-    peer can make the same name. Without TLS there are no peers, and names stay as they were sent.
+    """Tie the name of a session or a client to a peer; no other peer can make the same name. The
+    given name may be empty. Without TLS there are no peers, and names stay as they were sent.
     """
     if not peer:
         return name
@@ -79,6 +79,6 @@ def own(peer: str, name: bytes) -> bytes:
 
 
 def owned(peer: str, context: Context) -> Context:
-    """Return the context of an opening with its names made this peer's own."""
+    """Return the context of an opening with its names tied to the peer."""
     session_id, client = own(peer, context.session_id), own(peer, context.client)
     return replace(context, session_id=session_id, client=client)

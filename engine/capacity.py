@@ -1,5 +1,5 @@
-"""Convert the memory for keys and values into positions, the longest context, and the number of
-sessions of that context.
+"""Convert the memory for keys and values into a number of positions, a context length, and a number
+of sessions of that length.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from tandem.engine.config import ModelServiceConfig
 from tandem.engine.memory import available, cache_bytes, passes_bytes
 from tandem.engine.model.load import HFModel
 
-SCRATCH = 256  # positions after the longest context for drafted nodes
+SCRATCH = 256  # positions for drafted nodes, after the longest context
 
 
 def positions_for(context_length: int, tried: int, footprint: Footprint = EVERYWHERE) -> int:
-    """Return how much memory one session takes, in positions with memory in all layers: its
-    context and the drafted nodes after it, or at least the `tried` positions of the self-test.
+    """Return how much memory one session takes, counted in positions with memory in all layers. A
+    session has its context and the drafted nodes after the context, and at least the `tried`
+    positions of the self-test.
     """
     length = context_length + SCRATCH + footprint.page
     pages = -(-length // footprint.page)
@@ -28,15 +29,15 @@ def positions_for(context_length: int, tried: int, footprint: Footprint = EVERYW
 
 
 def most_positions(sessions: int, context_length: int, tried: int, footprint: Footprint) -> int:
-    """Return the most positions that `sessions` sessions of a context can use, where each position
-    has memory in all layers.
+    """Return the most positions that `sessions` sessions of `context_length` tokens can use if each
+    position has memory in all layers.
     """
     return sessions * positions_for(context_length, tried, Footprint(page=footprint.page))
 
 
 def context_of(positions: int, longest: int, footprint: Footprint = EVERYWHERE) -> int:
-    """Return the longest text that a session can have in the memory of `positions` positions, up to
-    `longest`.
+    """Return the length of the longest text that one session can have in the memory of `positions`
+    positions, but at most `longest`.
     """
     page = footprint.page
     return min(longest, footprint.affordable(positions // page) * page - SCRATCH)
@@ -54,13 +55,16 @@ def sessions_of(
 
 
 def position_cost(model: HFModel) -> int:
-    """Bytes that one cached token takes of a device's memory, which ranks on a CPU share."""
+    """Return the bytes of a device's memory that one cached token takes. On a CPU, all ranks share
+    the memory.
+    """
     return model.position_bytes * (model.ranks if model.device.type == "cpu" else 1)
 
 
 def footprint_for(model: HFModel, config: ModelServiceConfig) -> Footprint:
-    """Return the memory footprint of a model's positions where a step feeds `max_batch_tokens`
-    tokens and drafted nodes. Ranks keep positions that have left a sliding window, too.
+    """Return the memory footprint of a model's positions if a step feeds `max_batch_tokens` tokens
+    and drafted nodes. If there are several ranks, positions that are no longer in a sliding window
+    keep their memory.
     """
     if model.ranks > 1:
         return EVERYWHERE
@@ -70,7 +74,7 @@ def footprint_for(model: HFModel, config: ModelServiceConfig) -> Footprint:
 
 def kv_memory(model: HFModel, config: ModelServiceConfig) -> tuple[str, int]:
     """Return the name of the setting that decides how much memory keys and values get, and the
-    bytes.
+    number of bytes.
     """
     if config.kv_bytes:
         return "kv_bytes", config.kv_bytes

@@ -19,8 +19,8 @@ ENOUGH_CORES = 4  # with so many cores, a drafter on one core takes little from 
 
 
 def draft_cost(shared: bool) -> float:
-    """Return the default draft cost of a drafter that shares its processor with the verifier, or
-    has its own.
+    """Return the default draft cost of a drafter. The cost is higher if the drafter and the
+    verifier share a processor.
     """
     return SHARED_COST if shared else OWN_COST
 
@@ -38,54 +38,57 @@ class ModelServiceConfig(ServiceConfig):
     )
     speaks: hub.TokenizerPath | None = Field(
         default=None,
-        description="directory of a target with another tokenizer, or one that differs in a few"
-        " tokens, for drafters",
+        description="for drafters: directory of a target whose tokenizer differs from the model's,"
+        " entirely or in a few tokens",
     )
     register_at: Addresses = Field(
         default="",
-        description="HOST:PORT of an orchestrator to register at, or several with commas, for"
-        " drafters",
+        description="for drafters: HOST:PORT of each orchestrator to register at, separated by"
+        " commas",
     )
     register_token: Token | None = Field(
         default=None,
-        description="the orchestrator's registration_token, or the drafter's own as a client",
+        description="for drafters: the orchestrator's registration_token, or this drafter's own"
+        " token if the orchestrator lists its clients",
     )
     register_name: str | None = Field(
         default=None,
         pattern=f"^{NAME}$",
-        description="name to register under; by default the host's name with a random part",
+        description="for drafters: name to register under; by default the host's name with a random"
+        " part",
     )
     draft_cost: float = Field(
         default_factory=lambda: draft_cost(shared=cores.usable() < ENOUGH_CORES),
         ge=0,
-        description="least seconds of the verifier that a drafter's second costs; 0: always draft;"
-        f" by default {OWN_COST}, or {SHARED_COST} on fewer than {ENOUGH_CORES} cores",
+        description="for drafters: how many seconds of the verifier a second of the drafter costs"
+        f" at least; 0: always draft; by default {OWN_COST}, or {SHARED_COST} on fewer than"
+        f" {ENOUGH_CORES} cores",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(
         default=None,
-        description="float32, bfloat16, float16 or auto, as the model was saved; by default auto,"
-        " but on a CPU float32 unless it was saved in bfloat16 and the processor has instructions"
-        " for that",
+        description="number format: float32, bfloat16, float16, or auto for the format in which the"
+        " model was saved; by default auto, but float32 on a CPU unless the model was saved in"
+        " bfloat16 and the processor has instructions for bfloat16",
     )
     weights: Literal["full", "int8"] = Field(
-        default="full", description="int8: rounded to 8 bits, for drafters on a CPU"
+        default="full", description="int8 rounds the weights to 8 bits, for drafters on a CPU"
     )
     exact: bool | None = Field(
         default=None,
-        description="whether logits must not depend on the rest of a batch;"
-        " by default only for a verifier",
+        description="whether a session's logits must be independent of the rest of its batch; by"
+        " default true for a verifier and false for a drafter",
     )
     self_test: Literal["refuse", "warn"] = Field(
         default="refuse",
-        description="what happens to a model whose logits are farther from those of transformers"
-        " than rounding explains; warn: it is served with a warning, and never called exact",
+        description="what to do if the model's logits differ from those of transformers by more"
+        " than rounding explains; refuse: do not serve it; warn: serve it with a warning, and never"
+        " call it exact",
     )
     device: str = Field(default="cpu", description="device: cpu, cuda, cuda:1, ...")
     numa: int | None = Field(
         default=None,
         ge=0,
-        description="NUMA node whose processors, and so whose memory, the process uses; by default"
-        " all",
+        description="NUMA node whose processors and memory the process uses; by default all nodes",
     )
     threads: int = Field(
         default_factory=lambda known: cores.usable(numa=known.get("numa")),
@@ -95,52 +98,52 @@ class ModelServiceConfig(ServiceConfig):
     tensor_parallel: int = Field(
         default=1,
         ge=1,
-        description="processes among which the model's layers are split: on CUDA each has a device,"
-        " cuda:0 and so on; on a CPU they share the threads",
+        description="number of processes that divide each layer of the model among them; on CUDA,"
+        " the processes use the devices cuda:0, cuda:1, ...; on a CPU, they share the threads",
     )
     max_sessions: int = Field(default=64, ge=1, description="open sessions")
     kv_bytes: ByteSize | None = Field(
         default=None,
         ge=1,
-        description="memory for keys and values, e.g. 4GiB; by default kv_share",
+        description="memory for keys and values, e.g. 4GiB; by default kv_share decides",
     )
     kv_share: float = Field(
         default=0.3,
         gt=0,
         le=1,
-        description="share of the memory left beside the weights that keys and values get,"
-        " without kv_bytes",
+        description="keys and values get this share of the memory that is free after the weights"
+        " are loaded; ignored if kv_bytes is set",
     )
     max_batch_sessions: int = Field(default=32, ge=1, description="sessions in one forward pass")
     max_batch_tokens: int = Field(default=512, ge=16, description="tokens in one forward pass")
     prompt_slack: float = Field(
-        default=0.5, ge=0, description="how much longer a pass may take to let new prompts in"
+        default=0.5, ge=0, description="by what share new prompts may lengthen a pass"
     )
     prompt_seconds: float = Field(
-        default=0.25, gt=0, description="about how long a pass over prompts alone takes"
+        default=0.25, gt=0, description="seconds that a pass over prompts alone should take"
     )
     context_length: int | None = Field(
         default=None,
         ge=2,
-        description="tokens per session; by default the model's, or what the memory for keys and"
-        " values holds",
+        description="most tokens of a session; by default the model's context length, or what the"
+        " memory for keys and values holds if that is less",
     )
     recent_tokens: int = Field(
         default=1 << 16,
         ge=0,
-        description="tokens of the newest answers of each scope, in which a verifier looks drafts"
-        " up; 0: none",
+        description="for verifiers: how many tokens of the newest answers are kept for each scope,"
+        " to look up drafts in them; 0: none",
     )
     session_ttl: float = Field(
         default=120.0, gt=0, description="seconds until an idle session is reclaimed"
     )
     evict_after: float = Field(
-        default=5.0, ge=0, description="seconds until an idle session may make space for another"
+        default=5.0, ge=0, description="seconds until an idle session may be evicted for another"
     )
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """The common names of certificates that may call, with TLS."""
+        """The common names of the certificates that may call the service if it uses TLS."""
         return tuple(name.strip() for name in self.allowed_peers.split(","))
 
     @property

@@ -1,4 +1,4 @@
-"""Compile the grammars of sessions in a thread of their own, while the model thread goes on."""
+"""Compile the grammars of sessions in a separate thread, while the model thread goes on."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tandem.protos.types import Context, SamplingParams
 
 
 class Grammars:
-    """Compiles grammars for the tokens of a model directory or file; the tokens `ends` end a text.
-    `wake` is called whenever a grammar is compiled. The compiler reads the tokenizer for the first
-    grammar.
+    """Compiles grammars for the tokenizer of a model directory or file. The tokens in `ends` end a
+    text. `wake` is called whenever a grammar has been compiled. The compiler reads the tokenizer
+    when it compiles the first grammar.
     """
 
     def __init__(self, model: Path, ends: Sequence[int], wake: Callable[[], None]) -> None:
@@ -25,9 +25,10 @@ class Grammars:
         self._thread = ThreadPoolExecutor(1, "grammar")
 
     def begin(self, sampling: SamplingParams, context: Context) -> Future[GrammarMatcher] | None:
-        """Start to compile a session's grammar. The future's result is the grammar at the end of
-        the session's context. Returns None if the session has no grammar. Raises InvalidRequest,
-        either here or as the future's result.
+        """Start to compile a session's grammar. The future's result is a matcher of the grammar
+        that stands at the end of the session's context. Returns None if the session has no grammar.
+        Either this method or the future raises InvalidRequest if the grammar or the context is
+        invalid.
         """
         grammar = sampling.grammar
         if grammar is None:

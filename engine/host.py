@@ -1,6 +1,6 @@
 """Load and self-test one model, and run its sessions and its model thread, for one process.
 
-A drafter or a verifier serves in the scope `hosting`; it alone knows what the logits are for.
+Only the drafter or verifier that serves in the scope `hosting` knows what the logits are for.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Host:
         )
 
     async def close(self, session_id: bytes, close: Callable[[bytes], None]) -> None:
-        """Forget a session, after the work that was submitted for it before."""
+        """Forget a session once the work that was submitted for it before is done."""
         await self.thread.run(session_id, lambda: close(session_id), closing=True)
 
 
@@ -114,7 +114,7 @@ async def hosting(
     config: ModelServiceConfig, verb: str, exact: bool, registry: CollectorRegistry
 ) -> AsyncIterator[Host]:
     """Load the model, and run the model thread while the scope lasts; raises Unusable."""
-    if config.port:  # refuse a taken port before the model is read, which takes long
+    if config.port:  # refuse a taken port before the model is loaded, which takes long
         rpc.free_port(config.host, config.port)
     torch.set_num_threads(config.rank_threads)
     runner, exactness = await asyncio.to_thread(load_and_test, config, exact)
@@ -179,7 +179,7 @@ def load_and_test(config: ModelServiceConfig, exact: bool) -> tuple[ModelRunner,
     ranks = ranks_of(config)
     model = load_model(config, ranks.shard if ranks else None)
     if config.context_length and config.context_length > model.context_length:
-        limit = f"is above what the model can be trusted with, {model.context_length}"
+        limit = f"is above the longest that the model can be trusted with, {model.context_length}"
         raise Unusable(f"context_length {config.context_length} {limit}")
     longest, tried = config.context_length or model.context_length, positions_tried(model)
     each, footprint = capacity.position_cost(model), capacity.footprint_for(model, config)
@@ -205,7 +205,7 @@ def load_and_test(config: ModelServiceConfig, exact: bool) -> tuple[ModelRunner,
         runner = runner_of(model, positions, exact, footprint, ranks)
         exactness = _self_tested(runner, config, exact)
     except (MemoryError, torch.OutOfMemoryError) as error:
-        raise Unusable(f"{size} do not fit into memory; lower it") from error
+        raise Unusable(f"{size} does not fit into memory; lower it") from error
     _log_model(runner, str(config.model), exactness, exact)
     return runner, exactness
 
@@ -232,8 +232,8 @@ def _log_model(runner: ModelRunner, name: str, exactness: Exactness, exact: bool
 
 
 def _self_tested(runner: ModelRunner, config: ModelServiceConfig, exact: bool) -> Exactness:
-    """Self-test a model and return what it promises. A model that gives up exactness is tested
-    again, as it will be served.
+    """Self-test a model and return how exact it is. A model that gives up exactness is tested again
+    in the form in which it will be served.
     """
     name, strict = str(config.model), config.self_test == "refuse"
     exactness = self_test(runner, name, strict)

@@ -23,8 +23,8 @@ from tandem.protos.service.process import configure_logging
 
 
 def ranks_of(config: ModelServiceConfig) -> Ranks | None:
-    """Start the other processes of a model that is split among several, None if it is not. Raises
-    Unusable for a model that cannot be split.
+    """Start the other processes of a model that is split among several processes. Return None if
+    the model is not split. Raises Unusable if the model cannot be split.
     """
     count = config.tensor_parallel
     if count == 1:

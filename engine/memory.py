@@ -1,5 +1,5 @@
-"""Find how much memory this process can still get, as far as the system reports it, and the share
-that keys and values may have.
+"""Find how much memory this process can still get, as far as the system reports it, and how much of
+that memory keys and values may take.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path("/")
 LOGITS = 4096  # rows of float32 logits: those of all captured passes, and copies for sampling
-LIBRARIES = 512 << 20  # bytes that passes take beside these logits
+LIBRARIES = 512 << 20  # bytes that passes take besides these logits
 UNKNOWN_BYTES = 2 << 30  # bytes for keys and values where a system does not report its free memory
 
 
@@ -39,19 +39,20 @@ VERSION_1 = Controller(
 
 
 def available(root: Path = ROOT) -> int | None:
-    """Return the bytes of memory that this process can still get: the least that the machine and
-    the process's control groups have left. Return None if the system reports neither.
+    """Return the bytes of memory that this process can still get. This is the smallest amount that
+    the machine or one of the process's control groups has left. Return None if the system reports
+    none of these amounts.
     """
     return min([*_machine(root), *_groups(root)], default=None)
 
 
 def passes_bytes(vocabulary: int) -> int:
-    """Return the bytes that forward passes take on a device beside weights, keys and values."""
+    """Return the bytes that forward passes take on a device besides weights, keys and values."""
     return LIBRARIES + LOGITS * 4 * vocabulary
 
 
 def cache_bytes(left: int | None, share: float) -> int:
-    """Return the bytes for keys and values where `left` bytes are free after the weights are loaded
+    """Return the bytes for keys and values if `left` bytes are free after the weights are loaded
     (None: unknown). Keys and values get only a share, because other processes need memory too.
     """
     return UNKNOWN_BYTES if left is None else max(0, int(share * left))
@@ -65,7 +66,7 @@ def _machine(root: Path) -> Iterator[int]:
 
 
 def _groups(root: Path) -> Iterator[int]:
-    """Yield the bytes that the process's control group, and each group around it, has left."""
+    """Yield the bytes that the process's control group, and each group above it, has left."""
     with suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)

@@ -27,20 +27,24 @@ class ModelMetrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"tandem_{verb}_{name}", text, buckets=buckets, registry=registry)
 
-        self._forward = histogram("forward_seconds", "One forward pass over a batch", SECONDS)
-        self._queue = histogram("queue_seconds", "From a call's arrival to its start", SECONDS)
+        self._forward = histogram(
+            "forward_seconds", "Seconds of one forward pass over a batch", SECONDS
+        )
+        self._queue = histogram(
+            "queue_seconds", "Seconds from a call's arrival to its start", SECONDS
+        )
         self._sessions = histogram("batch_sessions", "Sessions in a forward pass", COUNTS)
         self._tokens = histogram("batch_tokens", "Tokens fed in a forward pass", COUNTS)
-        self._host = histogram("host_seconds", "Between two forward passes", SECONDS)
+        self._host = histogram("host_seconds", "Seconds between two forward passes", SECONDS)
         self._error = Gauge(
             f"tandem_{verb}_cost_error_ratio",
-            "How far predicted steps are off, smoothed",
+            "Smoothed relative error of the predicted time of a step",
             registry=registry,
         )
 
         Gauge(
             f"tandem_{verb}_exact",
-            "1: logits are batch-invariant, bit for bit",
+            "1 if logits are batch-invariant, bit for bit, else 0",
             registry=registry,
         ).set(exact)
         self._idle = IdleTime(OWNERS[verb], time.perf_counter)
@@ -60,9 +64,9 @@ class ModelMetrics:
 
 
 class IdleTime(Collector):
-    """Counts the seconds in which the model thread had nothing to do: all but its passes and the
-    host's work between two passes. A pass that still runs counts as idle until it ends, so the
-    newest figure may be a little too high; the figure never falls.
+    """Counts the seconds in which the model thread had nothing to do. All time counts, except for
+    passes and for the host's work between two passes. A pass that still runs counts as idle until
+    it ends, so the newest figure may be a little too high; the figure never falls.
     """
 
     def __init__(self, owner: str, clock: Callable[[], float]) -> None:
@@ -97,19 +101,21 @@ class SessionCollector(Collector):
         )
         evictions.add_metric(["idle"], counts.expired)
         evictions.add_metric(["memory"], counts.evicted)
-        stale = CounterMetricFamily("tandem_stale_turns", "Calls older than one already served")
+        stale = CounterMetricFamily(
+            "tandem_stale_turns", "Calls older than a call that was already served"
+        )
         stale.add_metric([], counts.stale)
         reused = CounterMetricFamily("tandem_reused_tokens", "Prompt tokens found in the cache")
         reused.add_metric([], counts.reused_tokens)
         sessions = GaugeMetricFamily("tandem_sessions", "Open sessions", len(self._sessions))
         usage = GaugeMetricFamily(
             "tandem_kv_cache_usage_perc",
-            "Part of the memory whose pages sessions hold, 0 to 1",
+            "Share of the memory that sessions hold, 0 to 1",
             self._sessions.usage,
         )
         prefixes = GaugeMetricFamily(
             "tandem_prefix_cache_usage_perc",
-            "Part of the memory with cached pages that no session holds, free when they are wanted",
+            "Share of the memory that is cached but held by no session; it is freed when needed",
             self._sessions.prefix_usage,
         )
         return [misses, evictions, stale, reused, sessions, usage, prefixes]

@@ -1,5 +1,5 @@
-"""The interface to an object that runs a model, as scheduler, self-test and services need it:
-passes over segments, and a KV cache with page tables. `engine.runner` has the implementation.
+"""The interface of the model runner that scheduler, self-test and services use. A model runner runs
+passes over segments and has a KV cache with page tables. `engine.runner` has the implementation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ModelRunner(Protocol):
 
     @property
     def backend(self) -> str:
-        """The attention backend by which a step is run."""
+        """The attention backend that the steps use."""
 
     @property
     def problem(self) -> str | None:
@@ -43,23 +43,23 @@ class ModelRunner(Protocol):
 
     @property
     def kernels(self) -> str:
-        """The kernels that multiply the weights, and how much of a pass is done without Python."""
+        """The kernels that multiply by the weights, and how much of a pass runs without Python."""
 
     @property
     def unfused(self) -> str | None:
-        """Why the network's own code is called in every pass; None if a program is used."""
+        """Why every pass calls the network's own code; None if the passes run a program instead."""
 
     @property
     def batch_variant(self) -> str | None:
-        """The library whose kernels round a row differently with the number of rows, which makes
-        the runner inexact; None if there is none.
+        """The library that makes the runner inexact, because its kernels round a row differently
+        for different numbers of rows. None if there is no such library.
         """
 
     def give_up_exactness(self) -> bool:
         """Give up exactness and its cost; return whether passes run differently from now on."""
 
     def capture_passes(self) -> int:
-        """Capture the passes that would otherwise take time while serving; return how many."""
+        """Capture the passes that would otherwise be captured while serving; return how many."""
 
     def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """Feed all segments in one step. Returns float32 logits per segment, [num_logits, vocab],
@@ -67,4 +67,4 @@ class ModelRunner(Protocol):
         """
 
     def wait(self) -> None:
-        """Wait until the device has done all passes, which may only have been launched."""
+        """Wait until the device has finished all passes that were launched."""

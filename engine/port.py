@@ -1,4 +1,4 @@
-"""Serve a model service at its port, in the way that drafter and verifier share."""
+"""Serve a drafter or a verifier at its port."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Run one forward pass for many sessions: this joins the layout, the pool and the model.
+"""Run one forward pass for many sessions, with the layout, the pool and the model.
 
-The runner takes segments and returns logits. The runner knows no sessions and no jobs, nor what the
+The runner takes segments and returns logits. The runner does not know sessions, jobs, or what the
 logits are used for.
 """
 
@@ -50,13 +50,13 @@ BY_ROWS = (AttentionBackend.ROWS, AttentionBackend.GRAPHS)
 
 
 class HFRunner:
-    """Runs a model, with memory for `positions` cached tokens, or more where `footprint` allows it.
+    """Runs a model. The memory holds `positions` cached tokens, or more if `footprint` allows it.
 
     If `exact`, logits are batch-invariant, bit for bit, where the model and the backend allow it;
-    the backend `tiles` does not. Without a `backend` the runner takes the fastest usable one. With
-    `program`, passes along paths and by rows run a program of the network where there is one, and
-    `unfused` says why there is none. Raises Unusable if the given backend cannot be used, and
-    MemoryError or OutOfMemoryError if there is too little memory.
+    the backend `tiles` does not. Without a `backend`, the runner takes the fastest usable backend.
+    With `program`, passes along paths and by rows run a program of the network if there is a
+    program. Otherwise `unfused` gives the reason. Raises Unusable if the given backend cannot be
+    used, and MemoryError or OutOfMemoryError if there is too little memory.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class HFRunner:
         self._layout = KVLayout(self.pool.positions, width, rows_at_once)
         self.backend = AttentionBackend.TILES
         self._problem: str | None = None
-        # no reference back to this object, so that its memory is freed with it
+        # no reference to this object, so that its memory is freed with the object
         self._plain = partial(_run, model, self.pool)
         self._run: Callable[[Any], torch.Tensor] = self._plain
         self._program: Program | None = None
@@ -111,12 +111,12 @@ class HFRunner:
 
     @property
     def lost(self) -> str | None:
-        """Why there can be no more passes; None, as a single process can always run them."""
+        """Return None, because a single process can always run more passes."""
         return None
 
     @property
     def kernels(self) -> str:
-        """The kernels that multiply the weights, and how much of a pass is done without Python."""
+        """The kernels that multiply by the weights, and how much of a pass runs without Python."""
         if self._program:
             return "{}, fused {} of {}".format(self.model.kernels, *self._program.fused)
         by_tiles = self.backend is AttentionBackend.TILES
@@ -124,7 +124,7 @@ class HFRunner:
 
     @property
     def batch_variant(self) -> str | None:
-        """The library whose kernels round a row differently with the number of rows, or None."""
+        """The library whose kernels round a row differently for other numbers of rows, or None."""
         return "PyTorch" if self.backend is AttentionBackend.TILES else None
 
     def give_up_exactness(self) -> bool:
@@ -133,7 +133,7 @@ class HFRunner:
         return before is not SIZES
 
     def fuse(self) -> None:
-        """Run passes by a program of the network as it is now, if it proves to compute the same."""
+        """Run passes by a program of the present network, if it provably computes the same."""
         model, self._run, self.unfused = self.model, self._plain, None
         sizes, self._program = (model.context_length, model.vocab_size), None
         by_rows = self.backend in BY_ROWS
@@ -149,8 +149,8 @@ class HFRunner:
 
     @torch.inference_mode()
     def capture_passes(self) -> int:
-        """Capture a pass of every form, so that none has to be captured while serving. Returns how
-        many passes were captured. Raises OutOfMemoryError.
+        """Capture a pass of every form, so that no pass is captured while serving. Returns how many
+        passes were captured. Raises OutOfMemoryError.
         """
         if not isinstance(self._runner, CudaGraphs):
             return 0
@@ -160,8 +160,8 @@ class HFRunner:
     def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """Feed all segments in one step. Returns float32 logits per segment, [num_logits, vocab].
 
-        Where a model overflows, its logits are NaN, and so are the keys and values that it wrote:
-        those pages must not be given to another text as cached.
+        If a model overflows, its logits are NaN, and so are the keys and values that it wrote.
+        Other texts must not use the pages of these keys and values.
         """
         for segment in segments:
             end = segment.context + len(segment.parents)
@@ -171,7 +171,7 @@ class HFRunner:
         return list(logits.split([segment.num_logits for segment in segments]))
 
     def wait(self) -> None:
-        """Wait until the device has done all passes: on CUDA they are launched and not awaited."""
+        """Wait until a CUDA device has finished all passes that were launched."""
         if self.model.device.type == "cuda":
             torch.cuda.current_stream(self.model.device).synchronize()
 
@@ -190,7 +190,7 @@ class HFRunner:
 
     @torch.inference_mode()
     def _choose(self, backend: AttentionBackend | None, program: bool) -> None:
-        """Use a backend by rows if one can be used, and with `program` a program of the network."""
+        """Use a backend by rows if possible, and with `program` also a program of the network."""
         self._problem = self._row_problem(backend)
         if self._problem and backend:
             raise Unusable(f"the model cannot use the backend {backend}: {self._problem}")

@@ -39,12 +39,12 @@ log = structlog.get_logger()
 
 
 class StreamServer(Generic[In, Out]):
-    """Serves all callers of one service; it must be made on the service's event loop."""
+    """Serves all callers of one service. Create this object on the service's event loop."""
 
     def __init__(
         self, thread: ModelThread, drain: Drain | None = None, spans: tuple[str, str] = ("", "")
     ) -> None:
-        """`spans` are the names of a job's span and of its parts, the items that it sends."""
+        """`spans` has the name of a job's span, and the name of an item that the job sends."""
         self._thread = thread
         self._drain = drain or Drain()
         self._spans = spans
@@ -67,9 +67,10 @@ class StreamServer(Generic[In, Out]):
         peer: str = "",
     ) -> AsyncGenerator[Response, None]:
         """Serve one call until its caller ends it, or is silent for too long. `receive` takes a
-        message of the caller. `respond` makes a message of the items to send, at least once every
-        heartbeat. The service ends a call only when it stops: while the caller writes, messages
-        that were sent could be lost (grpc/grpc#36066).
+        message of the caller. `respond` makes a message of the items to send, and is called at
+        least once every heartbeat. The service ends a call only when the service stops, because
+        messages that were sent could be lost if a call ends while its caller writes
+        (grpc/grpc#36066).
         """
         call: Call[In, Out] = Call(peer)
         self._calls.add(call)
@@ -98,8 +99,8 @@ class StreamServer(Generic[In, Out]):
         opening: Opening,
         start: Callable[[Opening, JobStream[In, Out]], Job],
     ) -> JobStream[In, Out] | None:
-        """Start a job for an opening, and end the older job of the same session and that of the
-        same stream number. Returns the job's stream, or None if the opening failed.
+        """Start a job for an opening. End the older job of the same session, and the older job with
+        the same stream number. Returns the job's stream, or None if the opening failed.
         """
         context, request_id = owned(call.peer, opening.context), opening.request_id
         opening = replace(opening, context=context)
@@ -145,8 +146,8 @@ class StreamServer(Generic[In, Out]):
         closings: Iterable[common_pb2.Closing],
         forget: Callable[[bytes, int], None],
     ) -> None:
-        """End the jobs of sessions and forget the sessions, after the work that was submitted for
-        them before. Ignores a closing that is older than its session's newest opening.
+        """End the jobs of sessions, and forget the sessions once the work that was submitted for
+        them before is done. Ignores a closing that is older than its session's newest opening.
         """
         for closing in closings:
             session_id, turn = own(call.peer, closing.session_id), closing.turn
@@ -216,7 +217,9 @@ class StreamServer(Generic[In, Out]):
         self.end(stream, error)
 
     def _after_step(self) -> None:
-        """Let the items leave that a step has sent; the model thread calls this after a step."""
+        """Send off the items that jobs have sent in a step. The model thread calls this after a
+        step.
+        """
         if any(call.outgoing for call in list(self._calls)):
             self._loop.call_soon_threadsafe(self._announce)
 

@@ -1,5 +1,5 @@
-"""Measure the memory that a model's weights take in the form in which they are held: converted, in
-panels, or rounded.
+"""Measure the memory that a model's weights take in their present form: converted, in panels, or
+rounded.
 
 Keys and values do not count.
 """
@@ -25,13 +25,13 @@ def weights_bytes(model: HFModel) -> int:
 
 
 def network_bytes(network: nn.Module) -> int:
-    """Return the bytes of all tensors that a network holds; a shared one counts once."""
+    """Return the bytes of all tensors that a network holds. A shared tensor counts once."""
     storages = (tensor.untyped_storage() for tensor in _tensors(network))
     return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
 
 def _tensors(network: nn.Module) -> Iterator[torch.Tensor]:
-    """Yield all tensors that a network holds, also in layers that replaced its own."""
+    """Yield all tensors that a network holds, including those in layers that replaced its own."""
     seen, left = set[int](), list[Any]([network])
     while left:
         each = left.pop()
@@ -47,8 +47,8 @@ def _tensors(network: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _held(holder: Any) -> Iterable[Any]:
-    """Return the objects inside a layer, an object of this project or a replacing function that may
-    hold weights.
+    """Return the objects that may hold weights inside a container, a layer, a function that
+    replaces a method, or another object of this project.
     """
     if isinstance(holder, dict):
         return list(holder.values())

@@ -1,6 +1,6 @@
-"""Programs that show how Tandem and its parts are used, each small enough to be read whole.
+"""Programs that show how to use Tandem and its parts. Each is short enough to read as a whole.
 
-No package may import this one, and its programs run no model themselves: they call services. Start
-reading in `minimal_loop`, the speculative loop of a notebook with a drafter and a verifier; `demo`
-shows the whole system.
+No other package may import this one. Its programs call services, and run no model themselves. Start
+reading in `minimal_loop`, a short speculative loop with a drafter and a verifier. `demo` shows the
+whole system.
 """

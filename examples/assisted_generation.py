@@ -1,8 +1,9 @@
-"""Assisted generation on Tandem, as transformers does it and a notebook takes it apart: the drafter
-is the assistant model, and the verifier is the model.
+"""Assisted generation as in transformers, step by step, on Tandem: the drafter is the assistant
+model, and the verifier is the model.
 
-The program prints what the notebook prints. `assisted_decoding` is transformers' loop, call by
-call.
+`assisted_decoding` is the loop of transformers, with one call for each proposal and each step. The
+loop comes from a notebook on transformers alone, which `tests/notebooks.py` contains. The program
+prints what the notebook prints.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from tandem.v1 import orchestrator_pb2_grpc
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of assisted generation, in the words of transformers. The next draft has
-    `num_assistant_tokens` tokens.
+    """One round of assisted generation. The fields have the names that transformers uses. The next
+    draft has `num_assistant_tokens` tokens.
     """
 
     candidate_input_ids: tuple[int, ...]  # the shape of that tensor
@@ -86,7 +87,9 @@ async def assisted_decoding(
 
 
 async def generate(address: str, request: api.GenerateRequest) -> api.GenerateResponse:
-    """Ask the client API, which does the whole loop in one call. Raises a TandemError."""
+    """Send a request to the client API, which runs the whole loop in one call. Raises a
+    TandemError.
+    """
     async with rpc.connect(address) as channel:
         try:
             return await orchestrator_pb2_grpc.OrchestratorServiceStub(channel).Generate(request)
@@ -140,7 +143,7 @@ def main(
     ] = "",
     tokenizer: TokenizerOption = models.TARGET,
 ) -> None:
-    """Generate with an assistant model, and look at its candidates round by round."""
+    """Generate with an assistant model, and print its candidates round by round."""
     tok, kind = load_tokenizer(tokenizer), Schedule[schedule.upper()]
     ids = tok.encode(prompt).ids
     amount = (num_assistant_tokens, assistant_confidence_threshold)

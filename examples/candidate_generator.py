@@ -95,8 +95,8 @@ class TandemCandidateGenerator(CandidateGenerator):
         self.adapt(len(scores[0]) - 1, int(num_matches))
 
     def adapt(self, candidate_length: int, num_matches: int) -> None:
-        """Let the next draft have two tokens more if this one matched as a whole, else one less.
-        Only the schedule HEURISTIC adapts.
+        """Make the next draft two tokens longer if this draft matched as a whole, or one token
+        shorter if it did not. Only the schedule HEURISTIC adapts.
         """
         if self._schedule is not Schedule.HEURISTIC:
             return

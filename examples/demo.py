@@ -53,7 +53,7 @@ class Story:
 
 
 def grown() -> Path:
-    """Return the embedded target with 110 million parameters, which is made once in build/.
+    """Return the embedded target, grown to 110 million parameters. It is made once, in build/.
 
     The grown model writes the same texts as the embedded target, and its steps cost what those of a
     real model do.
@@ -72,7 +72,7 @@ def grown() -> Path:
 
 @contextmanager
 def running(mark: str, target: Path) -> Iterator[tuple[str, str]]:
-    """Run `tandem up` while the scope lasts; yields the address of the client API, and the URL of
+    """Run `tandem up` while the scope lasts. Yields the address of the client API and the URL of
     the status page.
     """
     settings = {"TANDEM_DEMO": mark, "TANDEM__VERIFIER__RECENT_TOKENS": "0"}
@@ -106,7 +106,7 @@ def run_story(client: Client, screen: Console, prompt: str, temperature: float) 
     with client.stream(prompt, **options) as stream:
         for chunk in stream:
             shown.show(chunk)
-    assert stream.response is not None, "else it had raised"
+    assert stream.response is not None, "otherwise an error was raised"
     drafted = stream.response
     screen.print(f"\n[dim]with drafts {speed([drafted]):.0f} tokens/s, without[/]", end="")
     plain = client.generate(prompt, num_speculative_tokens=0, **options)
@@ -149,8 +149,8 @@ def table(stories: Sequence[Story]) -> Table:
 
 
 def left_running(mark: str) -> list[str]:
-    """Return the command lines of running processes that have the mark in their environment, which
-    are all that the demo started.
+    """Return the command lines of running processes that have the mark in their environment. Every
+    process that the demo starts has the mark.
     """
     lines = []
     for folder in Path("/proc").glob("[0-9]*"):

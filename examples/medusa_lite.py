@@ -1,8 +1,10 @@
-"""The Medusa-lite loop of a notebook, on Tandem: a step drafts K branches, each of which continues
-a sampled first token greedily. The verifier accepts a prefix of each branch, and the branch with
-the best score is kept.
+"""A loop with Medusa-lite drafts on Tandem: a step drafts K branches, each of which continues a
+sampled first token greedily. The verifier accepts a prefix of each branch, and the branch with the
+best score is kept.
 
-The program prints what the notebook prints. `medusa_generate` is the notebook's loop, call by call.
+`medusa_generate` is the loop, with one call for each draft and each verdict. The loop comes from a
+notebook on transformers alone, which `tests/notebooks.py` contains. The program prints what the
+notebook prints.
 """
 
 from __future__ import annotations
@@ -42,9 +44,7 @@ from tandem.protos.types import (
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A branch, its accepted prefix and, on a mismatch, the token that the verifier would have said
-    instead.
-    """
+    """A branch, its accepted prefix and, on a mismatch, the verifier's token at that place."""
 
     tokens: list[int]
     accepted: list[int]
@@ -84,12 +84,13 @@ def branches_of(draft: Draft) -> list[list[int]]:
 
 
 def evaluate_branch(branch: Sequence[int], predictions: Sequence[int]) -> Branch:
-    """Return what remains of a branch, accepted token by token, given the verifier's predictions.
+    """Compare a branch with the verifier's predictions, and return the branch with its accepted
+    prefix.
 
     The target is greedy and no two branches begin alike, so one verdict on the whole tree is enough
-    for every branch. A branch follows the accepted path and the next token until the first
-    mismatch, and the prediction there is the token that the verifier would have said. No branch
-    goes on behind the predictions, because the accepted path would then be longer.
+    for every branch. The predictions are the accepted path and the token after it. A branch agrees
+    with them until its first mismatch, where the prediction is the verifier's token. No branch
+    matches all predictions and goes on, because the accepted path would then be longer.
     """
     pairs = enumerate(zip(branch, predictions, strict=False))
     for place, (token, prediction) in pairs:
@@ -99,7 +100,7 @@ def evaluate_branch(branch: Sequence[int], predictions: Sequence[int]) -> Branch
 
 
 def predictions_of(draft: Draft, verdict: Verdict) -> list[int]:
-    """Return the target's greedy tokens, as far as the verdict has them."""
+    """Return the target's greedy tokens in a verdict: the accepted path and the next token."""
     return [*(draft.tokens[node] for node in verdict.accepted), verdict.next_token]
 
 
@@ -108,7 +109,7 @@ async def medusa_step(talk: Talk, shape: DraftShape, sampling: SamplingParams) -
 
     The first tokens are drawn at a temperature and the verifier is greedy, so the two calls differ
     in their sampling. After a branch that was accepted as a whole, the verdict has a bonus token,
-    which the notebook does not take.
+    which this loop does not take.
     """
     draft = await talk.propose(shape, sampling)
     if not draft.tokens:
@@ -124,8 +125,8 @@ async def medusa_step(talk: Talk, shape: DraftShape, sampling: SamplingParams) -
 async def medusa_generate(
     talk: Talk, max_new_tokens: int, k_branches: int, span: int, temperature: float, seed: int
 ) -> list[Step]:
-    """Run steps until there are about `max_new_tokens`, but no more steps than whole branches would
-    need. Raises a TandemError.
+    """Run steps until there are at least `max_new_tokens` new tokens, but at most as many steps as
+    fully accepted branches would need. Raises a TandemError.
     """
     nodes = k_branches * span
     shape = DraftShape(levels=span, branches=k_branches, nodes=nodes, method=Method.MEDUSA_LITE)
@@ -169,7 +170,7 @@ def main(
 ) -> None:
     """Draft K branches, keep the one that the verifier agrees with most, and repeat."""
     if k_branches * span > MAX_NODES:
-        raise SystemExit(f"error: {k_branches} x {span} tokens are above {MAX_NODES} of one draft")
+        raise SystemExit(f"error: {k_branches} x {span} tokens exceed the {MAX_NODES} of a draft")
     tok = load_tokenizer(tokenizer)
 
     async def script() -> None:

@@ -1,9 +1,10 @@
-"""The minimal speculative loop of a notebook, on Tandem: it drafts k tokens greedily and accepts
-them as long as each is the target's top-1. At the first token that is not the target's top-1, the
-target samples a token instead.
+"""A minimal speculative loop on Tandem: it drafts k tokens greedily and accepts them as long as
+each is the target's top-1. At the first token that is not the target's top-1, the target samples a
+token instead.
 
-The program prints what the notebook prints. `speculative_generate_minimal` is the notebook's loop,
-call by call.
+`speculative_generate_minimal` is the loop, with one call for each draft and each verdict. The loop
+comes from a notebook on transformers alone, which `tests/notebooks.py` contains. The program prints
+what the notebook prints.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ async def verify_one_cycle(talk: Talk, draft: Draft, sampling: SamplingParams) -
     many tokens were accepted.
 
     One call with the rule TOP1 verifies the whole draft. A verdict always has a next token. After a
-    draft that was accepted as a whole, this token is a bonus, which the notebook does not take.
+    draft that was accepted as a whole, this token is a bonus, which this loop does not take.
     """
     verdict = await talk.verify(draft, sampling)
     accepted = [draft.tokens[node] for node in verdict.accepted]
@@ -61,8 +62,8 @@ async def verify_one_cycle(talk: Talk, draft: Draft, sampling: SamplingParams) -
 async def speculative_generate_minimal(
     talk: Talk, max_new_tokens: int, k: int, target_temp: float, seed: int
 ) -> list[Cycle]:
-    """Run cycles until there are `max_new_tokens` behind the prompt, or a few more, as the last
-    cycle is not cut. Raises a TandemError.
+    """Run cycles until there are at least `max_new_tokens` tokens after the prompt. The last cycle
+    is not cut. Raises a TandemError.
     """
     sampling = SamplingParams(temperature=target_temp, seed=seed, rule=Rule.TOP1)
     base_len, cycles = len(talk.tokens), list[Cycle]()

@@ -64,7 +64,7 @@ def picture(text: str, title: str) -> str:
 
 @contextmanager
 def load(address: str) -> Iterator[None]:
-    """Let a few clients ask for one story after the other while the scope lasts."""
+    """Let a few clients request one story after another while the scope lasts."""
     over, seeds = threading.Event(), count()
 
     def ask() -> None:

@@ -1,4 +1,4 @@
-"""A session with a running drafter and verifier, call by call, on which the example loops build.
+"""One session with a running drafter and verifier. The example loops make their calls with it.
 
 Each call sends all committed tokens. The caller decides what to draft and what to commit.
 """
@@ -48,8 +48,8 @@ class Addresses:
 
 @dataclass(slots=True)
 class Talk:
-    """One session on both services. `tokens` are the committed tokens. The committed tokens belong
-    to the caller, who may append any tokens between two calls: a verdict commits nothing.
+    """One session on both services. `tokens` are the committed tokens. A verdict commits nothing:
+    the caller appends tokens between two calls.
     """
 
     drafter: DrafterClient
@@ -99,8 +99,8 @@ async def talking(
 
 @asynccontextmanager
 async def running(drafter: str, verifier: str, orchestrator: str = "") -> AsyncIterator[Addresses]:
-    """Yield the given addresses, or those of a Tandem that is started and runs while the scope
-    lasts. Raises Unusable.
+    """Yield the given addresses. Without addresses, start a Tandem that runs while the scope lasts,
+    and yield its addresses. Raises Unusable.
     """
     if drafter and verifier:
         yield Addresses(drafter, verifier, orchestrator)
@@ -113,7 +113,7 @@ async def running(drafter: str, verifier: str, orchestrator: str = "") -> AsyncI
 
 @asynccontextmanager
 async def connected(at: Addresses) -> AsyncIterator[tuple[DrafterClient, VerifierClient]]:
-    """Yield clients of the drafter and the verifier, once both answer. Raises a TandemError."""
+    """Wait until drafter and verifier answer, and yield a client of each. Raises a TandemError."""
     async with AsyncExitStack() as scope:
         channels = [
             await scope.enter_async_context(rpc.connect(each)) for each in (at.drafter, at.verifier)

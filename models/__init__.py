@@ -1,9 +1,8 @@
 """Paths of the models in this folder: the embedded pair, which is a small target and its drafter
 trained here on simple English (see README.md), and models to test with.
 
-The modules here make and convert models. The modules must not import the engine, because a model is
-served like any other once it is made. Start reading in `training.train`, which trains the embedded
-pair.
+The modules here make and convert models. They must not import the engine, because these models are
+served like any other models. Start reading in `training.train`, which trains the embedded pair.
 """
 
 from pathlib import Path

@@ -1,5 +1,5 @@
 """Write a Llama model directory, such as those of the embedded pair, as one GGUF file, or write a
-GGUF file again with its weights quantised otherwise.
+new GGUF file with the weights of another in a different quantisation.
 
 This module knows the names and layouts of the Llama architecture only; llama.cpp's own
 `convert_hf_to_gguf.py` knows the others.
@@ -26,7 +26,7 @@ from gguf import (
 )
 from safetensors.torch import load_file
 
-FILES = {  # the file's number for the type of most weights
+FILES = {  # GGUF's number for the type of most weights in a file
     "f32": LlamaFileType.ALL_F32,
     "f16": LlamaFileType.MOSTLY_F16,
     "bf16": LlamaFileType.MOSTLY_BF16,
@@ -128,8 +128,8 @@ def _add(
     config: dict[str, Any],
     kind: GGMLQuantizationType,
 ) -> None:
-    """Add a weight under its GGUF name. In GGUF, rows of queries and keys lie in pairs that rotate
-    together.
+    """Add a weight under its GGUF name. In GGUF, the two rows of queries or keys that rotate
+    together lie side by side.
     """
     array = weight.float().numpy()
     if name.startswith("model.layers."):

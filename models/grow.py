@@ -1,7 +1,8 @@
 """Grow a small Llama to a realistic size without changing what it computes, up to rounding.
 
-The grown model writes the small one's texts, so drafts are accepted as before, at the cost of a
-large model. This module reads and writes model directories; no service imports it.
+The grown model writes the same texts as the small one, so drafts are accepted as before, but its
+steps cost as much as those of a large model. This module reads and writes model directories; no
+service imports it.
 
     python -m tandem.models.grow SOURCE OUT --hidden 768 --heads 24 --kv-heads 12 --mlp 2560
 """
@@ -42,8 +43,8 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """The result of growing: the number of parameters, and the largest difference of a logit from
-    the source's.
+    """The result of growing a model: its number of parameters, and the largest difference between a
+    logit of the grown model and of its source.
     """
 
     parameters: int
@@ -81,7 +82,7 @@ def load(folder: Path) -> LlamaForCausalLM:
 
 
 def problem(config: Mapping[str, Any], shape: Shape) -> str | None:
-    """Return why a model of this configuration cannot grow to a shape, or None."""
+    """Return why a model of this configuration cannot grow to a shape, or None if it can."""
     if config["model_type"] != "llama":
         return f"it is a {config['model_type']}, not a llama"
     for name, size in asdict(shape).items():
@@ -100,10 +101,10 @@ def problem(config: Mapping[str, Any], shape: Shape) -> str | None:
 def enlarged(small: LlamaForCausalLM, shape: Shape) -> LlamaForCausalLM:
     """Make a large random model with the small one in the corner of its tensors.
 
-    Other weights that would write to the residual stream are zero, so the added width of the stream
-    stays zero, and the remaining random weights have no effect. A norm divides by the root of the
-    mean square over the width: the same sum over more places makes the mean smaller, and the norms'
-    weights and epsilon make up for that.
+    Outside the corner, all weights that write to the residual stream are zero. The added width of
+    the stream therefore stays zero, and the remaining random weights have no effect. A norm divides
+    by the root of the mean square over the width. Over more places the same sum gives a smaller
+    mean, and the norms' weights and epsilon are scaled to make up for that.
     """
     wider = shape.hidden_size / small.config.hidden_size
     config = small.config.to_dict() | asdict(shape)

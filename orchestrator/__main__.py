@@ -11,7 +11,9 @@ ROLE = "orchestrator"
 
 
 def serve(config: OrchestratorConfig) -> None:
-    """Run cells on Ray Serve, or one as this process; raises ModuleNotFoundError without Ray."""
+    """Run cells on Ray Serve or, if the setting `ray` is off, one cell in this process. Raises
+    ModuleNotFoundError if Ray is needed but not installed.
+    """
     if not config.ray:
         command.serve(ROLE, config, "tandem.orchestrator.server")
         return

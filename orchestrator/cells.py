@@ -1,4 +1,5 @@
-"""Cells on Ray Serve: each replica of the deployment is an orchestrator at ports of its node.
+"""Cells on Ray Serve. Each replica of the deployment is an orchestrator that listens at ports of
+its node.
 
 Serve starts, replaces, scales and drains cells; no request passes through Serve.
 """
@@ -31,9 +32,9 @@ from tandem.protos.service.pages import Pages
 from tandem.protos.transport import rpc
 
 ROLE = "orchestrator"
-MAX_CELLS_PER_NODE = 16  # cells per node at most: each takes the next free port
-FILLED_METRIC, TARGET_FILLED = "filled", 0.75  # share of a cell's places that its requests take
-STOP_SECONDS = 15.0  # seconds that a cell may take to stop, beside those of its settings
+MAX_CELLS_PER_NODE = 16  # most cells of one node, where each takes the next free port
+FILLED_METRIC, TARGET_FILLED = "filled", 0.75  # share of a cell's places that is filled
+STOP_SECONDS = 15.0  # seconds to stop a cell, added to the settings in STOPPING
 UNSPECIFIED_HOST = re.compile(r"(?<=//)(0\.0\.0\.0|\[::\])(?=:)")
 STOPPING = "lame_duck_seconds", "drain_seconds"
 DEPLOYMENT: dict[str, Any] = {
@@ -47,13 +48,13 @@ log = structlog.get_logger()
 
 
 class Cell:
-    """A replica of the deployment: an orchestrator on the event loop that Serve runs for it."""
+    """A replica of the deployment: an orchestrator on the event loop that Serve provides."""
 
     _serving: asyncio.Task[None] | None = None
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
-        """Start an orchestrator with these settings, which override its node's environment and
-        file. Returns when the port is open; raises Unusable or IncompatibleModels.
+        """Start an orchestrator with `settings`, which override the environment and the settings
+        file of the node. Returns when the port is open; raises Unusable or IncompatibleModels.
         """
         check_token_mode(get_node_ip_address())
         config = await asyncio.to_thread(completed, OrchestratorConfig, ROLE, settings)
@@ -90,30 +91,30 @@ class Cell:
                 await self._stop.wait()
 
     def addresses(self) -> dict[str, str]:
-        """Return the `address` of the client API, the URL of the cell's `metrics`, and that of
-        `http`, if any.
+        """Return the address of the client API as `address`, the URL of the metrics as `metrics`
+        and, if the cell serves the HTTP API, its URL as `http`.
         """
         return self._addresses
 
     def metrics(self) -> str:
-        """Return the URL of the cell's metrics as other nodes reach it, if it listens at all
-        addresses.
+        """Return the URL of the cell's metrics. An unspecified host, such as 0.0.0.0, is replaced
+        by the node's address, at which other nodes can reach the cell.
         """
         node = joined(get_node_ip_address(), 0).removesuffix(":0")
         return UNSPECIFIED_HOST.sub(node, self._addresses["metrics"])
 
     def check_health(self) -> None:
-        """Raise RuntimeError if the cell has ended. Serve calls this method on the event loop that
-        serves, and replaces a cell if the method raises or does not return. A lost verifier is no
-        reason to raise, because no other cell would have one either; the health of the port reports
-        the loss.
+        """Raise RuntimeError if the cell has ended. Serve calls this method on the event loop of
+        the cell, and replaces the cell if the method raises or does not return. A lost verifier is
+        no reason to replace the cell, because a new cell would have no verifier either. The health
+        check of the port reports the loss.
         """
         if self._serving is None or self._serving.done():
             raise RuntimeError("the cell has ended")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the share of the cell's places that is filled. Serve calls this method
-        periodically.
+        """Return the number of running and waiting requests as a share of the cell's places. Serve
+        calls this method periodically.
         """
         states = "running", "waiting"
         counts = (REGISTRY.get_sample_value(f"tandem_num_requests_{state}") for state in states)
@@ -136,14 +137,16 @@ def policy(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
 
 def app(args: dict[str, Any]) -> serve.Application:
     """Build the application that a Serve config names as `import_path`. The `args` of the config
-    are settings of the orchestrator. Raises Unusable for an unknown name; values are checked where
-    the cells start.
+    are settings of the orchestrator. Raises Unusable for an unknown setting. The values of the
+    settings are checked later, when the cells start.
     """
     return deployment(args, autoscaling_config={"policy": {"policy_function": policy}})
 
 
 def deployment(args: Settings, **options: Any) -> serve.Application:
-    """Build the application with settings of the orchestrator and `options` of Serve's own."""
+    """Build the application. `args` are settings of the orchestrator, and `options` are options of
+    Serve.
+    """
     if unknown := args.keys() - OrchestratorConfig.model_fields.keys():
         raise Unusable(f"{', '.join(sorted(unknown))}: no such setting of the orchestrator")
     fields = OrchestratorConfig.model_fields
@@ -173,10 +176,11 @@ def metrics_of_all() -> list[str]:
 def on_free_ports(
     config: OrchestratorConfig, pages: Pages
 ) -> Iterator[tuple[OrchestratorConfig, str]]:
-    """Serve a cell's pages while the scope lasts, and choose the cell's ports. Yields the cell's
-    settings and the URL of the pages. All ports that cells do not share are moved up by the least
-    number at which all are free, so that no two cells of this node have the same port; 0 and None
-    stay as they are. Raises Unusable.
+    """Choose the cell's ports, and serve the cell's pages while the scope lasts. Yields the
+    settings with the chosen ports, and the URL of the pages. All ports that cells do not share are
+    raised by the same number, the smallest one that makes them all free, so no two cells of this
+    node have the same port. Ports of 0 and None are left as they are. Raises Unusable if no ports
+    are free.
     """
     own = () if config.share_ports else ("port", "http_port", "certificate_port")
     wanted = {name: port for name in (*own, "metrics_port") if (port := getattr(config, name))}

@@ -21,11 +21,11 @@ class OrchestratorConfig(ServiceConfig):
 
     verifier: Sources = Field(
         min_length=1,
-        description="HOST:PORT of the verifier, or several with commas; dns:///NAME:PORT and "
-        "file:///PATH stand for all addresses there",
+        description="HOST:PORT of the verifier, or several, separated by commas; dns:///NAME:PORT"
+        " and file:///PATH stand for all addresses of the name or in the file",
     )
     drafter: Sources = Field(
-        default="", description="addresses of drafters, in the form of verifier; none by default"
+        default="", description="addresses of drafters, written as for verifier; by default none"
     )
     tokenizer: hub.TokenizerPath = Field(description="model whose tokenizer is used")
     port: int = Field(
@@ -35,42 +35,60 @@ class OrchestratorConfig(ServiceConfig):
         default=None,
         ge=0,
         le=65535,
-        description="port of the OpenAI-compatible HTTP API; 0 takes a free one, none by default",
+        description="port of the OpenAI-compatible HTTP API; 0 takes a free one; by default there"
+        " is no HTTP API",
     )
-    ray: bool = Field(default=True, description="run cells on Ray Serve, not one as this process")
+    ray: bool = Field(
+        default=True, description="run cells on Ray Serve; otherwise run one cell in this process"
+    )
     ray_address: str = Field(
-        default="local", description="Ray cluster to deploy on; local starts a private one"
+        default="local", description="Ray cluster to deploy on; local starts a private cluster"
     )
-    cells: int = Field(default=1, ge=1, description="processes on Ray Serve that answer requests")
+    cells: int = Field(
+        default=1, ge=1, description="number of processes on Ray Serve that answer requests"
+    )
     share_ports: bool = Field(
         default=False,
         description="all cells of a machine listen at one port, and Linux spreads connections over "
-        "them; by default each takes the next free port",
+        "them; by default each cell takes the next free port",
     )
-    max_running: int = Field(default=32, ge=1, description="requests that are decoded at once")
-    max_waiting: int = Field(default=256, ge=0, description="requests that may wait for a place")
+    max_running: int = Field(default=32, ge=1, description="most requests that are decoded at once")
+    max_waiting: int = Field(
+        default=256, ge=0, description="most requests that may wait for a place"
+    )
     max_running_per_client: int | None = Field(
-        default=None, ge=1, description="requests of one client decoded at once; by default all"
+        default=None,
+        ge=1,
+        description="most requests of one client that are decoded at once; by default max_running",
     )
     max_waiting_per_client: int | None = Field(
-        default=None, ge=0, description="requests of one client that may wait; by default half"
+        default=None,
+        ge=0,
+        description="most requests of one client that may wait; by default half of max_waiting",
     )
     draft_levels: int = Field(
         default=MAX_LEVELS,
         ge=0,
         le=MAX_LEVELS,
-        description="levels that proposals may run ahead; 0 decodes plainly",
+        description="default for requests: levels that proposals may be ahead of the text;"
+        " 0 decodes without drafts",
     )
     draft_branches: int = Field(
-        default=4, ge=1, le=MAX_NODES, description="children per node; 1 proposes chains"
+        default=4,
+        ge=1,
+        le=MAX_NODES,
+        description="default for requests: children per node; 1 proposes chains",
     )
     draft_nodes: int = Field(
-        default=MAX_NODES, ge=1, le=MAX_NODES, description="proposed nodes ahead of the text"
+        default=MAX_NODES,
+        ge=1,
+        le=MAX_NODES,
+        description="default for requests: proposed nodes ahead of the text",
     )
     draft_method: Literal["tree", "medusa_lite", "suffix", "ngram"] = Field(
         default="tree",
-        description="how drafts are found: tree or medusa_lite, by drafters, and by suffix beside"
-        " them; or suffix (ngram is the same), without drafters",
+        description="how drafts are made: with tree or medusa_lite, by drafters and also by suffix;"
+        " with suffix (or ngram, which is the same), without drafters",
     )
     draft_schedule: Literal["goodput", "constant", "heuristic"] = Field(
         default="goodput", description="schedule of drafts: goodput, constant or heuristic"
@@ -78,12 +96,12 @@ class OrchestratorConfig(ServiceConfig):
     served_model_name: str | None = Field(
         default=None,
         min_length=1,
-        description="the model's name for clients; by default that of its directory or file",
+        description="the model's name for clients; by default the name of its directory or file",
     )
     generation_config: Literal["auto", "none"] = Field(
         default="auto",
-        description="defaults of a request's options; auto: those of the model's"
-        " generation_config.json; none: the API's",
+        description="where the defaults of a request's options come from; auto: from the model's"
+        " generation_config.json; none: from the API",
     )
     tool_format: Literal["auto", "none", "hermes", "llama3", "mistral", "json"] = Field(
         default="auto",
@@ -97,23 +115,26 @@ class OrchestratorConfig(ServiceConfig):
     )
     clients: Path | None = Field(
         default=None,
-        description="YAML file of the clients that may call, by token or certificate",
+        description="YAML file with the clients that may call and their tokens or certificates",
     )
     certificate_port: int | None = Field(
         default=None,
         ge=0,
         le=65535,
-        description="another port for clients with a certificate; needs clients and TLS",
+        description="a second port, for clients with a certificate; needs clients and TLS",
     )
     registration_token: Token | None = Field(
-        default=None, description="token that drafters register with; by default none may register"
+        default=None,
+        description="token with which drafters register; without token and clients, none may",
     )
-    max_registered: int = Field(default=64, ge=1, description="drafters registered at once")
+    max_registered: int = Field(
+        default=64, ge=1, description="most drafters that are registered at once"
+    )
     lame_duck_seconds: float = Field(
         default=0.0,
         ge=0,
-        description="how long a stopping orchestrator still takes requests, so that load balancers"
-        " notice that it is NOT_SERVING",
+        description="seconds for which a stopping orchestrator still takes requests but reports"
+        " NOT_SERVING, so that load balancers notice",
     )
     start_seconds: float = Field(
         default=120.0, gt=0, description="how long to wait for the verifier at the start"
@@ -121,13 +142,13 @@ class OrchestratorConfig(ServiceConfig):
     expected_verifiers: int | None = Field(
         default=None,
         ge=0,
-        description="how many verifiers should serve; fewer are reported as missing. By default one"
-        " for each address or name",
+        description="how many verifiers should serve; if fewer serve, the rest count as missing; by"
+        " default one for each address or name",
     )
     expected_drafters: int | None = Field(
         default=None,
         ge=0,
-        description="how many drafters should serve, by the same rule as for verifiers",
+        description="how many drafters should serve; works like expected_verifiers",
     )
 
     @property
@@ -137,7 +158,7 @@ class OrchestratorConfig(ServiceConfig):
 
     @property
     def verifiers(self) -> tuple[str, ...]:
-        """The sources of the addresses of verifiers, which serve the same model."""
+        """The sources of the verifiers' addresses. All verifiers serve the same model."""
         return tuple(self.verifier.split(","))
 
     @property
@@ -147,7 +168,9 @@ class OrchestratorConfig(ServiceConfig):
 
     @property
     def expected(self) -> dict[str, int]:
-        """The fewest verifiers and drafters that are to serve, by their roles."""
+        """The least number of verifiers and the least number of drafters that should serve, by
+        role.
+        """
         asked = {
             "verifier": (self.expected_verifiers, self.verifiers),
             "drafter": (self.expected_drafters, self.drafters),
@@ -159,9 +182,9 @@ class OrchestratorConfig(ServiceConfig):
 
     @property
     def each_client(self) -> tuple[int, int]:
-        """How many requests of one client may run and wait. By default running requests have no
-        bound per client, because waiting clients share the places fairly. By default one client may
-        fill only half of the queue, which leaves room for others.
+        """How many requests of one client may run, and how many may wait. By default, one client
+        may use all places, because waiting clients share the places fairly. By default, one client
+        may fill only half of the queue, which leaves room for other clients.
         """
         running, waiting = self.max_running_per_client, self.max_waiting_per_client
         return running or self.max_running, self.max_waiting // 2 if waiting is None else waiting
@@ -179,15 +202,15 @@ class OrchestratorConfig(ServiceConfig):
     def _has_one_way_to_register(self) -> OrchestratorConfig:
         if self.registration_token and self.clients:
             raise ValueError(
-                "registration_token cannot be used with clients: they register with their own"
-                " tokens or certificates"
+                "registration_token cannot be used with clients: with clients, drafters register"
+                " with their own tokens or certificates"
             )
         return self
 
     @model_validator(mode="after")
     def _shares_ports_that_are_known(self) -> OrchestratorConfig:
         if self.share_ports and self.registration_token:
-            reached = "share_ports: a drafter that registers would reach one cell of all"
+            reached = "share_ports: a drafter would register at only one of the cells"
             raise ValueError(f"registration_token cannot be used with {reached}")
         named = 0 not in (self.port, self.http_port, self.certificate_port)
         if self.share_ports and not named and not (self.ray and self.ray_address == "local"):
@@ -197,13 +220,13 @@ class OrchestratorConfig(ServiceConfig):
     @model_validator(mode="after")
     def _one_cell_without_ray(self) -> OrchestratorConfig:
         if self.cells > 1 and not self.ray:
-            raise ValueError(f"cells is {self.cells}, above 1, which needs ray")
+            raise ValueError(f"cells is {self.cells}, but more than one cell needs ray")
         return self
 
 
 def check_token_mode(host: str) -> None:
-    """Raise Unusable for a Ray beyond loopback that asks for no token, as it does by default."""
+    """Raise Unusable if `host` is not loopback and Ray, as by default, would require no token."""
     mode = os.environ.get("RAY_AUTH_MODE", "")
     if mode.lower() != "token" and not is_loopback(host):
-        problem = f"RAY_AUTH_MODE is {mode or 'not set'}, and Ray at {host} beyond loopback"
-        raise Unusable(f"{problem}: who reaches it may run programs on it; set it to token")
+        problem = f"RAY_AUTH_MODE is {mode or 'not set'}, but Ray at {host} is beyond loopback"
+        raise Unusable(f"{problem}: whoever reaches Ray may run programs; set RAY_AUTH_MODE=token")

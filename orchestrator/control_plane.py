@@ -1,4 +1,4 @@
-"""Tells whether the processes of Ray that start cells again are there."""
+"""Tells whether the processes of Ray that restart lost cells are running."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ CONNECT_SECONDS = 5.0
 
 
 class ControlPlane:
-    """The control plane of the Ray that this process has joined and, if that is private (`local`),
-    its node.
+    """The control plane of the Ray cluster that this process has joined. If the cluster is private
+    (`local`), its node is checked too.
     """
 
     def __init__(self, local: bool) -> None:
@@ -23,11 +23,13 @@ class ControlPlane:
         self._addresses = [ray.get_runtime_context().gcs_address, *own]
 
     async def listens(self) -> bool:
-        """Tell whether the control plane, and the node of a private Ray, listen."""
+        """Tell whether the control plane and, if Ray is private, its node listen."""
         return await asyncio.to_thread(lambda: all(map(listens, self._addresses)))
 
     async def until_gone(self, seconds: float, missed: int) -> None:
-        """Return when `listens` was false `missed` times in a row, `seconds` apart."""
+        """Call `listens` every `seconds` seconds, and return after `missed` calls in a row gave
+        False.
+        """
         times = 0
         while times < missed:
             await asyncio.sleep(seconds)

@@ -1,8 +1,9 @@
-"""Deploys cells on Ray Serve, on a private Ray that it starts on loopback or an existing cluster.
+"""Deploys cells on Ray Serve, on an existing cluster or on a private Ray that it starts on
+loopback.
 
-The launcher's process is Ray's driver. The launcher carries no request: whatever happens to it or
-to Ray's control plane, cells go on as long as their node does. The process ends when the cells are
-lost for good, so that a supervisor starts it again.
+The launcher's process is Ray's driver. No request passes through the launcher, so cells go on
+without it and without Ray's control plane, as long as their node lives. The process ends when the
+cells are lost for good, so that a supervisor starts it again.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ from tandem.protos.transport import rpc
 from tandem.protos.transport.health import answers
 
 ROLE, APPLICATION = "orchestrator", "tandem"
-TOKEN = secrets.token_hex(32)  # token of a private Ray, which only this process starts
+TOKEN = secrets.token_hex(32)  # token of the private Ray that this process starts
 LOCAL = "local"
 STORE_BYTES = 80 << 20  # smallest object store that Ray accepts; nothing is stored
-MAX_PROBLEM_LENGTH = 500  # most characters of an error of Ray
+MAX_PROBLEM_LENGTH = 500  # longest message of a Ray error that is reported
 # attempts to start a cell on a private Ray; another attempt would fail in the same way
 MAX_START_ATTEMPTS = 1
 POLL_SECONDS = 1.0
-MAX_MISSED = 3  # checks of a cell in a row without an answer, after which the cell is lost
+MAX_MISSED = 3  # a cell or Ray is lost after this many checks in a row without an answer
 
 log = structlog.get_logger()
 
 
 def serve(config: OrchestratorConfig) -> None:
-    """Run cells on Ray Serve until a signal ends them; to be called in the main thread. Raises
-    Unusable. When all cells are lost for good, the process ends at once with exit code 1, because
-    Ray would not end in order.
+    """Run cells on Ray Serve until a signal ends them. Call this function in the main thread.
+    Raises Unusable. When all cells are lost for good, the process ends at once with exit code 1,
+    because Ray would not shut down in order.
     """
     process.raise_on_signals()
     with TemporaryDirectory(prefix="tandem-", ignore_cleanup_errors=True) as folder:
@@ -64,8 +65,8 @@ def serve(config: OrchestratorConfig) -> None:
 
 
 def _end_ray() -> None:
-    """End the processes that a private Ray has left, which have its token. An agent of Ray that had
-    just started would otherwise try for minutes to reach its node.
+    """Kill the processes that a private Ray has left behind, which its token identifies. An agent
+    of Ray that has just started would otherwise try for minutes to reach its node.
     """
     mark = f"RAY_AUTH_TOKEN={TOKEN}".encode()
     for each in Path("/proc").glob("[0-9]*"):
@@ -76,15 +77,15 @@ def _end_ray() -> None:
 
 
 async def _serve(config: OrchestratorConfig) -> str:
-    """Run cells until a signal comes or the cells are lost for good. Returns what is lost, or an
-    empty string.
+    """Run cells until a signal comes or the cells are lost for good. Returns the reason why they
+    are lost, or an empty string after a signal.
     """
     async with process.parent_watched():
         ray = ControlPlane(local=config.ray_address == LOCAL)
         deployed = asyncio.create_task(_deployed(config))
         gone = asyncio.create_task(ray.until_gone(POLL_SECONDS, MAX_MISSED))
         await asyncio.wait((deployed, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not deployed.done():  # a wait for a lost Ray would last for ever
+        if not deployed.done():  # the wait for a lost Ray would never end
             return "Ray was lost before its cells served"
         gone.cancel()
         first, *more = deployed.result()
@@ -98,7 +99,7 @@ async def _serve(config: OrchestratorConfig) -> str:
         stopped = asyncio.create_task(stop.get())
         await asyncio.wait((lost, stopped), return_when=asyncio.FIRST_COMPLETED)
         if not stopped.done():
-            return "no cell answers any more, and Ray does not replace it"
+            return "a cell does not answer any more, and Ray cannot replace it"
         lost.cancel()
         await first_done(_removed(config), stop.get())
         return ""
@@ -106,11 +107,11 @@ async def _serve(config: OrchestratorConfig) -> str:
 
 @contextmanager
 def running(config: OrchestratorConfig, folder: str) -> Iterator[None]:
-    """Join a Ray cluster while the scope lasts, or run a small private one on loopback, which
-    writes only to `folder`. Raises Unusable.
+    """Join a Ray cluster while the scope lasts, or run a small private Ray on loopback that writes
+    only to `folder`. Raises Unusable.
 
-    Enter the scope in the main thread, before gRPC is used: Ray starts processes and sets signal
-    handlers.
+    Enter the scope in the main thread before gRPC is used, because Ray starts processes and sets
+    signal handlers.
     """
     address, private = config.ray_address, config.ray_address == LOCAL
     if private:
@@ -118,8 +119,7 @@ def running(config: OrchestratorConfig, folder: str) -> Iterator[None]:
     else:
         _check_address(address)
     # Ray reads these variables when it is imported. A lost control plane must not end cells,
-    # because they
-    # stream without it.
+    # because cells need no control plane to answer requests.
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "86400")
     # keeps repeated lines, because each line is an event
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
@@ -144,7 +144,7 @@ def running(config: OrchestratorConfig, folder: str) -> Iterator[None]:
 
 
 def private_environment() -> dict[str, str]:
-    """Return the environment of a Ray on loopback, which Ray reads when it is imported."""
+    """Return the variables of a Ray on loopback. Ray reads them when it is imported."""
     return {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # puts every socket on loopback
         "RAY_AUTH_MODE": "token",
@@ -156,7 +156,9 @@ def private_environment() -> dict[str, str]:
 
 
 async def _deployed(config: OrchestratorConfig) -> list[dict[str, str]]:
-    """Start the cells and return the addresses of each, the first port first. Raises Unusable."""
+    """Start the cells, and return each cell's addresses, in the order of the ports. Raises
+    Unusable.
+    """
     from ray import serve
     from ray.serve.schema import LoggingConfig
 
@@ -170,7 +172,7 @@ async def _deployed(config: OrchestratorConfig) -> list[dict[str, str]]:
 
     def deploy() -> Any:
         serve.start(proxy_location="Disabled", logging_config=quiet)
-        # the file was read here already
+        # this process has already read the settings file
         settings = config.model_dump(exclude_unset=True, exclude={"config"})
         application = cells.deployment(settings, **options)
         return serve.run(application, name=APPLICATION, route_prefix=None)
@@ -184,9 +186,7 @@ async def _deployed(config: OrchestratorConfig) -> list[dict[str, str]]:
 
 
 def _reported() -> str:
-    """Return Serve's messages about the cells, such as the traceback of one that could
-    not start.
-    """
+    """Return Serve's messages about the cells, such as the traceback of a failed start."""
     from ray import serve
 
     with suppress(Exception):  # Serve may raise anything
@@ -196,7 +196,7 @@ def _reported() -> str:
 
 
 async def _removed(config: OrchestratorConfig) -> None:
-    """Remove the cells once running requests have finished, as far as Ray still answers."""
+    """Remove the cells once running requests have finished. Errors of Ray are ignored."""
     from ray import serve
 
     from tandem.orchestrator import cells
@@ -209,8 +209,8 @@ async def _removed(config: OrchestratorConfig) -> None:
 
 
 async def _lost(config: OrchestratorConfig, ray: ControlPlane, address: str) -> None:
-    """Return when the cell does not answer and nothing replaces it. Serve replaces a cell while
-    Ray's control plane is there.
+    """Return when the cell at `address` does not answer and Ray's control plane is gone. As long as
+    the control plane is there, Serve replaces a lost cell.
     """
     missed = 0
     async with rpc.connect(address, config.tls) as channel:
@@ -222,7 +222,7 @@ async def _lost(config: OrchestratorConfig, ray: ControlPlane, address: str) -> 
 
 
 def _with_ports(config: OrchestratorConfig) -> OrchestratorConfig:
-    """Choose free ports for a private Ray, so that a cell that is replaced takes the same again."""
+    """Choose free ports on a private Ray. A cell that is replaced takes the same ports again."""
     if config.ray_address != LOCAL:
         return config
     names = "port", "http_port", "certificate_port", "metrics_port"
@@ -231,8 +231,8 @@ def _with_ports(config: OrchestratorConfig) -> OrchestratorConfig:
 
 
 def _line(error: Exception, more: str = "") -> str:
-    """Return the message of a Tandem error in an error of Ray or in `more`, or else the whole error
-    in one line.
+    """Return the message of the last Tandem error that `error` or `more` quotes. If there is none,
+    return the whole error in one line.
     """
     text = str(error)
     found = re.findall(r"tandem\.protos\.errors\.\w+: (.+)", f"{text}\n{more}")
@@ -240,8 +240,8 @@ def _line(error: Exception, more: str = "") -> str:
 
 
 def _check_address(address: str) -> None:
-    """Raise Unusable if whoever reaches the cluster may run programs on it, or if it does not
-    answer.
+    """Raise Unusable if the cluster does not answer, or if anyone who can reach it may run programs
+    on it.
     """
     found = re.fullmatch(r"(?:ray://)?(.+):(\d+)", address)
     check_token_mode(found[1] if found else address)

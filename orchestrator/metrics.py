@@ -60,7 +60,7 @@ class SpeculationStats:
 
     @property
     def fallback_steps(self) -> int:
-        """The number of steps without proposals although some were requested."""
+        """The number of steps without proposals although proposals were requested."""
         return self.steps - self.steps_with_drafts if self.requested else 0
 
     def add(self, step: Step) -> None:
@@ -103,21 +103,25 @@ def makers(registry: CollectorRegistry) -> tuple[Counters, Gauges, Histograms]:
 
 
 class FrontMetrics:
-    """The front end's Prometheus metrics. Suffixes of names are vLLM's, so that existing queries
-    work.
+    """The front end's Prometheus metrics. The suffixes of their names are vLLM's, so that existing
+    queries work.
     """
 
     def __init__(self, registry: CollectorRegistry, drafters: Acceptance | None = None) -> None:
         counter, gauge, _ = makers(registry)
         self._drafters = drafters or Acceptance()
-        self.steps = counter("steps", "Steps of the verifier, each of one session")
+        self.steps = counter("steps", "Steps of the verifier, counted for each session")
         self.steps_with_drafts = counter("spec_decode_num_drafts", "Steps with proposals")
         fallback = counter(
-            "speculation_fallback", "Steps without proposals although some were requested", "reason"
+            "speculation_fallback",
+            "Steps without proposals although proposals were requested",
+            "reason",
         )
         self.fallback = {each: fallback.labels(each.name.lower()) for each in Fallback}
-        self.drafted = counter("spec_decode_num_draft_tokens", "Draft tokens verified")
-        self.accepted = counter("spec_decode_num_accepted_tokens", "Draft tokens accepted")
+        self.drafted = counter("spec_decode_num_draft_tokens", "Draft tokens that were verified")
+        self.accepted = counter(
+            "spec_decode_num_accepted_tokens", "Draft tokens that were accepted"
+        )
         self.expected = counter(
             "spec_decode_num_expected_tokens", "Draft tokens that the verifier expected to accept"
         )
@@ -125,8 +129,8 @@ class FrontMetrics:
         self.unused = counter(
             "spec_decode_num_unused_tokens", "Draft tokens that were never verified"
         )
-        tokens = counter("step_tokens", "Tokens of all steps but the first", "draft")
-        seconds = counter("step_seconds", "Seconds of all steps but the first", "draft")
+        tokens = counter("step_tokens", "Tokens of steps, except each request's first", "draft")
+        seconds = counter("step_seconds", "Seconds of steps, except each request's first", "draft")
         self.speed = [(tokens.labels(each), seconds.labels(each)) for each in ("no", "yes")]
         trip = gauge("service_round_trip_seconds", "Round trip to a service, smoothed", "service")
         self.verifier_round_trip = trip.labels("verifier")
@@ -155,13 +159,13 @@ class FrontMetrics:
             "accepted_length", "Accepted draft tokens per step", LENGTH_BUCKETS
         )
         self.prompt_length = histogram(
-            "request_prompt_tokens", "Of finished requests", TOKEN_BUCKETS
+            "request_prompt_tokens", "Prompt tokens of finished requests", TOKEN_BUCKETS
         )
         self.answer_length = histogram(
-            "request_generation_tokens", "Of finished requests", TOKEN_BUCKETS
+            "request_generation_tokens", "Generated tokens of finished requests", TOKEN_BUCKETS
         )
         self.max_tokens = histogram(
-            "request_params_max_tokens", "Of finished requests", TOKEN_BUCKETS
+            "request_params_max_tokens", "Token limits of finished requests", TOKEN_BUCKETS
         )
 
     def _latencies(self, registry: CollectorRegistry) -> None:
@@ -170,28 +174,36 @@ class FrontMetrics:
         def of_requests(name: str, text: str) -> Histogram:
             return histogram(name, text, REQUEST_BUCKETS)
 
-        self.first_token = of_requests("time_to_first_token_seconds", "Arrival to first token")
+        self.first_token = of_requests(
+            "time_to_first_token_seconds", "From arrival to the first token"
+        )
         self.gap = histogram(
             "inter_token_latency_seconds", "Gap between streamed outputs", GAP_BUCKETS
         )
         self.per_token = histogram(
             "request_time_per_output_token_seconds",
-            "Mean of a request, after the first",
+            "Mean time per token of a request, after the first token",
             GAP_BUCKETS,
         )
-        self.total = of_requests("e2e_request_latency_seconds", "Arrival to last token")
+        self.total = of_requests("e2e_request_latency_seconds", "From arrival to the last token")
         self.queue = of_requests("request_queue_time_seconds", "Time in the queue")
-        self.prefill = of_requests("request_prefill_time_seconds", "From its place to first token")
-        self.decode = of_requests("request_decode_time_seconds", "First token to last token")
-        self.inference = of_requests("request_inference_time_seconds", "Place to last token")
+        self.prefill = of_requests(
+            "request_prefill_time_seconds", "From the end of the queue to the first token"
+        )
+        self.decode = of_requests(
+            "request_decode_time_seconds", "From the first token to the last token"
+        )
+        self.inference = of_requests(
+            "request_inference_time_seconds", "From the end of the queue to the last token"
+        )
 
     def ended(self, code: str) -> None:
-        """Count a request that ended with the status of this name."""
+        """Count a request that ended with the status `code`."""
         self._ended.get(code, self._ended["OTHER"]).inc()
 
     def add(self, step: Step, requested: bool, first: bool, drafter: str = "") -> None:
-        """Count one step and, if the drafter is known, its draft for the drafter. The first step
-        does not count for speed, because it waits for the prompt.
+        """Count one step and, if the drafter is known, the step's draft tokens for that drafter.
+        The first step does not count for speed, because it waits for the prompt.
         """
         self.steps.inc()
         if step.commit.drafted:

@@ -53,7 +53,7 @@ from tandem.protos.types import DraftShape, Method, ModelDescription, Schedule
 SERVICE = "/tandem.v1.OrchestratorService/"
 # the methods whose calls are requests
 ANSWERING = (f"{SERVICE}Generate", f"{SERVICE}StreamGenerate")
-MAX_POLLS = 20  # number of polls, within two seconds, of whether services are connected
+MAX_POLLS = 20  # checks, over two seconds, whether services are connected
 Announce: TypeAlias = Callable[..., None]
 log = structlog.get_logger()
 
@@ -64,8 +64,8 @@ def registration(
     registered: Registry,
     authenticator: Authenticator,
 ) -> tuple[RegistrationService, ...]:
-    """Return the service at which drafters register, if they may. A cell that shares its port with
-    others accepts no drafters.
+    """Return the service at which drafters register, or an empty tuple if none may register. A cell
+    that shares its port with other cells accepts no drafters.
     """
     if config.share_ports or (config.registration_token is None and config.clients is None):
         return ()
@@ -101,7 +101,7 @@ def chat_of(config: OrchestratorConfig) -> ChatTemplate:
 
 
 def admission_of(config: OrchestratorConfig, metrics: FrontMetrics) -> Admission:
-    """Return the admission, which limits running and waiting requests, in all and per client."""
+    """Return the admission, which limits running and waiting requests in total and per client."""
     each = Limits(*config.each_client, "_per_client")
     return Admission(Limits(config.max_running, config.max_waiting), each, metrics)
 
@@ -168,8 +168,8 @@ async def serving(
     pages: Pages | None = None,
     announce: Announce = process.announce,
 ) -> AsyncIterator[str]:
-    """Serve the client API while the scope lasts; yields its address. `pages` are those for
-    operators. The HTTP port is announced. Raises Unusable or IncompatibleModels.
+    """Serve the client API while the scope lasts; yields its address. Adds the pages for operators
+    to `pages`, and announces the HTTP port. Raises Unusable or IncompatibleModels.
     """
     tokenizer, chat = load_tokenizer(config.tokenizer), chat_of(config)
     discovery, authenticator = Discovery(config.verifiers, config.drafters), authentication(config)

@@ -1,5 +1,5 @@
-"""Addresses, which are HOST:PORT with brackets around an IPv6 host as in a URL, and sources, which
-stand for several addresses.
+"""Checks addresses and sources. An address is HOST:PORT, with brackets around an IPv6 host as in a
+URL. A source stands for one address or several.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ def joined(host: str, port: int) -> str:
 
 
 def unbracketed(host: str) -> str:
-    """Return a host without brackets, whether it has them or not, such as `::1`."""
+    """Return a host, such as `::1`, without the brackets that may be around it."""
     return host.removeprefix("[").removesuffix("]")
 
 
 def split(address: str) -> tuple[str, int]:
-    """Return an address's host, without brackets, and port; raises ValueError if the text is no
-    address.
+    """Return an address's host, without brackets, and its port. Raises ValueError if the text is
+    not an address.
     """
     host, _, port = address.rpartition(":")
     if not host or "@" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
@@ -42,8 +42,8 @@ def is_loopback(host: str) -> bool:
 
 
 def check_encrypted(secret: str, addresses: Iterable[str]) -> None:
-    """Raise ValueError if a secret of this name would be sent in the clear to another machine;
-    `addresses` may be `dns:///HOST:PORT` too.
+    """Raise ValueError if the secret with this name would be sent to another machine unencrypted.
+    `addresses` may also contain `dns:///HOST:PORT`.
     """
     for address in addresses:
         if not is_loopback(split(address.removeprefix(DNS))[0]):
@@ -51,9 +51,7 @@ def check_encrypted(secret: str, addresses: Iterable[str]) -> None:
 
 
 def check_source(source: str) -> None:
-    """Raise ValueError if a source is neither an address nor `dns:///HOST:PORT` nor
-    `file:///PATH`.
-    """
+    """Raise ValueError unless a source is an address, `dns:///HOST:PORT` or `file:///PATH`."""
     if not source.startswith(f"{FILE}/"):
         split(source.removeprefix(DNS))
 

@@ -1,18 +1,18 @@
-"""Every error that crosses a process border, and its gRPC status, in one table for both ends.
+"""All errors that one process reports to another, with their gRPC statuses, for both ends.
 
     TandemError
     |- InvalidRequest      INVALID_ARGUMENT     names every offending field
-    |- SessionMiss         NOT_FOUND            resend once from base 0
-    |- StaleTurn           ABORTED              drop: a newer call is already served
+    |- SessionMiss         NOT_FOUND            send once more, with all tokens (base 0)
+    |- StaleTurn           ABORTED              drop the call: a newer one was served
     |- Busy                RESOURCE_EXHAUSTED   back off for `retry_after` seconds
-    |- IncompatibleModels  FAILED_PRECONDITION  never pair them
+    |- IncompatibleModels  FAILED_PRECONDITION  never use these models together
     |- Unavailable         UNAVAILABLE          a peer cannot be used now
     |  `- TransportLost    (sent as its parent) the peer did not answer: try another replica
-    |- DeadlineExceeded    DEADLINE_EXCEEDED    the caller's time ran out
-    |- Unauthenticated     UNAUTHENTICATED      no certificate or token, or not a known one
-    |- PermissionDenied    PERMISSION_DENIED    a known caller that may not call this
-    |- Internal            INTERNAL             a bug; the message has nothing of the request
-    `- Unusable            (never sent)         a process cannot start: what, and why
+    |- DeadlineExceeded    DEADLINE_EXCEEDED    the time that the caller set ran out
+    |- Unauthenticated     UNAUTHENTICATED      the certificate or token is missing or unknown
+    |- PermissionDenied    PERMISSION_DENIED    the caller is known, but may not call this
+    |- Internal            INTERNAL             a bug; the message says nothing about the request
+    `- Unusable            (never sent)         a process cannot start; the message says why
 
 This module knows gRPC's status codes by name only, and does no I/O.
 """
@@ -33,7 +33,7 @@ class TandemError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One field that cannot be used as it is."""
+    """One field of a request whose value cannot be used."""
 
     field: str
     problem: str
@@ -60,7 +60,7 @@ class InvalidRequest(TandemError):
 
 
 class SessionMiss(TandemError):
-    """The service does not hold the session as the caller believes."""
+    """The service does not hold the session in the state that the caller expects."""
 
     status = "NOT_FOUND"
     reason = "SESSION_MISS"
@@ -103,32 +103,32 @@ class TransportLost(Unavailable):
 
 
 class DeadlineExceeded(TandemError):
-    """The caller's time ran out."""
+    """The time that the caller set for the call ran out."""
 
     status = "DEADLINE_EXCEEDED"
     reason = "DEADLINE_EXCEEDED"
 
 
 class Unauthenticated(TandemError):
-    """The caller has not shown who it is."""
+    """The caller has not proved who it is."""
 
     status = "UNAUTHENTICATED"
     reason = "UNAUTHENTICATED"
 
 
 class PermissionDenied(TandemError):
-    """The caller is known, and may not do this."""
+    """The caller is known, but may not make this call."""
 
     status = "PERMISSION_DENIED"
     reason = "PERMISSION_DENIED"
 
 
 class Internal(TandemError):
-    """A bug on the side that answers."""
+    """A bug in the process that answers the call."""
 
 
 class Unusable(TandemError):
-    """A process cannot start with what it was given."""
+    """A process cannot start with the settings and files that it was given."""
 
 
 BY_REASON: dict[str, type[TandemError]] = {

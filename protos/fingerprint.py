@@ -1,8 +1,8 @@
-"""The tokens of a tokenizer, their fingerprint, and the likeness of two tokenizers. All or nearly
-all ids have to mean the same to a drafter and its target.
+"""The tokens of a tokenizer, their fingerprint, and the likeness of two tokenizers. A drafter can
+propose its own token ids only if all or nearly all of them mean the same to its target.
 
 This module reads `tokenizer.json` or the head of a GGUF file. The module loads no tokenizer
-library, so that every service can afford it.
+library, so every service can afford to import it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 from tandem.protos import gguf
 from tandem.protos.errors import Unusable
 
-NEARLY = 0.99  # share of the smaller vocabulary's ids that mean the same in nearly equal tokenizers
+NEARLY = 0.99  # least share of the smaller one's ids that mean the same if two are nearly equal
 
 
 class Likeness(StrEnum):
     """How alike the tokenizers of a drafter and of its target are."""
 
-    EQUAL = "equal"  # every id means the same
-    NEARLY = "nearly equal"  # differing ids are masked: drafts are trees of the target's ids
-    FOREIGN = "foreign"  # drafts are text, translated into the target's tokens
+    EQUAL = "equal"  # every id means the same token
+    NEARLY = "nearly equal"  # ids that differ are masked, and drafts are trees of the target's ids
+    FOREIGN = "foreign"  # drafts are texts, which are translated into the target's tokens
 
 
 def tokens_by_id(folder: Path) -> dict[int, str]:
-    """Return the token of every id of a directory's or a GGUF file's tokenizer; raises Unusable."""
+    """Return the token of every id in the tokenizer of a folder or GGUF file; raises Unusable."""
     if gguf.is_gguf(folder):
         return gguf.tokens(folder)
     path = folder / "tokenizer.json"
@@ -54,12 +54,12 @@ def fingerprint(folder: Path) -> str:
 
 
 def likeness(one: Mapping[int, str], other: Mapping[int, str]) -> Likeness:
-    """Return how alike two vocabularies are, in either order. Nearly equal vocabularies agree in 99
-    of 100 ids of the smaller one: tokens that only the larger one has do not spoil drafts of the
-    others.
+    """Return how alike two vocabularies are, which may be given in either order. Nearly equal
+    vocabularies agree in at least 99 of 100 ids of the smaller one. Tokens that only the larger one
+    has are not counted: the other tokens can be drafted all the same.
 
-    Merges and rules that split a text do not count. A drafter reads and proposes ids, so it is
-    enough that an id means the same string.
+    Merges and the rules for splitting texts are not compared. A drafter reads and proposes ids, so
+    it is enough that each id means the same string in both vocabularies.
     """
     if one == other:
         return Likeness.EQUAL

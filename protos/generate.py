@@ -1,4 +1,4 @@
-"""Make the committed stubs from the schemas, or check that they are fresh.
+"""Generate the committed gRPC stubs from the schemas, or check that they are up to date.
 
 python -m tandem.protos.generate [--check]
 """
@@ -18,10 +18,10 @@ STUBS = Path("tandem/v1")
 
 
 def generate(out: Path) -> None:
-    """Write stubs for every schema under `out`, importable as `tandem.v1`."""
+    """Write the stubs of all schemas into the folder `out`, to be imported as `tandem.v1`."""
     schemas = sorted(str(path.relative_to(ROOT)) for path in (ROOT / STUBS).glob("*.proto"))
     kinds = ("python", "grpc_python", "mypy", "mypy_grpc")
-    beside = Path(sys.executable).parent  # pip may have put the plugins on the path or not
+    beside = Path(sys.executable).parent  # where pip puts the plugins, perhaps off the path
     plugins = [f"--plugin=protoc-gen-{kind}={beside}/protoc-gen-{kind}" for kind in kinds[2:]]
     outputs = [f"--{kind}_out={out}" for kind in kinds]
     known = Path(grpc_tools.__file__).parent / "_proto"  # google/protobuf/*.proto
@@ -31,8 +31,8 @@ def generate(out: Path) -> None:
 
 
 def stale(fresh: Path) -> list[str]:
-    """Return the names of committed stubs that differ from the fresh ones or that only one side
-    has.
+    """Return the names of the stubs that differ in the checkout and in `fresh`, or that exist in
+    only one of the two folders.
     """
     names = {path.name for side in (ROOT, fresh) for path in (side / STUBS).glob("*_pb2*")}
 

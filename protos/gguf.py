@@ -30,7 +30,7 @@ VOCABULARY = tuple(
 )
 ENDS = ("eos", "eot", "eom")
 CONTROL = 3  # type of a token that is never text
-TURN_ENDS = {  # tokens that llama.cpp looks for too, because converters often do not name them
+TURN_ENDS = {  # end tokens that llama.cpp also finds by their text, as files often do not name them
     "<|eot_id|>",
     "<|eom_id|>",
     "<|im_end|>",
@@ -54,8 +54,8 @@ def is_gguf(model: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor of a file. `kind` is ggml's number of the tensor's type; its bytes begin at
-    `offset`.
+    """A tensor of a file. `kind` is ggml's number for the tensor's type. The bytes of the tensor
+    begin at `offset`.
     """
 
     name: str
@@ -65,14 +65,14 @@ class StoredTensor:
 
     @property
     def numbers(self) -> int:
-        """The count of numbers that the tensor has."""
+        """How many numbers the tensor contains."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The part of a file before its weights. `light` has the bytes of this part without the
-    vocabulary, which takes long to read.
+    """The part of a file before its weights. `light` holds the bytes of this part without the
+    vocabulary, because reading a vocabulary takes long.
     """
 
     metadata: dict[str, Any]
@@ -81,7 +81,9 @@ class Head:
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
-        """The tokens that end a text, a turn or a message, named as such or known by their text."""
+        """The tokens that end a text, a turn or a message. The metadata names some of these tokens,
+        and the text of others is known.
+        """
         known, ends = self.metadata, set[int]()
         ends |= {known[key] for end in ENDS if (key := f"tokenizer.ggml.{end}_token_id") in known}
         tokens = known.get("tokenizer.ggml.tokens", ())
@@ -143,7 +145,10 @@ def tokens(file: Path) -> dict[int, str]:
         raise Unusable(f"{file} has the vocabulary {kind!r}, not {known}: it cannot be compared")
     kinds = found.get("tokenizer.ggml.token_type") or [0] * len(listed)
     if len(kinds) != len(listed):
-        raise Unusable(f"{file} is a damaged GGUF file: {len(kinds)} kinds of {len(listed)} tokens")
+        raise Unusable(
+            f"{file} is a damaged GGUF file: it gives {len(kinds)} token types for"
+            f" {len(listed)} tokens"
+        )
     return {
         index: token
         for index, (token, use) in enumerate(zip(listed, kinds, strict=True))
@@ -162,7 +167,7 @@ def _entry(stream: BinaryIO) -> tuple[str, Any]:
 
 
 def _again(stream: BinaryIO, start: int) -> bytes:
-    """Read the bytes from `start` up to the present position again."""
+    """Read again the bytes from `start` up to the current position."""
     count = stream.tell() - start
     stream.seek(start)
     return stream.read(count)

@@ -1,6 +1,6 @@
-"""The grammar that a completion must follow, as its client wrote it.
+"""The grammar that a completion must follow, as the client wrote it.
 
-Pure. Only `matching` compiles grammars.
+This module is pure. Only `matching` compiles grammars.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 MAX_BYTES = 64 << 10
-# The white space of JSON, as llguidance names it: with one way to write, more tokens are forced.
+# llguidance's options for white space in JSON. If there is only one way to write it, the grammar
+# leaves no choice about more tokens.
 STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-class GrammarKind(Enum):  # the numbers of this enum are the wire's
+class GrammarKind(Enum):  # messages carry the numbers of this enum
     """The ways in which a grammar is written."""
 
     JSON_SCHEMA = 1
@@ -27,8 +28,8 @@ class GrammarKind(Enum):  # the numbers of this enum are the wire's
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A grammar of a kind. The text of a choice is a JSON array of texts; the text of JSON_OBJECT
-    is empty.
+    """A grammar, and the kind of its text. The text of a choice is a JSON array of texts; the text
+    of JSON_OBJECT is empty.
     """
 
     kind: GrammarKind
@@ -41,5 +42,5 @@ class Grammar:
 
     @property
     def field(self) -> str:
-        """The client's name of the request's field that has the grammar."""
+        """The name of the request's field in which a client sends this grammar."""
         return f"sampling.{self.kind.name.lower()}"

@@ -1,6 +1,6 @@
-"""Downloads models by their names on the Hugging Face hub into the hub's cache, with its library.
+"""Downloads models by name from the Hugging Face hub into the local cache of the hub's library.
 
-Only files that are loaded here are downloaded: configuration, tokenizer, safetensors.
+Only files that Tandem loads are downloaded: configuration, tokenizer, safetensors.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tandem.protos.gguf import is_gguf
 NAME = re.compile(r"[\w.-]+/[\w.-]+")
 TOKENIZER_FILES = ("*.json", "*.jinja")
 MODEL_FILES = (*TOKENIZER_FILES, "*.safetensors")
-OTHER_FORMATS = "*/*"  # folders of a model, with the same weights in other formats
+OTHER_FORMATS = "*/*"  # subfolders of a model, with the same weights in other formats
 CACHED = "snapshots"
 
 
 def local(model: Path, files: tuple[str, ...]) -> Path:
-    """Return the local path of a model. A model that is not on this machine, but could be on the
-    hub, is downloaded into the hub's cache if need be. Raises Unusable.
+    """Return the local path of a model. If the model is not on this machine, but may be on the hub,
+    the hub's library downloads the files that its cache lacks. Raises Unusable.
     """
     if model.exists() or not NAME.fullmatch(str(model)) or model.parent.exists():
         return model
@@ -46,7 +46,7 @@ def local(model: Path, files: tuple[str, ...]) -> Path:
 
 
 def served(model: Path) -> Path:
-    """Return the local path of a model that is to be loaded; raises Unusable if none is there."""
+    """Return the local path of a model to load; raises Unusable if the path has no model."""
     found = local(model, MODEL_FILES)
     if is_gguf(found) and not found.is_file():
         raise Unusable(f"{found} is not there")
@@ -60,7 +60,7 @@ TokenizerPath: TypeAlias = Annotated[Path, AfterValidator(partial(local, files=T
 
 
 def name_of(model: Path) -> str:
-    """Return the name that people call a model: the end of its path, or its name on the hub."""
+    """Return the usual name of a model: the last part of its path, or its name on the hub."""
     path = model.resolve()
     if path.parent.name == CACHED:
         return path.parent.parent.name.removeprefix("models--").replace("--", "/")

@@ -1,6 +1,7 @@
-"""Grammars compiled for a tokenizer by llguidance, which tells the tokens that may come next.
+"""Compiles grammars for a tokenizer with llguidance, which tells which tokens may come next.
 
-Masks and refusals depend only on the grammar and the tokens: fuel is counted, not time.
+Masks and refusals depend only on the grammar and the tokens, because the limits count steps of the
+library ("fuel") instead of seconds.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from tokenizers import Tokenizer
 from tandem.protos.errors import InvalidRequest
 from tandem.protos.grammar import STYLE, Grammar, GrammarKind
 
-MAX_CACHED_GRAMMARS = 32  # compiled grammars that are cached
+MAX_CACHED_GRAMMARS = 32  # most compiled grammars that are cached
 ANY_OBJECT = '{"type": "object"}'
-TRIAL_STEPS, TRIAL_STRIDE = 32, 7919  # length and stride of a walk that tries a grammar
-MAX_PROBLEM_LENGTH = 300  # characters of a message of the library
+TRIAL_STEPS, TRIAL_STRIDE = 32, 7919  # steps and stride of a walk that tries a grammar
+MAX_PROBLEM_LENGTH = 300  # most characters of a library's message that are reported
 UNKNOWN_KEYS = re.compile(r"Unimplemented keys: (\[.*\])")
 LIMITS = LLParserLimits(
     step_lexer_fuel=50_000,
@@ -31,8 +32,8 @@ LIMITS = LLParserLimits(
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model, whose tokenizer is read for the first grammar. `ends` are
-    the tokens with which the model's texts end. Any thread may call a compiler.
+    """Compiles grammars for one model. The model's tokenizer is read when the first grammar is
+    compiled. The model's texts end with one of the tokens `ends`. Any thread may call a compiler.
     """
 
     def __init__(self, tokenizer: Callable[[], Tokenizer], ends: Sequence[int]) -> None:
@@ -42,13 +43,13 @@ class GrammarCompiler:
         self._words = lru_cache(1)(self._read)
 
     def compiled(self, grammar: Grammar) -> LLMatcher:
-        """Return a matcher before the first token; raises InvalidRequest. The matcher shares its
-        learned states, and their limit, with others of the same grammar.
+        """Return a matcher that has read no token yet; raises InvalidRequest. All matchers of the
+        same grammar share the lexer states that they have learned, and the limit on these states.
         """
         return self._kept(grammar).deep_copy()
 
     def fresh(self, grammar: Grammar) -> LLMatcher:
-        """Return a matcher before the first token that shares nothing; raises InvalidRequest."""
+        """Return a matcher that has read no token and shares no states; raises InvalidRequest."""
         try:
             matcher = LLMatcher(self._words(), _written(grammar), log_level=0, limits=LIMITS)
         except (ValueError, TypeError, RecursionError) as error:
@@ -64,8 +65,8 @@ class GrammarCompiler:
 
 
 def problem_of(matcher: LLMatcher) -> str:
-    """Return why a matcher cannot go on because of an error; empty if there is none. A matcher also
-    stops where a text is complete, which is no error.
+    """Return the error because of which a matcher cannot go on, or an empty text. A matcher also
+    stops at the end of a complete text, which is not an error.
     """
     if not matcher.is_error():
         return ""
@@ -75,7 +76,9 @@ def problem_of(matcher: LLMatcher) -> str:
 
 
 def walk(matcher: LLMatcher, steps: int = TRIAL_STEPS) -> None:
-    """Feed a matcher possible tokens of all kinds, until the text or the steps end."""
+    """Feed a matcher allowed tokens from all parts of the vocabulary, until the text is complete or
+    `steps` tokens are fed.
+    """
     for step in range(steps):
         possible = int.from_bytes(matcher.compute_bitmask(), "little")
         if matcher.is_stopped():
@@ -88,7 +91,7 @@ def walk(matcher: LLMatcher, steps: int = TRIAL_STEPS) -> None:
 
 
 def _written(grammar: Grammar) -> str:
-    """Return a grammar in the form that the library reads; raises ValueError."""
+    """Return a grammar in the form that llguidance reads; raises ValueError."""
     text = grammar.text
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
@@ -112,7 +115,7 @@ def _texts(choice: str) -> list[str]:
 
 
 def _problem(grammar: Grammar, message: str) -> str:
-    """Return what is wrong with a grammar, and where, as far as the library says so."""
+    """Return what is wrong with a grammar and, if the library says so, where."""
     unknown = UNKNOWN_KEYS.search(message)
     if not unknown or grammar.kind is not GrammarKind.JSON_SCHEMA:
         return f"cannot be used: {_line(message)}"

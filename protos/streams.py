@@ -1,4 +1,6 @@
-"""The values of the two streams: openings, the verifier's commits and the drafter's proposals."""
+"""The values that streams carry between a cell and its model services: openings, the verifier's
+commits and the drafter's proposals.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ LONGEST_MATCH = 32  # most tokens of a suffix that are compared
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
     """A request for the log-probabilities of a context's tokens from `first` on, below `until`, and
-    of the `top` likeliest tokens in the place of each. The first token of a text has none.
+    of the `top` likeliest tokens at each of these positions. The first token of a text has no
+    log-probability.
     """
 
     first: int
@@ -29,16 +32,16 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """Opens a stream at a verifier: decode after `context` until a stop token or until there are
-    `until` tokens in all.
+    """Opens a stream at a verifier: the verifier decodes after `context` until a stop token comes
+    or the text has `until` tokens.
 
-    In `lockstep` each step waits for the proposal made after exactly its length and verifies all of
-    it; `once` ends after one step. With `suffix_shape` the verifier proposes what followed the
-    newest tokens where they occurred before, in the text, in `known` tokens or in recent answers of
-    the scope, and remembers the answer. `forced` is how many tokens to propose at once about which
-    the grammar leaves no choice. `group` is the verifier group that the text is from; this field is
-    not sent. `prompt_logprobs` are reported first; an `until` of the context's length asks for
-    nothing else.
+    With `lockstep`, each step waits for the proposal that was made for exactly the text so far, and
+    verifies the whole proposal. With `once`, the stream ends after one step. With `suffix_shape`,
+    the verifier finds where the newest tokens occurred before, in the text, in `known` tokens or in
+    recent answers of the scope. It proposes the tokens that followed there, and remembers the
+    answer. `forced` is how many tokens to propose at once where the grammar leaves no choice.
+    `group` is the verifier group that generated the text; this field is not sent. `prompt_logprobs`
+    are reported first. If `until` is the length of the context, nothing else is reported.
     """
 
     context: Context
@@ -56,8 +59,8 @@ class Decoding:
     prompt_logprobs: PromptLogprobs | None = None
 
     def cut(self, start: int, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
-        """Cut tokens, which begin at `start`, at the end of the text. Returns the tokens, and
-        whether the end is reached.
+        """Cut tokens, of which the first has position `start`, at the end of the text. Returns the
+        tokens that are left, and whether the end is reached.
         """
         tokens = tokens[: self.until - start]
         stops = (index for index, token in enumerate(tokens) if token in self.stop_token_ids)
@@ -68,8 +71,9 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """Opens a stream at a drafter: propose after `context`. In `lockstep` the drafter sends one
-    whole proposal after every commit; with `once` it sends one proposal.
+    """Opens a stream at a drafter: the drafter proposes what follows `context`. With `lockstep`,
+    the drafter sends one whole proposal after every commit. With `once`, it sends only one
+    proposal.
     """
 
     context: Context
@@ -83,9 +87,10 @@ class Drafting:
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """The seconds that forward passes of a model take. `newest` is the time of the running pass or,
-    if that took longer, of the pass before; 0 means that there is no work. `light` is the time of a
-    pass over a single token at that pace; 0 means not known.
+    """The seconds that forward passes of a model take. `newest` is the time that the running pass
+    has taken so far or, if the pass before it took longer, the time of that pass; 0 means that
+    there is no work. `light` is the time of a pass over a single token at that pace; 0 means that
+    it is not known.
     """
 
     newest: float = 0.0
@@ -94,13 +99,14 @@ class PassTimes:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """From token `start` on, the text is `tokens`: the accepted tokens, then the next token; or a
-    piece of the prompt, if `prompt_logprobs` are wanted.
+    """Reports that the text from token `start` on is `tokens`: the accepted tokens, and then the
+    next token. If `prompt_logprobs` are wanted, `tokens` may also be a piece of the prompt.
 
-    `drafted` proposed nodes were verified and `accepted` of them emitted, where the verifier
-    expected `expected`. Since the commit before, `late` nodes arrived after their step; `unused`
-    nodes that arrived in time were never verified. Of the verified and the accepted nodes, `found`
-    and `found_accepted` were sent by no drafter: the verifier found them by itself.
+    The verifier verified `drafted` proposed nodes, expected to accept `expected` of them, and
+    emitted `accepted` of them. Since the commit before, `late` nodes arrived after their step, and
+    `unused` nodes arrived in time but were never verified. The verifier found `found` of the
+    verified nodes and `found_accepted` of the accepted nodes by itself; all others came from a
+    drafter.
     """
 
     start: int
@@ -118,12 +124,12 @@ class Commit:
 
     @property
     def sent(self) -> int:
-        """The number of a drafter's nodes that were verified."""
+        """How many of the verified nodes came from a drafter."""
         return self.drafted - self.found
 
     @property
     def sent_accepted(self) -> int:
-        """The number of a drafter's nodes that were emitted."""
+        """How many of the emitted nodes came from a drafter."""
         return max(0, self.accepted - self.found_accepted)
 
     def committing(self, tokens: tuple[int, ...]) -> Commit:
@@ -138,9 +144,10 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Nodes of a token tree after `behind` committed tokens, numbered from `first` on; `parents`
-    are numbers too, 0 = after the committed tokens. `scores` are the log-probabilities that the
-    nodes are accepted once their parents are.
+    """Nodes of a token tree that continues the first `behind` committed tokens. Nodes are numbered,
+    here from `first` on. `parents` has the number of each node's parent, or 0 if the parent is the
+    last of those committed tokens. `scores` has the log-probability that each node is accepted if
+    its parent is.
     """
 
     behind: int
@@ -157,7 +164,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class EncodedProposal:
-    """A proposal that is passed on as it came. Only the verifier reads `message`."""
+    """A proposal that is passed on without being decoded. Only the verifier decodes `message`."""
 
     behind: int
     size: int  # bytes

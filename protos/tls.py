@@ -1,4 +1,4 @@
-"""TLS from PEM files, which may be replaced at any time.
+"""TLS with certificates in PEM files, which may be replaced at any time.
 
 This module reads and checks the files. `transport` applies the files to ports and channels.
 """
@@ -42,8 +42,8 @@ class Tls:
         return tuple(path for path in (self.ca, self.cert, self.key) if path)
 
     def read(self) -> tuple[Pem, ssl.SSLContext]:
-        """Return the contents of the files, and a server's context made of them. Raises Unusable,
-        also if key and certificate do not fit.
+        """Return the contents of the files, and a server's context made of them. Raises Unusable if
+        a file cannot be used, or if the key does not belong to the certificate.
         """
         if bool(self.cert) != bool(self.key):
             raise Unusable("tls_cert and tls_key belong together: set both or neither")
@@ -62,23 +62,25 @@ class Tls:
         try:
             context.load_cert_chain(self.cert, self.key, password=lambda: "")
         except ssl.SSLError:
-            problem = f"{self.cert} and {self.key} are no certificate and its key in PEM"
+            problem = f"{self.cert} and {self.key} are not a certificate and its key in PEM"
             raise Unusable(f"tls_cert and tls_key: {problem}") from None
         pem = Pem(self.ca.read_bytes(), self.cert.read_bytes(), self.key.read_bytes())
         return pem, context
 
 
 class CertificateFiles:
-    """The newest usable contents of the files, which are replaced one after the other."""
+    """Holds the newest usable contents of the files, which may be replaced one after the other."""
 
     def __init__(self, tls: Tls) -> None:
-        """Raises Unusable."""
+        """Read the files. Raises Unusable."""
         self._tls = tls
         self._seen = self._stamps()
         self.pem, self.context = tls.read()
 
     def refresh(self) -> bool:
-        """Look at the files again. Returns whether the contents of the files have changed."""
+        """Check whether the files have changed, and if so read them. Returns whether the usable
+        contents have changed.
+        """
         try:
             stamps = self._stamps()
             if stamps == self._seen:
@@ -120,8 +122,8 @@ def server_context(
     first = used
 
     def look(connection: ssl.SSLSocket | ssl.SSLObject, *_: object) -> None:
-        """Check whether the files have changed, and use the newest contents. TLS calls this method
-        in every handshake, before certificates are shown.
+        """Check whether the files have changed, and use the newest contents. TLS calls this
+        function in every handshake, before certificates are shown.
         """
         nonlocal used
         with looking:  # handshakes run in several threads
@@ -134,8 +136,9 @@ def server_context(
 
 
 def _asking(context: ssl.SSLContext, certificates: ssl.VerifyMode) -> ssl.SSLContext:
-    """Set how clients are asked for certificates. Sessions are not resumed: a client that comes
-    again shows its certificate again, so none goes on with a certificate of an older CA.
+    """Set whether clients are asked for certificates, and let no client resume a session. A client
+    that connects again must show its certificate again, so a certificate of a CA that was replaced
+    is refused.
     """
     context.verify_mode = certificates
     context.minimum_version, context.num_tickets = ssl.TLSVersion.TLSv1_3, 0

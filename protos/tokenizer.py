@@ -1,4 +1,4 @@
-"""The tokenizer of a model: a directory's own, or that of a GGUF file.
+"""Loads the tokenizer of a model directory, or builds the tokenizer of a GGUF file.
 
 A GGUF file has a vocabulary, and the name of the rules by which a text is split. If this module
 does not know the rules of a GGUF file, the model's `tokenizer.json` has to be in the same folder.
@@ -30,10 +30,10 @@ SPACE = "\u2581"  # SentencePiece's character for a space
 SPECIAL = (3, 4)  # GGUF's types for control tokens and user-defined tokens
 CONTROL = 3
 
-# How byte-level tokenizers split a text before they merge, by the names that GGUF files give them.
-# The patterns are those of the models' own tokenizers.
+# Rules by which byte-level tokenizers split a text before they merge, by the names that GGUF files
+# give to the rules. The patterns are those of the models' own tokenizers.
 GPT2, DIGITS = "gpt-2", "digits"
-"""The splits of GPT-2, and of GPT-2 with each digit apart."""
+"""The rules of GPT-2, and the same rules with every digit split off."""
 _CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LINES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = _CONTRACTED + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _LINES
@@ -66,9 +66,9 @@ SPLITS = {
     "llama4": _GPT4O,
 }
 WHOLE_WORDS = ("llama-bpe", "llama-v3", "llama3", "falcon3", "tekken")
-"""The splits whose tokenizers take a piece that is a token as it is, without merging."""
+"""The rules whose tokenizers use a piece without merging if the whole piece is a token."""
 COMPOSED = ("qwen2",)
-"""The splits whose tokenizers compose letters and their accents first (NFC)."""
+"""The rules whose tokenizers first compose letters with their accents (NFC)."""
 
 
 def tokenizer_of(model: Path) -> Tokenizer:
@@ -82,8 +82,8 @@ def tokenizer_of(model: Path) -> Tokenizer:
 
 
 def texts_of(model: Path, count: int) -> list[str]:
-    """Return the text of each of a model's first `count` tokens alone, with U+FFFD for parts of
-    letters; raises Unusable.
+    """Return the text of each of a model's first `count` tokens, decoded by itself; raises
+    Unusable. The text of a token that is part of a character has U+FFFD in it.
     """
     if not gguf.is_gguf(model):
         ids = [[token] for token in range(count)]
@@ -97,8 +97,9 @@ def texts_of(model: Path, count: int) -> list[str]:
 
 
 def _beside(file: Path) -> bool:
-    """Tell whether a GGUF file needs the tokenizer.json beside it, because its own rules are not
-    known here. Raises Unusable if there is no tokenizer.json then, or if it has other tokens.
+    """Tell whether a GGUF file needs the tokenizer.json in its folder, because this module does not
+    know the rules of the file. Raises Unusable if that tokenizer.json is missing, or has other
+    tokens than the file.
     """
     known, folder = gguf.metadata(file), file.parent
     split = known.get("tokenizer.ggml.pre", "default")
@@ -113,8 +114,8 @@ def _beside(file: Path) -> bool:
     if differing := [index for index in own if own[index] != beside.get(index)]:
         first = differing[0]
         raise Unusable(
-            f"{folder / NAME} is not that of {file}: token {first} is {beside.get(first)!r}, not"
-            f" {own[first]!r}"
+            f"{folder / NAME} is not the tokenizer of {file}:"
+            f" token {first} is {beside.get(first)!r}, not {own[first]!r}"
         )
     return True
 
@@ -159,9 +160,7 @@ def _of_bytes(metadata: Mapping[str, Any], tokens: Mapping[int, str]) -> Tokeniz
 
 
 def _of_pieces(metadata: Mapping[str, Any], tokens: Mapping[int, str]) -> Tokenizer:
-    """Build a tokenizer of SentencePiece's BPE, whose merges follow from the scores of
-    the tokens.
-    """
+    """Build a SentencePiece BPE tokenizer. Its merges follow from the scores of the tokens."""
     vocabulary = {text: index for index, text in tokens.items()}
     scores = metadata.get("tokenizer.ggml.scores") or [-index for index in range(len(tokens))]
     merges = []

@@ -1,6 +1,6 @@
 """Properties of token trees that follow from `parents` alone. A chain is a tree of width one.
 
-Pure. Parents come in topological order, and -1 is the root, which is not a node.
+This module is pure. Parents come before their children, and -1 is the root, which is not a node.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def chain(length: int) -> tuple[int, ...]:
 
 
 def is_chain(parents: Sequence[int]) -> bool:
-    """Tell whether the tree is a chain: each node is the child of the one before."""
+    """Tell whether the tree is a chain, in which each node is the child of the node before it."""
     return all(parent == node - 1 for node, parent in enumerate(parents))
 
 
@@ -36,7 +36,7 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 
 def children(parents: Sequence[int]) -> list[list[int]]:
-    """Return all children in order: [0] are the root's, [n + 1] are node n's."""
+    """Return lists of children in order: [0] has those of the root, [n + 1] those of node n."""
     result: list[list[int]] = [[] for _ in range(len(parents) + 1)]
     for node, parent in enumerate(parents):
         result[parent + 1].append(node)
@@ -44,7 +44,9 @@ def children(parents: Sequence[int]) -> list[list[int]]:
 
 
 def hang(length: int, parents: Sequence[int]) -> tuple[int, ...]:
-    """Return the parents of a chain of `length` nodes with the tree hung below its last node."""
+    """Return the parents of a tree that begins with a chain of `length` nodes. The given tree hangs
+    below the last node of the chain.
+    """
     return chain(length) + tuple(length + parent for parent in parents)
 
 
@@ -56,7 +58,7 @@ def trunk(parents: Sequence[int]) -> int:
 
 
 def path(parents: Sequence[int], node: int) -> list[int]:
-    """Return the nodes on the path from the root, which is not among them, down to a node."""
+    """Return the nodes on the path from the root down to a node, without the root."""
     result = []
     while node >= 0:
         result.append(node)

@@ -13,17 +13,18 @@ from tandem.protos.grammar import Grammar
 
 MAX_NODES = 64  # most nodes of a draft
 MAX_LEVELS = 32
-MAX_CHOICES = 256  # most tokens to which a sent distribution may give a chance
+MAX_CHOICES = 256  # most tokens of a distribution that is sent
 LAST_TURN = (1 << 32) - 1  # turn that closes a session whatever its own turn is
 EXACT = "exact"  # the exactness that a batch-invariant model service reports
-MAX_LOGPROBS = 20  # most of the likeliest tokens that are reported beside an emitted one
+MAX_LOGPROBS = 20  # most of the likeliest tokens that are reported beside an emitted token
 MAX_BIASES = 1024
 SEEDS = 1 << 53  # random seeds are below this number, so that JSON's numbers represent them exactly
 
 
-class Rule(Enum):  # the numbers of this enum and the next two are the wire's
+class Rule(Enum):  # messages carry the numbers of this enum and of the next two
     """The rules by which draft tokens are accepted: by the target's own draws, by rejection
-    sampling, or by its most likely token, which does not preserve its distribution.
+    sampling, or by comparison with the target's most likely token. TOP1 does not preserve the
+    target's distribution.
     """
 
     MATCH = 1
@@ -41,8 +42,8 @@ class Method(Enum):
 
 
 class Schedule(Enum):
-    """How many levels proposals run ahead: as many as may help, a fixed number, or a number that
-    adapts.
+    """The ways to choose how many levels proposals run ahead: as many as may help, a fixed number,
+    or a number that adapts.
     """
 
     GOODPUT = 1
@@ -55,9 +56,10 @@ class Context:
     """A call's report about the committed tokens: keep `base` cached tokens, drop the rest, append
     `tokens`.
 
-    `turn` grows with every call of a session on a service. `epoch` is the epoch that the session
-    was answered with last, 0 when it is opened. `tokens` is never empty: the newest committed token
-    was never fed. `client` tells, when a session is opened, whose cached prefixes it may use.
+    `turn` grows with every call of a session on a service. `epoch` is the epoch of the service's
+    newest answer for the session, or 0 when the session is opened. `tokens` is never empty, because
+    the newest committed token was never fed. When a session is opened, `client` tells whose cached
+    prefixes the session may use.
     """
 
     session_id: bytes
@@ -78,9 +80,9 @@ class SamplingParams:
     """The options by which the next token is drawn. By default all options are off; temperature 0
     is greedy.
 
-    Tokens from `prompt_length` on are the completion. Presence and frequency count only in the
-    completion. The completion has no `end_tokens` before there are `min_new_tokens`, has no
-    `suppress_tokens`, and does not begin with `begin_suppress_tokens`.
+    Tokens from `prompt_length` on are the completion. The presence and frequency penalties count
+    only its tokens. The completion has no `end_tokens` among its first `min_new_tokens` tokens, has
+    no `suppress_tokens`, and does not begin with `begin_suppress_tokens`.
     """
 
     temperature: float = 0.0
@@ -108,7 +110,7 @@ class SamplingParams:
 
     @property
     def penalised(self) -> bool:
-        """Whether a token's chance depends on the tokens before it."""
+        """Whether a penalty makes a token's chance depend on the tokens before it."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
     @property
@@ -148,8 +150,8 @@ NO_DRAFT_SHAPE = DraftShape(0)
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The distribution that a node's children were drawn from, in order and without replacement.
-    The distribution's weights are whole numbers.
+    """The distribution from which a node's children were drawn, in order and without replacement.
+    The weights are whole numbers.
     """
 
     tokens: tuple[int, ...] = ()
@@ -158,11 +160,11 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A token tree in topological order; parent -1 is the root, the last committed token.
+    """A token tree in topological order. Parent -1 is the root, which is the last committed token.
 
-    A sampled draft has the distributions that it was drawn from: `distributions[0]` after the root,
-    [n + 1] after node n. Without distributions, every token counts as certain to have been
-    proposed.
+    A sampled draft has the distributions from which its tokens were drawn: `distributions[0]` for
+    the children of the root, [n + 1] for those of node n. Without distributions, every token counts
+    as proposed with certainty.
     """
 
     tokens: tuple[int, ...] = ()
@@ -183,8 +185,8 @@ NO_DRAFT = Draft()
 
 @dataclass(frozen=True, slots=True)
 class ProposeResult:
-    """A drafter's answer. The drafter caches `cached_len` tokens: committed ones, then leading
-    nodes.
+    """A drafter's answer. The drafter caches `cached_len` tokens: the committed tokens, and then
+    the first nodes of the draft.
     """
 
     draft: Draft
@@ -194,7 +196,7 @@ class ProposeResult:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The target's log-probability of a token, and its likeliest tokens there with theirs."""
+    """The target's log-probability of a token, and the likeliest tokens there with theirs."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -203,7 +205,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A verifier's answer: the accepted nodes, a path from the root, and the next token."""
+    """A verifier's answer: the accepted nodes, as a path from the root, and the next token."""
 
     accepted: tuple[int, ...]
     next_token: int
@@ -240,5 +242,5 @@ class ModelDescription:
 
     @property
     def identity(self) -> str:
-        """The fingerprint of the model, however it is computed, or the most exact one known."""
+        """The fingerprint of the weights or, if it is not known, that of the computation."""
         return self.weights_fingerprint or self.fingerprint

@@ -1,7 +1,7 @@
 """Decides which draft tokens are accepted: the acceptance walk, and the rules for each node.
 
-The module is pure: the target's distributions come in as values and randomness as functions, so
-nothing is drawn here. `match` and `reject` preserve the target's distribution, `top1` does not.
+The module is pure: it is given the target's distributions as values and randomness as functions, so
+it draws nothing itself. `match` and `reject` preserve the target's distribution; `top1` does not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tandem.protos import tree
 from tandem.protos.types import Distribution, Draft
 
 Decision = tuple[int | None, int]
-"""The accepted child, or None, and its token or else the token that is emitted instead."""
+"""The accepted child and its token, or None and the token that is emitted instead."""
 
 
 def walk(
@@ -23,7 +23,7 @@ def walk(
     """Follow the accepted children. Returns the accepted nodes, as a path from the root, and the
     next token.
 
-    `decide(node, children)` is called only for nodes that are reached, -1 being the root.
+    `decide(node, children)` is called only for nodes that the walk reaches; -1 stands for the root.
     """
     children = tree.children(parents)
     path: list[int] = []
@@ -59,11 +59,11 @@ def reject(
     uniform: Callable[[int], float],
     draw: Callable[[torch.Tensor], int],
 ) -> Decision:
-    """Decide by rejection sampling in rounds, one per child, for siblings that were drawn without
-    replacement (2211.17192; trees: 2305.09781, 2402.14160).
+    """Decide by rejection sampling for siblings that were drawn without replacement, in one round
+    per child (arXiv 2211.17192; for trees 2305.09781 and 2402.14160).
 
     `target` is the target's distribution after the node, [vocab] float64. `uniform(token)` returns
-    a number in (0, 1) and `draw(weights)` a token.
+    a number in (0, 1), and `draw(weights)` returns a token.
     """
     chances, residual = acceptance_chances(draft, node, children, target)
     for child, chance in zip(children, chances, strict=True):
@@ -75,11 +75,12 @@ def reject(
 def acceptance_chances(
     draft: Draft, node: int, children: Sequence[int], target: torch.Tensor
 ) -> tuple[list[float], torch.Tensor]:
-    """Return each child's chance to be accepted once those before it were rejected, min(1, p / q),
-    and the rest of the target's distribution when all were rejected, [vocab].
+    """Return each child's chance to be accepted once the children before it were rejected, which is
+    min(1, p / q). Also return what is left of the target's distribution, [vocab], once all children
+    were rejected.
 
-    A rejected child leaves max(0, p - q) of the target, and is not drawn again. A draft without
-    distributions counts as certain: q is 1 for each child in turn.
+    A rejected child leaves max(0, p - q) of the target's distribution, and is not drawn again. If a
+    draft has no distributions, each child counts as certain: its q is 1.
     """
     certain = not draft.distributions
     weights = (
@@ -102,8 +103,8 @@ def acceptance_chances(
 
 
 def _weights(drawn: Distribution, target: torch.Tensor) -> torch.Tensor:
-    """Return the weights of a distribution with zeros for all other tokens, [vocab], like the
-    target's.
+    """Return the weights of a distribution, with zeros for all other tokens, as a tensor [vocab]
+    like the target's.
     """
     weights = torch.zeros_like(target)
     weights[list(drawn.tokens)] = torch.tensor(drawn.weights, dtype=weights.dtype).to(weights)

@@ -1,6 +1,7 @@
-"""The newest answers of each scope, in which drafts are looked up. Pure.
+"""The newest answers of each scope, in which the verifier looks up drafts. The module is pure.
 
-Sessions share pages only within a scope, so no answer of one scope is ever seen in another.
+Sessions share pages only within a scope. In the same way, no answer of one scope is ever used in
+another scope.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import numpy as np
 
 from tandem.verifier_service.suffix_drafts import BOUNDARY, Tokens
 
-MAX_FULL_SCOPES = 16  # number of scopes whose answers fit in memory if each has its most tokens
+MAX_FULL_SCOPES = 16  # number of scopes that are remembered if each has the most tokens allowed
 NO_TOKENS: Tokens = np.empty(0, np.int32)
 
 
 class RecentAnswers:
-    """The newest `tokens` tokens of each scope's answers, and MAX_FULL_SCOPES times as many in all.
-    Beyond that number, the least recently used scope is forgotten. A token takes 4 bytes.
+    """The newest `tokens` tokens of each scope's answers. All scopes together have at most
+    MAX_FULL_SCOPES times as many tokens; beyond that, the least recently used scope is forgotten. A
+    token takes 4 bytes.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -31,14 +33,16 @@ class RecentAnswers:
         return self._total
 
     def of(self, scope: bytes) -> Tokens:
-        """Return all answers of a scope, each with a boundary behind it: int32 [tokens]."""
+        """Return the tokens of all answers of a scope, with a boundary after each answer: int32
+        [tokens].
+        """
         if (known := self._scopes.get(scope)) is None:
             return NO_TOKENS
         self._scopes.move_to_end(scope)
         return known
 
     def remember(self, scope: bytes, answer: Sequence[int]) -> None:
-        """Add an answer, which begins with the end of its prompt, to a scope."""
+        """Add an answer to a scope. `answer` begins with the last tokens of its prompt."""
         if not self._tokens:
             return
         older, newest = self.of(scope), np.array([*answer, BOUNDARY], np.int32)[-self._tokens :]

@@ -25,8 +25,9 @@ MAX_LOGPROB_ROWS = 64  # rows whose log-probabilities are computed at once
 
 @dataclass(frozen=True, slots=True)
 class BatchedSampler:
-    """A sampler with the indices of its rows in a batch: the rows to draw from, the rows to find
-    the likeliest tokens of, and the rows that show whether its logits are numbers.
+    """A sampler, and the places in a batch of three sets of its rows: the rows that tokens are
+    drawn from, the rows whose likeliest tokens are found, and the rows that show whether the logits
+    are numbers.
     """
 
     sampler: TargetSampler
@@ -37,14 +38,14 @@ class BatchedSampler:
     @property
     def reported(self) -> int | None:
         """How many of the likeliest tokens are reported with log-probabilities before the walk;
-        None if none are. On a CPU the log-probabilities are computed after the walk, only for the
-        nodes that it reached.
+        None if no log-probabilities are computed then. On a CPU the log-probabilities are computed
+        after the walk, only for the nodes that it reached.
         """
         return None if has_kernel(self.sampler.logits) else self.sampler.params.logprobs
 
 
 def sample_batch(samplers: Sequence[TargetSampler]) -> None:
-    """Give samplers the draws after all nodes, except those that sample during the walk."""
+    """Give each sampler the samples after all its nodes, unless it samples during the walk."""
     samplers = [sampler for sampler in samplers if samples_before_walk(sampler)]
     if not samplers:
         return
@@ -53,7 +54,7 @@ def sample_batch(samplers: Sequence[TargetSampler]) -> None:
     batched = [_add_rows(sampler, logits, batch) for sampler, logits in pairs]
     tokens, reported = draw_batch(batch), _by_count(batched)
     tables = [_logprobs(same, tokens, count) for count, same in reported.items()]
-    numbers = iter(_joined(tokens, tables).tolist())  # the one copy
+    numbers = iter(_joined(tokens, tables).tolist())  # the only copy from the device
     drawn = [[int(next(numbers)) for _ in rows.positions] for rows in batch]
     for each in batched:
         each.sampler.samples = _samples(each, batch, drawn)
@@ -67,8 +68,8 @@ def sample_batch(samplers: Sequence[TargetSampler]) -> None:
 
 def samples_before_walk(sampler: TargetSampler) -> bool:
     """Tell whether all nodes are sampled before the walk, not only those that the walk reaches. The
-    rule `reject` samples during the walk, because it looks at whole distributions. On a CPU the
-    kernel draws quickly, but adjusting the logits of all nodes takes longer.
+    rule `reject` samples during the walk, because it needs whole distributions. On a CPU the kernel
+    draws quickly, but adjusting the logits of all nodes takes longer.
     """
     if sampler.params.rule is Rule.REJECT:
         return False
@@ -133,7 +134,7 @@ def _logprobs(
 
 
 def _joined(tokens: Sequence[torch.Tensor], tables: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return all numbers of the tokens and the tables, one after the other."""
+    """Return all numbers of `tokens` and then all numbers of `tables`, in one tensor."""
     every = torch.cat(list(tokens))
     if not tables:
         return every
@@ -158,8 +159,8 @@ def _samples(
 def _add_logprobs(
     sampler: TargetSampler, node: int, columns: Sequence[float] | None, count: int
 ) -> None:
-    """Add log-probabilities to the sample after a node: those in `columns` if they are given, else
-    computed from its logits.
+    """Add log-probabilities to the sample after a node. The log-probabilities are taken from
+    `columns` if given, or else computed from the node's logits.
     """
     sample = sampler.samples[node]
     tokens = sample.drawn, sample.likeliest

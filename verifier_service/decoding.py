@@ -61,12 +61,12 @@ class DecodeJob:
     suffixes: SuffixSources = field(init=False)
     session: Session = field(init=False)
     adjustment: LogitsProcessor = field(init=False)
-    # sampler of the step, if it sampled before the job goes on
+    # the step's sampler, if `sample_step` made it before the job goes on
     sampler: TargetSampler | None = None
     pending: tuple[int, ...] = ()  # committed tokens that were not fed
     draft: Draft = NO_DRAFT  # nodes that the step verifies
     expected: float = 0.0  # number of the draft's nodes that should be accepted
-    verified: int = 0  # number of nodes in all steps
+    verified: int = 0  # number of nodes that all steps have verified
     timing: ProposalTiming = field(default_factory=ProposalTiming)
     forced_at: int = 0  # length of the text after which forced tokens were last proposed
 
@@ -111,7 +111,9 @@ class DecodeJob:
             opened = (0, 0)
 
     def sampler_of(self, logits: torch.Tensor) -> TargetSampler:
-        """Return the sampler of draws after the root and all nodes; logits [1 + nodes, vocab]."""
+        """Return the step's sampler. `logits` [1 + nodes, vocab] are those after the root and each
+        node.
+        """
         self.sampler = self.sampler or TargetSampler(
             self.draft, self.opening.sampling, logits, self.adjustment
         )
@@ -144,7 +146,7 @@ class DecodeJob:
         return self._segment()
 
     def wait_seconds(self, now: float, step: float) -> float:
-        """Return how long to wait for proposals that come in time; 0 if none is worth the wait."""
+        """Return how many seconds to wait for proposals; 0 if no proposal is worth the wait."""
         if self.opening.lockstep or self.stream.paused:
             return 0.0
         self._take()
@@ -162,7 +164,9 @@ class DecodeJob:
         )
 
     def _take(self) -> None:
-        """Take in proposals: forced tokens, those that have arrived, and those of suffixes."""
+        """Take in proposals: tokens that the grammar forces, proposals that have arrived, and
+        suffix drafts.
+        """
         inbox, matcher = self.stream.inbox, self.adjustment.matcher
         if matcher and self.forced_at != self.proposals.root.position:
             self.forced_at = self.proposals.root.position
@@ -186,8 +190,8 @@ class DecodeJob:
 
     def _found(self, length: int) -> bool:
         """Tell whether the proposal for exactly this length has come, and make it the draft if so.
-        A proposal that is no tree, or too deep, leaves the draft empty; in a single step (`once`)
-        it raises InvalidRequest.
+        A proposal that is not a tree or is too deep leaves the draft empty or, in a single step
+        (`once`), raises InvalidRequest.
         """
         inbox = self.stream.inbox
         while inbox and inbox[0].behind != length:

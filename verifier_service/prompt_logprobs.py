@@ -19,7 +19,7 @@ from tandem.protos import tree
 from tandem.protos.streams import Commit, Decoding, PromptLogprobs, Proposal
 from tandem.protos.types import Context
 
-CHUNK_ROWS = 64  # number of rows of a whole draft: logits of 40 MB with 152,000 tokens
+CHUNK_ROWS = 64  # as many rows as a whole draft; for 152,000 tokens, the logits take 40 MB
 
 
 def read_prompt(
@@ -36,7 +36,7 @@ def read_prompt(
 
 @dataclass(slots=True, eq=False)
 class PromptReading(FixedInput):
-    """The chunks of a whole context whose logits are all wanted, as step inputs."""
+    """The step inputs that feed a context chunk by chunk, with logits after every token."""
 
     sessions: Sessions
     session: Session
@@ -46,7 +46,8 @@ class PromptReading(FixedInput):
 
     def run(self) -> Generator[StepInput, torch.Tensor, int]:
         """Feed the context up to the last token whose log-probability is wanted. Cached tokens are
-        used only up to the first such token. Returns how many cached tokens were used.
+        used only up to the first token whose log-probability is wanted. Returns how many cached
+        tokens were used.
         """
         text, first = self.context.tokens, self.wanted.first
         if self.session.length >= first:

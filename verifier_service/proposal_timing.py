@@ -1,8 +1,8 @@
 """Decides whether a step with a single session waits a moment for proposals that are on their way.
 
-Pure. A wait costs the tokens that would be emitted meanwhile; a wait pays if the proposals add more
-tokens, even if they take as long as they may. After a drafter was late, steps do not wait for it
-until it is in time again.
+The module is pure. A wait costs the tokens that would be emitted meanwhile. A wait pays if the
+proposals should add more tokens than the wait costs, even if it takes the longest time allowed.
+After a drafter was late, steps do not wait for it until one of its proposals is in time again.
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ from dataclasses import dataclass, field
 
 SMOOTHING = 0.2
 TOLERANCE = 2.5  # longest wait for a proposal, as a multiple of its usual time
-REMEMBERED = 64  # commits whose proposals may still come
+REMEMBERED = 64  # number of newest commits that proposals may still answer
 
 
 @dataclass(slots=True)
 class ProposalTiming:
-    """The times at which the proposals of one session come, in seconds. 0 means never seen."""
+    """The times at which the proposals of one session come, in seconds. A time of 0 means that no
+    proposal was seen.
+    """
 
     # smoothed seconds from a commit that no proposal foresaw to the proposal after it
     lag: float = 0.0
     gap: float = 0.0  # smoothed seconds from a proposal to the next one after the same commit
-    in_time: bool = True  # whether the newest of those proposals came about when it should
-    # unforeseen commits, from length to time of leaving
+    in_time: bool = True  # whether the newest proposal after an unforeseen commit was in time
+    # the time at which each unforeseen commit left, by the length of its text
     _commits: dict[int, float] = field(default_factory=dict)
     _newest: int = -1  # the length of the text with the newest commit
-    _behind: int = -1  # the newest length after which a proposal added nodes
+    _behind: int = -1  # the length of the newest text after which a proposal added nodes
     _arrived: float = 0.0  # time at which the newest proposal that added nodes came
 
     @property
@@ -34,8 +36,8 @@ class ProposalTiming:
         return self._behind == self._newest
 
     def commit_sent(self, length: int, now: float, predicted: bool) -> None:
-        """Note that a commit leaves, with which the text has this length. `predicted` tells whether
-        a proposal foresaw the commit.
+        """Note that a commit leaves, which makes the text `length` tokens long. `predicted` tells
+        whether a proposal foresaw the commit.
         """
         if self.lag and now - self._commits.get(self._newest, now) > TOLERANCE * self.lag:
             self.in_time = False
@@ -46,8 +48,8 @@ class ProposalTiming:
             del self._commits[next(iter(self._commits))]
 
     def proposal_arrived(self, behind: int, at: float, added: bool = True) -> None:
-        """Note that a proposal for the text of `behind` tokens arrived. Whether it `added` nodes or
-        not, it is an answer to the commit; but only after one that did is another waited for.
+        """Note that a proposal for the text of `behind` tokens arrived. Every proposal counts as an
+        answer to its commit. Steps wait for another proposal only if the newest one `added` nodes.
         """
         if sent := self._commits.pop(behind, 0.0):
             took = at - sent
@@ -60,8 +62,8 @@ class ProposalTiming:
 
     def wait_seconds(self, now: float, step: float, expected: float, promise: float) -> float:
         """Return the seconds to wait for the next proposal after the newest commit. A step takes
-        `step` seconds; `expected` proposed nodes should be accepted, and `promise` more with
-        another level.
+        `step` seconds. `expected` proposed nodes should be accepted, and another level should add
+        `promise` accepted nodes.
         """
         sent = self._commits.get(self._newest, 0.0)
         usual, since = (self.lag, sent) if sent else (self.gap, self._arrived)
@@ -72,5 +74,5 @@ class ProposalTiming:
 
 
 def averaged(mean: float, value: float) -> float:
-    """Return a smoothed mean after another value."""
+    """Return a smoothed mean that includes another value."""
     return mean + (value - mean) * (SMOOTHING if mean else 1.0)

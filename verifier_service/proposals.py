@@ -1,8 +1,9 @@
 """The proposed nodes of one session that are still possible, and how likely each is.
 
-Pure. A proposal is never trusted: late, repeated or impossible nodes are dropped on arrival, and a
-node's chance is the one its source claims, corrected by how right that source has been (`Trust`).
-The chances that several sources claim after one node are scaled to add up to 1 at most.
+The module is pure. A proposal is never trusted: late, repeated or impossible nodes are dropped on
+arrival, and the chance that a source claims for a node is corrected by how often the source was
+right (`Trust`). The chances that several sources claim after one node are scaled so that they add
+up to 1 at most.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tandem.protos.streams import Proposal
 from tandem.protos.types import MAX_NODES, Draft
 from tandem.verifier_service.proposed_node import CERTAIN, Claim, ProposedNode, Source
 
-REMEMBERED = 256  # committed tokens after which a late proposal may still arrive
+REMEMBERED = 256  # a late proposal may follow any of this many newest committed tokens
 MOST = 16 * MAX_NODES  # most nodes remembered by number, and most nodes after the root
 
 
@@ -33,13 +34,13 @@ class PickedNode(NamedTuple):
 
 
 class Proposals:
-    """The possible nodes after a text of `length` tokens that ends with `until` tokens at most. A
-    node at the last place would be of no use, so it is dropped.
+    """The possible nodes after a text of `length` tokens, which may grow to `until` tokens. A node
+    at the last position would be of no use, so it is dropped.
     """
 
     def __init__(self, length: int, until: int) -> None:
         self.root = ProposedNode(-1, length)
-        self.late = 0  # number of nodes that arrived after the text
+        self.late = 0  # number of nodes that arrived when the text had passed them
         self.arrived = 0  # number of nodes that arrived in time
         self._until = until
         self._live = 0  # upper bound of the number of nodes after the root
@@ -56,8 +57,8 @@ class Proposals:
         return {source for child in (self.root.children or {}).values() for source in child.claims}
 
     def add(self, proposal: Proposal, trust: float = 0.0, source: Source = Source.DRAFTER) -> None:
-        """Take in the nodes of a proposal that may still come true. Parents of a drafter's nodes
-        may be nodes that it sent before.
+        """Take in those nodes of a proposal that are still possible. The parent of a drafter's node
+        may be a node of an earlier proposal.
         """
         if source is not Source.DRAFTER:
             self._hang(proposal, trust, source, {})
@@ -129,8 +130,8 @@ class Proposals:
             node.children, node.claimed, node = {token: known}, {Source.GRAMMAR: 0.0}, known
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Move the root along the tokens that the text goes on with. All other nodes after the root
-        are impossible now.
+        """Move the root along the tokens that the text goes on with. All nodes that do not descend
+        from the new root are impossible now.
         """
         for token in tokens:
             children, self.root.children = self.root.children or {}, None
@@ -141,8 +142,8 @@ class Proposals:
             self._forget()
 
     def chances(self) -> Iterator[float]:
-        """Yield the chance of each node to be accepted, likeliest first and none before
-        its parent.
+        """Yield the chance of each node to be accepted. The likeliest nodes come first, and no node
+        comes before its parent.
         """
         picked: list[PickedNode] = []
         self._picked = picked
@@ -161,8 +162,9 @@ class Proposals:
 
     def expected_gain(self, promise: float, price: float) -> tuple[float, float]:
         """Return how many of the nodes that get a row at this price should be accepted, and about
-        how many more with another level. The latter number is the chance of the likeliest of these
-        nodes without children, or `promise`, the gain of a first level, if there are no nodes.
+        how many more nodes should be accepted with another level. The second number is the chance
+        of the likeliest of these nodes that has no children or, if there are no nodes, `promise`,
+        the gain of a first level.
         """
         expected, promise = 0.0, 0.0 if self.root.children else promise
         for chance in takewhile(lambda it: it >= price, islice(self.chances(), MAX_NODES)):
@@ -172,8 +174,8 @@ class Proposals:
         return expected, promise
 
     def draft(self, rows: int) -> tuple[Draft, float]:
-        """Return the first `rows` nodes of the latest `chances` as a tree, the likeliest child
-        first, and how many of them should be accepted.
+        """Return the first `rows` nodes of the latest call of `chances` as a tree, and how many of
+        them should be accepted. The likeliest child of each node comes first.
         """
         picked = self._picked[:rows]
         children: list[list[int]] = [[] for _ in range(len(picked) + 1)]
@@ -193,15 +195,15 @@ class Proposals:
     def claimed(
         self, draft: Draft, accepted: Sequence[int], source: Source = Source.DRAFTER
     ) -> float:
-        """Return how many tokens after the root and after `accepted` nodes a source claimed to know
-        in the newest draft, at most one after each.
+        """Return how many tokens of the newest draft a source claimed to know after the root and
+        after each of the `accepted` nodes. At most one token after each node counts.
         """
         reached = {-1, *accepted}
         pairs = zip(draft.parents, self._claims, strict=True)
         return sum(claims.get(source, 0.0) for parent, claims in pairs if parent in reached)
 
     def right(self, accepted: Sequence[int], source: Source = Source.DRAFTER) -> int:
-        """Return how many `accepted` nodes of the newest draft a source claimed to know."""
+        """Return for how many `accepted` nodes of the newest draft a source claimed a chance."""
         return sum(self._claims[node].get(source, 0.0) > 0 for node in accepted)
 
     def found(self, accepted: Sequence[int]) -> tuple[int, int]:
@@ -212,8 +214,8 @@ class Proposals:
         return sum(found), sum(found[node] for node in accepted)
 
     def _late(self, above: ProposedNode, token: int) -> ProposedNode | None:
-        """Return the node of a token at a place where the text is known already; None if the text
-        has another token there.
+        """Count a late node, and return the text's own node in its place; None if the text has
+        another token there.
         """
         self.late += 1
         if self._text.get(above.position) is not above:

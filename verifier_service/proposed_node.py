@@ -1,4 +1,4 @@
-"""A proposed node, and the chances that the sources of proposals claim for it. Pure."""
+"""A proposed node, and the chances that sources of proposals claim for it. The module is pure."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Claim(NamedTuple):
     gain: float
 
 
-CERTAIN = Claim(0.0, 0.0)  # a claim that says nothing about any source; its corrected chance is 1
+CERTAIN = Claim(0.0, 0.0)  # a claim that teaches nothing about a source; its corrected chance is 1
 
 
 class ProposedNode:
-    """A proposed token, with which the text has `position` tokens. `claims` has the sources' claims
-    about the node. `claimed` is the sum of the chances that each source claims for the children,
-    which are scaled down if the sum is above 1. The node is `checked` once the grammar is known to
-    allow it.
+    """A proposed token, which would be the text's token number `position`. `claims` has the
+    sources' claims about the node. For each source, `claimed` is the sum of the chances that the
+    source claims for the children. If the sum is above 1, these chances are scaled down. The node
+    is `checked` once the grammar is known to allow it.
     """
 
     __slots__ = ("checked", "children", "claimed", "claims", "position", "token")
@@ -48,8 +48,8 @@ class ProposedNode:
         self.checked = False
 
     def shares(self) -> Iterable[tuple[ProposedNode, float]]:
-        """Return the children, and for each the logarithm of its chance if this node is accepted,
-        by the source that is surest of the child.
+        """Return each child with the logarithm of the chance that it is accepted if this node is.
+        The chance is that of the source that is surest of the child.
         """
         children = (self.children or {}).values()
         sharing = {source: math.log(max(1.0, sum_)) for source, sum_ in self.claimed.items()}

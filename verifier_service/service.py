@@ -84,7 +84,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         check_tokens("context.tokens", opening.context.tokens, vocab_size)
         length = opening.context.length
         if opening.until < length + (opening.prompt_logprobs is None):
-            limit = f"is {opening.until}, not above the {length} tokens there are"
+            limit = f"is {opening.until}, not above the context's {length} tokens"
             raise InvalidRequest.of("until", limit)
         longest = self._host.sessions.context_length + 1  # the last token is never fed
         if opening.until > longest and not opening.once:
@@ -99,7 +99,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             stream.strict = opening.once
 
     def _price(self) -> float:
-        """Return the price of a row: the chance below which a proposed node gets none."""
+        """Return the price of a row: the chance below which a proposed node gets no row."""
         return self._host.thread.price
 
     def _proposal(self, message: common_pb2.Proposal, caller: Caller) -> None:
@@ -140,7 +140,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         while caller.outgoing and len(response.commits) < MAX_COMMITS_PER_MESSAGE:
             stream, commit = caller.outgoing.popleft()
             response.commits.append(codec.encode_commit(stream, commit))
-        while caller.failures and not caller.outgoing:  # the commits of a stream come first
+        while caller.failures and not caller.outgoing:  # commits are sent before failures
             response.failures.append(caller.failures.popleft())
         if caller.outgoing:
             caller.changed.set()
@@ -154,14 +154,14 @@ async def serving(
     drain: Drain | None = None,
     pages: Pages | None = None,
 ) -> AsyncIterator[str]:
-    """Run a verifier while the scope lasts; yields its address. `pages` are those that
-    the process serves to operators.
+    """Run a verifier while the scope lasts; yields its address. `pages` are the HTTP pages that the
+    process serves to operators.
     """
     if config.speaks:
-        raise Unusable("speaks is for drafters: a verifier's tokens are its model's own")
+        raise Unusable("speaks is for drafters: a verifier uses its model's own tokens")
     if config.weights != "full":
         raise Unusable(
-            f"weights {config.weights} is for drafters: a verifier keeps the model's own"
+            f"weights {config.weights} is for drafters: a verifier never rounds its weights"
         )
     exact = True if config.exact is None else config.exact
     async with hosting(config, "verify", exact, registry) as host:

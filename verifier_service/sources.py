@@ -1,4 +1,4 @@
-"""The sources of proposals for a session, and how far each source is trusted. Pure."""
+"""The sources of proposals for a session, and the trust in each source. The module is pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ LEARNED = tuple(source for source in Source if source is not Source.GRAMMAR)
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """How far the sources of one session, or of all, are trusted; and the recent answers."""
+    """The trust in each source of proposals, for one session or for all sessions, and the recent
+    answers.
+    """
 
     answers: RecentAnswers
     trusts: Mapping[Source, Trust]
@@ -63,7 +65,7 @@ class SuffixSources:
     ) -> None:
         self._shape: DraftShape = opening.suffix_shape
         self._text = GrowingTokens.of(text if self._shape.levels else ())
-        # the text then depends on the drafter's proposals
+        # under other rules, the text depends on proposals, so no other session's answers are used
         alone = opening.sampling.rule is not Rule.MATCH
         self._answers = RecentAnswers(0) if alone else answers
         self._scope = scope
@@ -71,7 +73,7 @@ class SuffixSources:
         known = (*opening.known, BOUNDARY) if opening.known else ()
         self._prediction: Tokens = np.array(known, np.int32)
         self._looked = 0  # length of the text after which proposals were last made
-        # for each source the length after which it last had a proposal
+        # for each source, the length of the text after which it last had a proposal
         self._found: dict[Source, int] = {}
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -81,9 +83,11 @@ class SuffixSources:
     def proposals(
         self, known: Collection[Source], trusts: Mapping[Source, Trust], price: float
     ) -> Iterator[tuple[Source, Proposal]]:
-        """Yield proposals of the sources of which no node is `known`, or which proposed a while
-        ago; once for each length of the text. Nodes that are not worth the price of a row, given
-        the trust in their source, are left out: they would only take time.
+        """Yield proposals of each source that has not proposed the next token, or whose last
+        proposal was made a while ago. `known` are the sources that have proposed the next token.
+        The sources are asked only once for each length of the text. Nodes that are not worth the
+        price of a row, given the trust in their source, are left out, because they would only take
+        time.
         """
         text = self._text.array
         if (length := len(text)) == self._looked or not self._shape.levels:

@@ -1,10 +1,9 @@
-"""Proposals without a model: tokens that followed a text's newest tokens where these occurred
-before.
+"""Proposals without a model: the tokens that followed a text's newest tokens at earlier places.
 
 The module is pure: it knows no session, clock or randomness. Like SuffixDecoding (arXiv
-2411.04975), the module follows the longest suffixes that recur, and takes counts for chances. The
-places are found by comparing the tokens, not in a suffix tree: nothing is built when a prompt
-arrives, old tokens are dropped by a slice, and a token takes 4 bytes.
+2411.04975), the module follows the longest suffixes that occurred before, and computes chances from
+counts. The places are found by comparing tokens instead of searching a suffix tree, so nothing is
+built when a prompt arrives, old tokens are dropped by a slice, and a token takes 4 bytes.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from tandem.protos.types import DraftShape
 Tokens = npt.NDArray[np.int32]
 Numbers = npt.NDArray[np.intp]
 MAX_MATCHES = 32  # most matches that are followed
-SHORT_MATCH = 4  # number of tokens of a match that is searched for everywhere
-MAX_LONG_MATCHES = 4096  # number of newest places in which longer matches are searched for
-MAX_COMPARED_MATCHES = 256  # number of newest places at which the length of the match is measured
-# least number of matching tokens before a token that may stand for another one
+SHORT_MATCH = 4  # matches of up to this many tokens are searched for everywhere
+MAX_LONG_MATCHES = 4096  # longer matches are searched for only at this many newest places
+MAX_COMPARED_MATCHES = 256  # the length of a match is measured only at this many newest places
+# least number of matching tokens before a token that may have replaced another token
 MIN_MATCH_BEFORE_CHANGE = 8
 HALF_DOUBT_MATCH = 1.5  # length of a match, in tokens, that is wrong as often as right
 MIN_CHANCE = 0.01  # least chance of a proposed node
@@ -64,7 +63,7 @@ class GrowingTokens:
 
 
 class Following(NamedTuple):
-    """A token that followed, its chance, and the ranks of the places where it followed."""
+    """A token that followed at some places, its chance, and the ranks of these places."""
 
     token: int
     chance: float
@@ -81,9 +80,10 @@ class Followers:
     matched: list[int]
 
     def after(self, ranks: Sequence[int], depth: int) -> list[Following]:
-        """Return the tokens that may follow `depth` tokens that are equal at the places of these
-        ranks, the likeliest first. A token is as likely as it was frequent where most tokens match.
-        As far as the longest match leaves doubt, places where fewer tokens match count too.
+        """Return the tokens that may follow after `depth` tokens, the likeliest first. These
+        `depth` tokens are the same at all places in `ranks`. A token is as likely as it was
+        frequent at the places with the longest match. As far as the longest match leaves doubt,
+        places with shorter matches count too.
         """
         if len(ranks) == 1:  # a shortcut for the usual case below the first levels
             (rank,) = ranks
@@ -115,8 +115,8 @@ def doubt_after(matched: int) -> float:
 
 
 def least_match(chance: float) -> int:
-    """Return how many tokens have to match at least for a chance, even if all matches agree. The
-    result is above LONGEST_MATCH if no match suffices.
+    """Return the least number of tokens that must match for this chance, if all matches agree on
+    the next token. The result is above LONGEST_MATCH if no match suffices.
     """
     left, matched = 1.0, 0
     while 1 - left < chance and matched <= LONGEST_MATCH:
@@ -126,9 +126,9 @@ def least_match(chance: float) -> int:
 
 
 def find_matches(searched: Tokens, suffix: Tokens, least: int) -> tuple[Numbers, Numbers]:
-    """Find where in the tokens searched a suffix of at least `least` tokens ends before their last
-    token. Returns how many tokens match, and the places behind the matches; the longest matches
-    first, then the latest.
+    """Find the places in `searched` where the last tokens of `suffix`, at least `least` of them,
+    are followed by a further token. Returns how many tokens match at each place, and the position
+    after each match. The longest matches come first, and matches of equal length come latest first.
     """
     longest = min(LONGEST_MATCH, len(suffix), len(searched) - 1)
     if longest < least:
@@ -154,9 +154,9 @@ def find_matches(searched: Tokens, suffix: Tokens, least: int) -> tuple[Numbers,
 
 
 def find_matches_to_follow(searched: Tokens, suffix: Tokens, least: int) -> tuple[Numbers, Numbers]:
-    """Find places as `find_matches` does. If few tokens match, add the places where all tokens but
-    the newest match, because the newest may stand for another one, like a changed name. A quarter
-    of the tokens of such a match counts.
+    """Find places as `find_matches` does. If few tokens match, add the places where the tokens
+    before the newest one match, because the newest token may have replaced another one, like a
+    changed name. Such a match counts as a quarter of its length.
     """
     matched, ends = find_matches(searched, suffix, least)
     if len(ends) and matched[0] >= SHORT_MATCH:
@@ -180,7 +180,7 @@ def suffix_proposal(
     price: float = 0.0,
     trust: float = 0.0,
 ) -> Proposal:
-    """Propose the likeliest nodes after a suffix from what followed it in the tokens searched,
+    """Propose the likeliest nodes after `suffix`, from what followed in `searched` at the places
     where at least `least` tokens match. `trust`, a logarithm, corrects each chance. Nodes whose
     chance is below the `price` of a row are left out, because they would get no row.
     """
@@ -189,12 +189,12 @@ def suffix_proposal(
     matched, ends = find_matches_to_follow(searched, suffix, max(least, needed))
     if not len(ends):
         return Proposal(behind)
-    # the copy starts again at the end of the tokens
+    # at the end of the tokens, the copy goes on from the place after the match
     steps = np.arange(shape.levels) % (len(searched) - ends)[:, None]
     followers = Followers(searched[ends[:, None] + steps].tolist(), matched.tolist())
     max_cost = -math.log(max(MIN_CHANCE, price))
     tokens, parents, scores = list[int](), list[int](), list[float]()
-    # best first: the cost of a node, a number that decides between equals, its parent, its depth
+    # best node first: its cost, a number that decides between equal costs, its parent, its depth
     heap: list[tuple[float, int, int, int, Following]] = []
     cost, pushed, depth, ranks = 0.0, 0, 0, list(range(len(ends)))
     while len(tokens) < shape.nodes:

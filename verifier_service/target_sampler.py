@@ -20,7 +20,7 @@ from tandem.verifier_service.acceptance import Decision, match, reject, top1
 @dataclass(slots=True)
 class NodeSample:
     """The target's sample after a node or the root: the token drawn, the likeliest token, whether
-    the logits are not numbers, and the log-probabilities of both tokens, if asked for.
+    any logit is not a number, and the log-probabilities of both tokens, if asked for.
     """
 
     drawn: int
@@ -32,7 +32,8 @@ class NodeSample:
 @dataclass(slots=True)
 class TargetSampler:
     """Samples the target's draws along a draft. `logits` [1 + nodes, vocab] are those after the
-    root, then after each node; `adjustment` is for the committed tokens.
+    root and then after each node. `adjustment` applies the sampling options to the logits, given
+    the committed tokens.
 
     Most samplers get the `samples` after the root and all nodes before the walk begins
     (`batched_sampling`). The other samplers sample at the nodes that the walk reaches.
@@ -46,7 +47,7 @@ class TargetSampler:
 
     @property
     def overflowed(self) -> bool:
-        """Whether any logits are not numbers."""
+        """Whether any logit is not a number."""
         if self.samples:
             return any(sample.overflowed for sample in self.samples)
         return bool(self.logits.amax().isnan())  # the maximum is NaN if any logit is NaN

@@ -1,5 +1,6 @@
-"""Make every alert fire by its fault, with a real Prometheus and a real Alertmanager.
+"""Cause the fault behind each alert, and check with a real Prometheus that the alert fires.
 
 This package must not know the alerts' thresholds: it takes the rules as they are shipped in
-`deploy/prometheus`. Start reading in `__main__`, which has the faults and the alerts of each.
+`deploy/prometheus`. Start reading in `__main__`, which lists the faults and the alerts that each
+fault must fire.
 """

@@ -1,10 +1,10 @@
-"""Make each alert fire by its fault, and measure how long it takes until the webhook is called:
+"""Cause the fault behind each alert, and measure how long it takes until a webhook gets the alert:
 
     python -m tandem.benchmarks.alerts
 
-Two processes of each service run on the embedded pair, under load. First there is no fault for a
-while: no alert may fire, and no process may report that it does not serve. After a time without
-faults, one fault follows another.
+Two verifiers, two drafters and a front end run on the embedded pair, under load. At first there is
+no fault for a while: no alert may fire, and no process may report that it does not serve. Then one
+fault follows another.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LONG = "Once upon a time there was a little girl. " * 30
 
 
 class Fault(StrEnum):
-    """The faults that are made."""
+    """The faults that the benchmark causes."""
 
     FAR_DRAFTER = "far-drafter"
     OVERLOAD = "overload"
@@ -63,7 +63,7 @@ ALERTS = {
 @dataclass(frozen=True, slots=True)
 class Expected:
     """An alert that a fault must fire. `seconds` is the time from the fault until the alert was
-    reported; None if it was not reported in time.
+    reported, or None if the alert was not reported in time.
     """
 
     fault: Fault
@@ -79,14 +79,14 @@ class Expected:
 
 @dataclass(slots=True)
 class Outcome:
-    """The alerts of all faults, and whether all went well while there was no fault."""
+    """The alerts of all faults. `clean` says whether all went well while there was no fault."""
 
     clean: bool = True
     alerts: list[Expected] = field(default_factory=list)
 
     @property
     def good(self) -> bool:
-        """Whether every alert came, in time and not before its fault."""
+        """Whether each alert fired in time after its fault, and none fired before its fault."""
         return self.clean and all(
             each.seconds is not None and not each.early for each in self.alerts
         )
@@ -106,7 +106,7 @@ async def expect(webhook: Webhook, fault: Fault, outcome: Outcome) -> None:
 async def lost_and_slow(
     clean: float, faults: Collection[Fault], folder: Path, outcome: Outcome
 ) -> None:
-    """Make the faults of processes, links and load, after `clean` seconds without a fault."""
+    """Cause the faults of processes, links and load, after `clean` seconds without a fault."""
     async with (
         running(models.DRAFT, "--max-running", "8") as system,
         watching(folder, system.pages) as webhook,
@@ -145,13 +145,13 @@ async def bad_drafts(folder: Path, outcome: Outcome) -> None:
 
 def main(
     clean: Annotated[float, typer.Option(help="seconds of load before the first fault")] = 30.0,
-    fault: Annotated[list[Fault], typer.Option(help="a fault; repeatable")] = list(Fault),  # noqa: B006
+    fault: Annotated[list[Fault], typer.Option(help="fault; may be repeated")] = list(Fault),  # noqa: B006
     json: Annotated[
         Path | None, typer.Option("--json", help="write the figures to this file too")
     ] = None,
 ) -> None:
-    """Make each alert fire by its fault. Exits with 1 if an alert fires without a fault, or too
-    late after its own.
+    """Cause the fault behind each alert. Exits with 1 if an alert fires without its fault, or too
+    late after it.
     """
     outcome = Outcome()
 

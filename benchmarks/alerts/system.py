@@ -1,4 +1,6 @@
-"""Run two of each service on the embedded pair, in processes of their own, and clients."""
+"""Run two verifiers, two drafters and a front end on the embedded pair, and clients of the front
+end.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ class System:
 
     @asynccontextmanager
     async def far(self) -> AsyncIterator[None]:
-        """Make the drafters far away while the scope lasts."""
+        """Delay all messages to and from the drafters while the scope lasts."""
         for link in self.links:
             await link.become(State(round_trip=0.8))
         yield
@@ -68,8 +70,8 @@ class System:
         return self.addresses[-1][1]
 
     async def check(self, seconds: float) -> tuple[int, int]:
-        """Check the health of every process every CHECK_SECONDS. Returns how many checks there
-        were, and in how many the process did not report that it serves.
+        """Check the health of every process every CHECK_SECONDS. Returns the number of checks, and
+        the number of checks in which a process did not report that it serves.
         """
         checks = alarms = 0
         async with AsyncExitStack() as scope:
@@ -116,7 +118,7 @@ async def running(draft: Path, *flags: str) -> AsyncIterator[System]:
 
 @asynccontextmanager
 async def load(stub: Any, clients: int, **options: Any) -> AsyncIterator[None]:
-    """Run `clients` clients, each with one request after another, while the scope lasts."""
+    """Let `clients` clients each send one request after another while the scope lasts."""
 
     async def client(number: int) -> None:
         while True:
@@ -134,7 +136,7 @@ async def load(stub: Any, clients: int, **options: Any) -> AsyncIterator[None]:
 
 
 def request(number: int, text: str = "Once upon a time", rule: int = 0) -> api.GenerateRequest:
-    """Make a request. Every third request with a `rule` is decoded without drafts."""
+    """Make a request. If a `rule` is given, every third request is decoded without drafts."""
     asked = api.GenerateRequest(text=text)
     asked.sampling.temperature, asked.sampling.seed = 0.7, number
     asked.stopping.max_new_tokens, asked.stopping.ignore_eos = 60, True

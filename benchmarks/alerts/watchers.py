@@ -1,7 +1,8 @@
 """Run a Prometheus and an Alertmanager with the files of `deploy/prometheus`, and a webhook that
 gets the alerts.
 
-Only addresses are replaced in the files; intervals and thresholds are those that the project ships.
+Only the addresses in the files are replaced. The intervals and thresholds stay as the project ships
+them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tandem.protos.errors import Unusable
 from tandem.protos.transport import rpc
 
 FILES, HOST = HERE / "deploy" / "prometheus", "127.0.0.1"
-POLL_SECONDS = 0.2  # seconds between two looks at the firing alerts
+POLL_SECONDS = 0.2  # seconds between two checks of the firing alerts
 
 
 @dataclass(slots=True)
@@ -75,7 +76,7 @@ class Webhook:
 
 @asynccontextmanager
 async def watching(folder: Path, pages: Mapping[str, Sequence[str]]) -> AsyncIterator[Webhook]:
-    """Have the metrics pages of each role watched while the scope lasts; raises Unusable."""
+    """Watch the metrics pages of each role while the scope lasts. Raises Unusable."""
     webhook = Webhook()
     server = webhook.listen()
     manager, monitor = f"{HOST}:{rpc.free_port(HOST)}", f"{HOST}:{rpc.free_port(HOST)}"

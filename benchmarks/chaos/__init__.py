@@ -1,5 +1,5 @@
-"""Make faults in the processes of a running system, and check whether a client could tell.
+"""Cause faults in the processes of a running system, and check what clients notice.
 
 The verdict must depend on the recorded history alone, so that a history can be judged again without
-a system. Start reading in `__main__`; the verdict is in `history`, and faults are made in `system`.
+a system. Start reading in `__main__`. `history` has the verdict, and `system` causes the faults.
 """

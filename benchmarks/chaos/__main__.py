@@ -1,4 +1,4 @@
-"""Make faults in a system with several of each service, while clients stream.
+"""Cause faults in a system with several processes of each service, while clients stream.
 
     tandem chaos --faults 100 --verifiers 2 --drafters 2 --cells 2
 
@@ -69,7 +69,7 @@ def requests(target: Path, seed: int, tokens: int) -> list[dict[str, object]]:
 
 
 class Watch:
-    """Clients that stream one request after the other until `done` is set; records what they
+    """Clients that stream one request after another until `done` is set, and a record of what they
     see.
     """
 
@@ -119,8 +119,8 @@ class Watch:
 
 
 async def run(system: System, watch: Watch, plan: list[Fault], streams: int) -> str:
-    """Make all faults of a plan, one after the other, under streams. Returns the problem that ended
-    the run before its last fault, or "".
+    """Cause all faults of a plan, one after another, while clients stream. Returns the problem that
+    ended the run before its last fault, or "".
     """
     await watch.learn()
     async with asyncio.TaskGroup() as clients:
@@ -156,7 +156,7 @@ def recorded(file: Path, whole: Callable[[Record], Coroutine[Any, Any, str]]) ->
 
 
 def table(verdict: Verdict) -> Table:
-    """Return the table of gaps by kind of fault, and of all together."""
+    """Return a table of the longest gaps, for each kind of fault and for all faults together."""
     shown = Table("fault", "times", "longest gap, s", "with all services up, s")
     for what in sorted(verdict.gaps):
         gaps = f"{verdict.gaps[what]:.2f}", f"{verdict.healthy_gaps[what]:.2f}"
@@ -195,7 +195,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)  # rich's tables 
 def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
-    number: Annotated[int, typer.Option("--faults", help="faults, in sequence", min=0)] = 50,
+    number: Annotated[int, typer.Option("--faults", help="number of faults", min=0)] = 50,
     seed: Annotated[int, typer.Option(help="seed of the faults and the requests")] = 0,
     kind: Annotated[
         list[Kind] | None, typer.Option(help="kind of fault; may be repeated; by default all")
@@ -205,11 +205,11 @@ def main(
     cells: Annotated[int, typer.Option(min=1)] = 1,
     streams: Annotated[int, typer.Option(help="streams at once", min=1)] = 8,
     tokens: Annotated[int, typer.Option(help="tokens of an answer", min=1)] = 120,
-    file: Annotated[Path | None, typer.Option("--history", help="write history here")] = None,
+    file: Annotated[Path | None, typer.Option("--history", help="file for the history")] = None,
     check: Annotated[Path | None, typer.Option(help="only judge an existing history again")] = None,
     figures: Annotated[Path | None, typer.Option("--json", help="also write figures here")] = None,
 ) -> None:
-    """Make faults one after the other while clients stream; Ctrl-C ends the run early. Exits with 1
+    """Cause faults one after another while clients stream. Ctrl-C ends the run early. Exits with 1
     if a client noticed more than a pause.
     """
     if check:

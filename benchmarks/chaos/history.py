@@ -55,7 +55,9 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A client received a chunk: its tokens, and how many tokens there should be so far."""
+    """A client received a chunk. `completion_tokens` is the number of tokens that it should have by
+    then.
+    """
 
     at: float
     stream: int
@@ -65,7 +67,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A stream ended, well or with an error."""
+    """A stream ended, with or without an error."""
 
     at: float
     stream: int
@@ -80,10 +82,10 @@ KINDS: dict[str, type[Any]] = {
 
 @dataclass
 class Verdict:
-    """The verdict on a history. `gaps` has the longest seconds between two chunks of a stream, for
-    every kind of fault that began during the gap or last before it; gaps with several faults count
-    apart, by the first of them. `healthy_gaps` has the longest part of such a gap in which no fault
-    lasted.
+    """The verdict on a history. `gaps` has the longest gap between two chunks of a stream, in
+    seconds, for each kind of fault. A gap counts for the fault that began during it, or else for
+    the last fault before it. Gaps with several faults have entries of their own, named after the
+    first fault. `healthy_gaps` has the longest part of such a gap during which there was no fault.
     """
 
     faults: int = 0
@@ -99,12 +101,12 @@ class Verdict:
 
     @property
     def flawless(self) -> bool:
-        """Whether no client saw anything but a pause."""
+        """Whether clients noticed nothing worse than pauses."""
         return not (self.lost or self.duplicated or self.changed or self.errors)
 
 
 def judge(history: Iterable[Event]) -> Verdict:
-    """Compare every stream with the truth."""
+    """Compare every stream with the right answer to its request."""
     verdict, truths = Verdict(), dict[int, Tokens]()
     asked, received = dict[int, Asked](), defaultdict[int, list[Received]](list)
     strikes, healed = list[Struck](), list[float]()
@@ -134,7 +136,9 @@ def judge(history: Iterable[Event]) -> Verdict:
 
 
 def _compare(verdict: Verdict, truth: Tokens, chunks: Sequence[Received], error: str) -> None:
-    """Add one stream to the verdict: its chunks beside the right answer, and its error if any."""
+    """Compare the chunks of a stream with the right answer, and add the result and any error to the
+    verdict.
+    """
     tokens = tuple(token for chunk in chunks for token in chunk.tokens)
     verdict.streams += 1
     verdict.tokens += len(tokens)
@@ -154,8 +158,8 @@ def _compare(verdict: Verdict, truth: Tokens, chunks: Sequence[Received], error:
 def _gaps(
     times: Sequence[float], strikes: Sequence[Struck], healed: Sequence[float]
 ) -> Iterator[tuple[str, float, float]]:
-    """Yield for each gap between two times the fault that it counts for, its seconds, and the
-    longest part of it in which no fault lasted.
+    """Yield three values for each gap between two times: the kind of fault that the gap counts for,
+    its seconds, and the longest part of it during which there was no fault.
     """
     for before, after in pairwise(times):
         first, end = (
@@ -172,8 +176,8 @@ def _gaps(
 
 
 def _healthy(before: float, after: float, faults: Iterable[tuple[float, float]]) -> float:
-    """Return the longest part of the time from `before` to `after` in which none of the faults
-    lasted, of which the beginnings and ends are given.
+    """Return the longest part of the time from `before` to `after` without a fault. `faults` has
+    the beginning and the end of each fault.
     """
     longest = 0.0
     for begin, end in faults:

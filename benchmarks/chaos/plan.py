@@ -1,4 +1,4 @@
-"""Plan the faults of a run: pure, and the same for the same seed."""
+"""Plan the faults of a run. The module is pure: the same seed gives the same plan."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAUSE = (0.2, 2.0)  # seconds until the next fault, once the system is whole
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: its process, how long it lasts, and how long to wait before it."""
+    """One fault: the process it hits, how long it lasts, and how long to wait before it."""
 
     kind: Kind
     role: str

@@ -1,5 +1,5 @@
-"""Run several of each service in processes of their own, which are started again whenever they end,
-and make faults in them.
+"""Run several processes of each service, and cause faults in them. A process that ends is started
+again.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Member:
             self.serving.clear()
 
     async def suffer(self, fault: Fault) -> None:
-        """Make a fault in the process; return when it is over and the process serves again."""
+        """Cause a fault in the process. Return when it is over and the process serves again."""
         if fault.kind in (Kind.KILL, Kind.TERM):
             self.serving.clear()
             self.signal(signal.SIGKILL if fault.kind is Kind.KILL else signal.SIGTERM)
@@ -85,7 +85,7 @@ class Member:
             self.signal(number)
             await asyncio.sleep(fault.seconds)
             self.signal(victim.RECOVER)
-            await asyncio.sleep(victim.DELAYS.get(number, 0.0))  # a pass that has begun ends
+            await asyncio.sleep(victim.DELAYS.get(number, 0.0))  # lets a slow pass end
         try:
             async with asyncio.timeout(START_SECONDS):
                 await self.serving.wait()
@@ -112,7 +112,7 @@ class System:
         return [member.address for member in self.members[CELL]]
 
     async def suffer(self, fault: Fault) -> None:
-        """Make a fault; return when it is over and its process serves again."""
+        """Cause a fault. Return when the fault is over and its process serves again."""
         await self.members[fault.role][fault.index].suffer(fault)
 
 

@@ -1,5 +1,5 @@
-"""Run a service that can be made to hang, to be slow, and to send bad drafts: `victim MODULE
-FLAGS...` runs a module as `python -m` would, and obeys signals meanwhile.
+"""Run a service that signals can make hang, be slow, or send bad drafts. `victim MODULE FLAGS...`
+runs a module as `python -m` would.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ MODEL_SERVICES = ("tandem.verifier_service", "tandem.drafter_service")
 
 
 def garbage(proposal: Proposal) -> Proposal:
-    """Return a proposal with as many tokens, nearly all wrong, each claimed to be certain."""
+    """Replace all tokens of a proposal, mostly by wrong ones, and claim that each is certain."""
     wrong = tuple(token ^ 1 for token in proposal.tokens)
     return replace(proposal, tokens=wrong, scores=(0.0,) * len(wrong), distributions=())
 
 
 def twice(proposal: Proposal) -> Proposal:
-    """Return a proposal with another node, as likely, beside every node: twice as many nodes as
-    were asked for, or as many as a proposal may have.
+    """Give every node of a proposal a sibling that is said to be as likely, up to MAX_NODES nodes
+    in all.
     """
     more = MAX_NODES - len(proposal.tokens)
     return replace(
@@ -49,8 +49,8 @@ def main() -> None:
     mode = RECOVER
 
     def become(number: int, _: object) -> None:
-        """Take a mode. HANG blocks the event loop, and so all code except threads, until
-        RECOVER.
+        """Change the mode to that of a signal. HANG blocks the event loop until the signal RECOVER;
+        only threads go on.
         """
         nonlocal mode
         mode = number

@@ -14,8 +14,8 @@ REPLAYS = 10  # number of replays of each captured pass, in a row
 
 
 def replayed(forward: HFRunner) -> dict[int, float]:
-    """Return the seconds that captured passes take on the device alone, by their number of rows,
-    for passes whose rows all give logits. Return an empty mapping on a CPU.
+    """Return the seconds of each captured pass on the device alone, by the number of rows. Passes
+    in which some rows give no logits are left out. On a CPU the mapping is empty.
     """
     graphs = forward._runner
     if forward.model.device.type == "cpu" or not isinstance(graphs, CudaGraphs):
@@ -26,8 +26,8 @@ def replayed(forward: HFRunner) -> dict[int, float]:
 
 
 def device_seconds(replay: Replay) -> float:
-    """Return the seconds of one of several replays in a row: so the device never waits for the
-    host.
+    """Return the mean seconds of several replays in a row, during which the device need not wait
+    for the host.
     """
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     replay()
@@ -41,7 +41,7 @@ def device_seconds(replay: Replay) -> float:
 
 
 def pass_table(figures: Figures) -> str:
-    """Return a table of the milliseconds of captured passes by rows; "" where none was timed."""
+    """Return a table of the milliseconds of captured passes by rows, or "" if no pass was timed."""
     if not (passes := figures.captured()):
         return ""
     lines = [

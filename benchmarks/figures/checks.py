@@ -1,5 +1,6 @@
-"""Check what has to hold before steps are timed: a session's bits do not depend on the others,
-replayed passes give what launched ones give, and chains and trees give transformers' own logits.
+"""Check the engine before its steps are timed: a session's logits must not depend on other
+sessions, replayed and launched passes must give the same bits, and chains and trees must give
+transformers' logits up to rounding.
 
 A check that fails raises Unusable. The module times nothing.
 """
@@ -30,7 +31,7 @@ from tandem.protos.errors import Unusable
 
 SESSIONS, LONGEST = 4, 320  # number of texts, and most tokens of each
 HEADS = (1, 5, 90, 130)  # numbers of tokens that become text; the two long ones reach beyond a tail
-NODES = (0, 0, 3, 16)  # number of nodes proposed after each of these
+NODES = (0, 0, 3, 16)  # numbers of nodes proposed after a head
 STEPS = 8
 
 
@@ -56,7 +57,7 @@ class Fed:
 
 
 def exact(forward: HFRunner, name: str) -> None:
-    """Check by the self-test that logits are right and batch-invariant."""
+    """Check with the engine's self-test that logits are right and batch-invariant."""
     if problem := self_test(forward, name).problem:
         raise Unusable(f"a check failed: not exact, {problem}")
 
@@ -69,15 +70,17 @@ def replays(launched: HFRunner, replayed: HFRunner) -> None:
         for step in walk(launched.model):
             expected, given = _feed(launched, ours, step), _feed(replayed, theirs, step)
             if not all(map(torch.equal, expected, given)):
-                raise Unusable("a check failed: a replayed pass gives other bits than a launched")
+                raise Unusable(
+                    "a check failed: a replayed pass gives other bits than a launched pass"
+                )
     if replayed.problem:
         raise Unusable(f"a check failed: {replayed.problem}")
 
 
 def right(forwards: Mapping[str, HFRunner], network: PreTrainedModel) -> dict[str, float]:
     """Check that chains and trees give what transformers computes for each path, up to rounding.
-    Returns how far off the typical row of each system is. All systems must run one model, since one
-    computation by transformers serves for all of them.
+    Returns for each system how much a typical row differs. All systems must run the same model,
+    because transformers computes each path only once.
     """
     model = next(iter(forwards.values())).model
     texts = ReferenceTexts(network, model.dtype, fused=network._supports_sdpa)
@@ -93,13 +96,16 @@ def right(forwards: Mapping[str, HFRunner], network: PreTrainedModel) -> dict[st
     worst = {name: typical_difference(each, texts.smooth) for name, each in differences.items()}
     for system, (share, off, limit) in worst.items():
         if share > 1:
-            problem = f"logits are {off:.2g} from transformers'; rounding explains {limit:.2g}"
+            problem = (
+                f"logits differ from transformers' by {off:.2g};"
+                f" rounding explains at most {limit:.2g}"
+            )
             raise Unusable(f"a check failed: {system}: {problem}")
     return {system: each.off for system, each in worst.items()}
 
 
 def walk(model: HFModel) -> Iterator[list[Fed]]:
-    """Yield steps of random sessions in random company, until their texts are long."""
+    """Yield steps that feed random sets of sessions, until the texts of the sessions are long."""
     rng, longest = random.Random(0), min(LONGEST, model.context_length)
     texts: list[tuple[int, ...]] = [()] * SESSIONS
 
@@ -127,7 +133,7 @@ def room_for(model: HFModel) -> int:
 def _tables(forward: HFRunner) -> Iterator[list[PageTable]]:
     allocated = [forward.pool.allocate(LONGEST) for _ in range(SESSIONS)]
     tables = [table for table in allocated if table]
-    assert len(tables) == SESSIONS, "the pool was made for them"
+    assert len(tables) == SESSIONS, "the pool has room for all"
     yield tables
     for table in tables:
         forward.pool.release(table)
@@ -136,7 +142,9 @@ def _tables(forward: HFRunner) -> Iterator[list[PageTable]]:
 def _feed(
     forward: HFRunner, tables: Sequence[PageTable], step: Sequence[Fed]
 ) -> list[torch.Tensor]:
-    """Return the logits of a step, [tokens, vocab] for each session; no later pass changes them."""
+    """Return the logits of a step, [tokens, vocab] for each session. No later pass changes the
+    tensors.
+    """
     return forward(
         [
             Segment(tables[fed.session], fed.context, fed.tokens, fed.parents, len(fed.tokens))
@@ -147,7 +155,7 @@ def _feed(
 
 @torch.inference_mode()
 def _references(texts: ReferenceTexts, fed: Fed) -> list[tuple[list[int], ReferenceText]]:
-    """Run plain passes over all paths of a tree. Returns the nodes of each path, and the result."""
+    """Run a plain pass over each path of a tree. Returns for each path its nodes and the result."""
     found = []
     for leaf in set(range(len(fed.parents))) - set(fed.parents):
         path = tree.path(fed.parents, leaf)
@@ -159,7 +167,7 @@ def _references(texts: ReferenceTexts, fed: Fed) -> list[tuple[list[int], Refere
 def _differences(
     paths: Sequence[tuple[list[int], ReferenceText]], fed: Fed, logits: torch.Tensor
 ) -> list[Difference]:
-    """Return how far each row is off from the plain passes."""
+    """Return how much each row differs from the plain passes."""
     off: dict[int, Difference] = {}
     for path, text in paths:
         places = range(fed.context, len(text.tokens))

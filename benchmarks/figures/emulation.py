@@ -1,8 +1,8 @@
-"""Emulate on a CPU how a CUDA device runs passes by rows: with attention as one operation, and with
-passes that are replayed on the memory on which they were captured.
+"""Emulate on a CPU how a CUDA device runs passes by rows: attention is one operation, and captured
+passes are replayed on the same memory.
 
-The emulation is for checks where there is no device. The emulated checks cover everything except
-the device's own kernels.
+The emulation serves to run checks without a device. These checks cover everything except the
+device's own kernels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tandem.engine.runner import AttentionBackend, HFRunner
 
 @contextmanager
 def emulated() -> Iterator[None]:
-    """Make attention by rows one operation while the scope lasts, as it is on a device."""
+    """Run attention by rows as one operation while the scope lasts, as a device does."""
     library = torch.library.Library("tandem_emulated", "DEF")
     library.define(
         "attend(Tensor longs, Tensor ints, Tensor query, Tensor keys, Tensor values, int outputs, "
@@ -44,7 +44,7 @@ def by_operation(
     values: torch.Tensor,
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """Attend as `attention.definition` does, by one operation."""
+    """Run the reference implementation `attention.definition` as one operation of PyTorch."""
     how = options.scaling, options.window, options.softcap, options.sinks
     found: torch.Tensor = torch.ops.tandem_emulated.attend(
         rows.longs, rows.ints, query, keys, values, rows.shape.outputs, *how
@@ -62,7 +62,9 @@ def attend(
     outputs: int,
     *how: Any,
 ) -> torch.Tensor:
-    """Attend on the operation's arguments: rebuild the plan, and call the definition."""
+    """Rebuild the plan from the operation's arguments, and call the reference implementation with
+    it.
+    """
     plan = RowPlan(PassShape(query.shape[2], outputs), longs, ints, 0, len(ints))
     return spelled_out(plan, query, keys, values, AttentionOptions(*how))
 

@@ -1,6 +1,7 @@
 """Describe the machine of a measurement: its processors and the installed packages.
 
-This module needs only PyTorch and transformers, like all modules by which a device is measured.
+Like all modules that a measurement of a device imports, this one needs only PyTorch and
+transformers.
 """
 
 from __future__ import annotations
@@ -27,9 +28,7 @@ def described(threads: str) -> str:
 
 
 def build() -> str:
-    """Name the compiled kernels that this processor runs; a CPU without compiled kernels is
-    slow.
-    """
+    """Name the compiled kernels that this processor runs, or say that there are none."""
     found = kernels()
     return f"{found.name} kernels" if found else "no compiled kernels"
 
@@ -44,7 +43,7 @@ def processor() -> str:
 
 
 def facts(device: torch.device) -> dict[str, Any]:
-    """Return all facts of the machine on which figures depend, for programs."""
+    """Return all facts about the machine that can change figures, for the JSON file."""
     found: dict[str, Any] = {
         "processor": processor(),
         "cores": os.cpu_count(),

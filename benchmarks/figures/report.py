@@ -1,7 +1,7 @@
 """Print and write the figures of a benchmark: the machine, tables, and the same figures as JSON.
 
-The module knows nothing of what the figures mean. `make results` takes the JSON files in
-benchmarks/results into RESULTS.md and README.md.
+The module does not know what the figures mean. `make results` writes the figures in RESULTS.md and
+README.md from the JSON files in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def title(target: Path, draft: Path, what: str, dtype: str = "float32") -> str:
 def publish(
     heading: str, tables: RenderableType, rows: Sequence[Mapping[str, Any]], file: Path | None
 ) -> None:
-    """Print a table, or a group of them, and, if a file is given, write its rows there."""
+    """Print one or several tables and, if a file is given, write the rows to the file."""
     console = Console(highlight=False)
     console.width = max(console.width, MIN_COLUMNS)
     console.print(heading, soft_wrap=True)
@@ -43,7 +43,7 @@ def publish(
 
 
 def write(heading: str, rows: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Write rows for programs, with the command, machine, date and commit that they come from."""
+    """Write rows as JSON, with the command, machine, date and commit that they come from."""
     origin = {
         "command": _command(sys.orig_argv),
         "machine": f"{processor()}, {os.cpu_count()} cores",

@@ -1,7 +1,7 @@
 """Build and time the steps that the engine benchmark compares: the engine's in exact and in fast
 mode, those of transformers with its own cache, and reading as many bytes as the weights have.
 
-No code in this module knows what the times say.
+This module only measures times, and does not interpret them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The input of a step: a tree of tokens for each session, with the logits of all wanted."""
+    """The input of a step: a tree of tokens for each session. Every token gives logits."""
 
     sessions: int
     parents: tuple[int, ...]
@@ -53,8 +53,8 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Random tokens that all sessions share. Each session has cached the text up to its own place,
-    at most `limit`, and is fed the tokens after it.
+    """Random tokens that all sessions share. Each session has cached the beginning of the text, at
+    most `limit` tokens, and is fed the tokens after it.
     """
 
     ids: tuple[int, ...]
@@ -62,7 +62,9 @@ class Text:
 
     @classmethod
     def fit(cls, model: HFModel, most_fed: int) -> Text:
-        """Make a text as long as the model's context allows; raises Unusable if it is too short."""
+        """Make a text as long as the model's context allows. Raises Unusable if the context is too
+        short.
+        """
         limit = min(MAX_CACHED, model.context_length - most_fed)
         if limit < 1:
             raise Unusable(f"a context of {model.context_length} tokens is too short to measure")
@@ -92,7 +94,7 @@ class Engine:
         self.forward = build(sessions * (length + PAGE))
         allocated = [self.forward.pool.allocate(length) for _ in range(sessions)]
         self._tables = [table for table in allocated if table]
-        assert len(self._tables) == sessions, "the pool was made for them"
+        assert len(self._tables) == sessions, "the pool has room for all"
         self.forward([Segment(self._tables[0], 0, text.ids, tree.chain(length), 1)])
         for table in self._tables[1:]:
             self.forward.pool.copy(self._tables[0], table, 0, length)
@@ -150,8 +152,8 @@ class Library:
 
 
 def weights_read(network: PreTrainedModel) -> int:
-    """Return the bytes of the weights that a step reads: all but embeddings that are only looked
-    up.
+    """Return the bytes of the weights that a step reads. Embeddings that are only looked up do not
+    count.
     """
     embeddings = {module.weight for module in network.modules() if isinstance(module, nn.Embedding)}
     looked_up = embeddings - {network.get_output_embeddings().weight}
@@ -164,8 +166,8 @@ def reading(count: int, device: torch.device = CPU) -> Action:
 
 
 def timed(actions: Mapping[Name, Action], turns: Iterable[int]) -> dict[Name, float]:
-    """Time actions, and return the median seconds of each, without turn 0. The actions take turns,
-    in another order each time, so that a noisy machine hits all alike.
+    """Time actions, and return the median seconds of each, without turn 0. The actions take turns
+    in an order that changes with each turn, so that noise on the machine hits all of them alike.
     """
     seconds: dict[Name, list[float]] = {name: [] for name in actions}
     order, rng = list(actions), random.Random(0)

@@ -25,7 +25,7 @@ LIBRARY, FLOOR = "transformers", "floor"
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of one dtype: median seconds by system and feed, and bytes."""
+    """The figures of one dtype: median seconds by system and feed, and numbers of bytes."""
 
     dtype: str
     exactness: str
@@ -39,7 +39,7 @@ class Figures:
     passes: Mapping[int, float] = field(default_factory=dict)
 
     def row(self, system: str, feed: Feed) -> dict[str, Any]:
-        """Return the figures of one step of one system, for programs."""
+        """Return the figures of one step of one system, for the JSON file."""
         seconds, alone = self.seconds[system, feed], self.seconds.get((LIBRARY, feed))
         return {
             "dtype": self.dtype,
@@ -55,7 +55,7 @@ class Figures:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the figures of the floor and of all steps, for programs."""
+        """Return the figures of the floor and of all steps, for the JSON file."""
         floor = {
             "dtype": self.dtype,
             "system": FLOOR,
@@ -69,7 +69,7 @@ class Figures:
         return [floor, *(self.row(*step) for step in self.seconds)]
 
     def captured(self) -> list[dict[str, Any]]:
-        """Return the figures of captured passes on the device alone, for programs."""
+        """Return the times of captured passes on the device alone, for the JSON file."""
         return [
             {
                 "dtype": self.dtype,
@@ -81,7 +81,7 @@ class Figures:
         ]
 
     def heading(self) -> str:
-        """Return lines of text with the bytes, and with what all steps have in common."""
+        """Return lines of text with the numbers of bytes and with what all steps share."""
         one, several = self.text.contexts(ONE.sessions), self.text.contexts(TOGETHER.sessions)
         speed = f"{self.read / self.floor / 1e9:.1f} GB/s"
         return (
@@ -94,9 +94,7 @@ class Figures:
 
 
 def chosen(dtypes: str) -> list[str]:
-    """Return the dtypes between commas. Raises Unusable, before anything is measured, if one is
-    unknown.
-    """
+    """Split the names of dtypes at commas. Raises Unusable if a name is unknown."""
     names = dtypes.split(",")
     for name in names:
         if name not in DTYPES:

@@ -2,8 +2,8 @@
 
     python -m tandem.benchmarks.fuzz --requests 100000 --seconds 300
 
-No process may end, and no answer may be INTERNAL, UNKNOWN or 500. The memory of processes at the
-end is shown beside that after the first tenth of the requests.
+No process may end, and no answer may be INTERNAL, UNKNOWN or 500. The output shows the memory of
+each process after the first tenth of the requests and at the end.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tandem.protos.service.process import configure_logging
 from tandem.protos.transport import rpc
 
 FAILURES = ("INTERNAL", "UNKNOWN", "500")
-WARM_UP_SHARE = 0.1  # share of all requests after which memory is that of a process at work
+WARM_UP_SHARE = 0.1  # share of all requests after which memory is measured first
 CONCURRENCY = 8
 ROLES = {
     "OrchestratorService": CELL,
@@ -49,7 +49,7 @@ ROLES = {
 
 @dataclass
 class Outcome:
-    """The outcome of all requests: the count of each status of each target, and what was wrong."""
+    """The outcome of all requests: how often each target gave each status, and what went wrong."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Outcome:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The counts and then the memory of each process, for programs."""
+        """The counts and then the memory of each process, for the JSON file."""
         counts: list[dict[str, Any]] = [
             {"target": name, "status": status, "times": times}
             for (name, status), times in sorted(self.counts.items())
@@ -105,7 +105,7 @@ def memory(system: System) -> dict[str, float]:
 async def ask(
     asked: list[Target], requests: range, seed: int, until: float, outcome: Outcome, done: Any
 ) -> None:
-    """Send requests one after the other, by several callers at once."""
+    """Let several callers send the requests at once, each caller one request after another."""
     numbers = iter(requests)
 
     async def caller() -> None:
@@ -126,7 +126,9 @@ async def ask(
 async def whole(
     requests: range, seconds: float, seed: int, target: Path, draft: Path
 ) -> tuple[Outcome, bool]:
-    """Run all requests; return the outcome and whether every process lived. Raises TandemError."""
+    """Send all requests. Returns the outcome, and whether every process kept running. Raises
+    TandemError.
+    """
     port, outcome = rpc.free_port("127.0.0.1"), Outcome()
     os.environ["TANDEM__ORCHESTRATOR__HTTP_PORT"] = str(port)
     os.environ["TANDEM__ORCHESTRATOR__REGISTRATION_TOKEN"] = secrets.token_hex(16)
@@ -149,9 +151,7 @@ async def whole(
 
 def main(
     count: Annotated[int, typer.Option("--requests", min=1)] = 100_000,
-    first: Annotated[
-        int, typer.Option(help="number to begin with, to repeat a request", min=0)
-    ] = 0,
+    first: Annotated[int, typer.Option(help="number of the first request", min=0)] = 0,
     seconds: Annotated[float, typer.Option(help="at most", min=1)] = 300,
     seed: Annotated[int, typer.Option()] = 0,
     target: Annotated[Path, typer.Option()] = models.TARGET,

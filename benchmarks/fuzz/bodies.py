@@ -1,4 +1,4 @@
-"""Make bodies of HTTP requests from the models that parse them. Pure."""
+"""Make bodies of HTTP requests from the models that parse them. The module is pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ITEMS = (
     {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "text", "text": "Hm"}]},
 )
 NAMED = {"type": "function", "function": {"name": "f"}}
-# fields of a body, and a body that is served
+# by path: the fields of a body, and a body that is served
 VALID: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "/v1/completions": ((*CompletionBody.model_fields,), {"prompt": "Once", "max_tokens": 2}),
     "/v1/chat/completions": ((*ChatBody.model_fields,), {"messages": [MESSAGE], "max_tokens": 2}),
@@ -91,7 +91,7 @@ LIKELY: dict[str, tuple[Any, ...]] = {  # values of the right kind, by field
 
 
 def body(path: str, rng: Random) -> bytes:
-    """Make the body of a request that could be served, with odd changes; or no request at all."""
+    """Make a body with some odd values, or rarely bytes that are no request at all."""
     if rng.random() < 0.03:
         return rng.choice((b"", b"{", b"[" * 1000, b"null", rng.randbytes(50), b'"\\ud800"'))
     fields, valid = VALID[path]

@@ -1,4 +1,4 @@
-"""Find every method of every service in the schemas, and call a method."""
+"""Find every method of every service in the schemas, and call methods with generated messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GARBLED = 0.03  # share of messages that are random bytes
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One method, by its full name; `base` is a message that could be served."""
+    """One method, by its full name. Generated messages are changed copies of `base`."""
 
     path: str
     takes_stream: bool
@@ -79,7 +79,7 @@ def _valid(base: Message) -> Message:
 async def call(
     channel: aio.Channel, method: Method, sent: Sequence[bytes], metadata: Any = ()
 ) -> tuple[str, str]:
-    """Call a method, and end a call that goes on too long. Returns the status name and message."""
+    """Call a method, and cancel calls that last too long. Returns the status name and message."""
     kind = f"{'stream' if method.takes_stream else 'unary'}_"
     kind += "stream" if method.gives_stream else "unary"
     invoke: Any = getattr(channel, kind)(method.path)

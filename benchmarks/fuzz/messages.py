@@ -1,5 +1,5 @@
-"""Change fields of messages to odd values, by their schemas. The module is pure: chance is an
-argument.
+"""Change fields of messages to odd values of the types that the schemas name. The module is pure:
+the random generator is an argument.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def change(message: Message, rng: Random, depth: int = 0) -> None:
 
 
 def _change(message: Message, field: FieldDescriptor, rng: Random, depth: int) -> None:
-    """Change one field of a message, by its kind: a map, messages, values, or a single one."""
+    """Change one field of a message, which may be a map, a list, a message or a single value."""
     held: Any = getattr(message, field.name)
     nested = field.message_type
     if nested and nested.GetOptions().map_entry:
@@ -72,7 +72,7 @@ def _change_map(held: Any, fields: Any, rng: Random, depth: int) -> None:
 
 
 def _change_nested(message: Message, rng: Random, depth: int) -> None:
-    """Change a message within another one, most of the times and down to MAX_DEPTH."""
+    """Change a nested message, but not always, and never below MAX_DEPTH."""
     if depth < MAX_DEPTH and rng.random() < 0.8:
         change(message, rng, depth + 1)
 

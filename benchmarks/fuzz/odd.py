@@ -1,5 +1,5 @@
-"""Draw values at the limits of their kinds, and beyond. The module is pure: chance is an
-argument.
+"""Draw values at the limits of their types, and beyond. The module is pure: the random generator is
+an argument.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def whole(rng: Random, bits: int, signed: bool) -> int:
 
 
 def number(rng: Random) -> float:
-    """Draw a float: whole, with a fraction, infinite or NaN."""
+    """Draw a float, which may be whole, fractional, infinite or NaN."""
     return rng.choice((*FLOATS, rng.uniform(-3, 3)))
 
 
@@ -63,7 +63,7 @@ def text(rng: Random) -> str:
 
 
 def octets(rng: Random) -> bytes:
-    """Draw bytes, most likely sixteen of them."""
+    """Draw a string of bytes, which most likely has sixteen bytes."""
     return rng.randbytes(rng.choice((0, 1, 16, 16, 16, 17, 500)))
 
 

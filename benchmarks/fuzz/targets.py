@@ -20,7 +20,7 @@ TEMPLATE = """{# tools <tool_call> <think> #}{% for m in messages %}
 {{- m.role ~ ': ' ~ m.content | trim ~ tone }}
 {% endfor %}"""
 JSON = {"content-type": "application/json"}
-LEAVING_SHARE = 0.1  # share of answers over HTTP before whose end the client leaves
+LEAVING_SHARE = 0.1  # share of HTTP answers that the client does not read
 
 
 def with_template(model: Path, folder: Path) -> Path:
@@ -38,12 +38,10 @@ class Target(Protocol):
 
     @property
     def name(self) -> str:
-        """The name of the target as people know it."""
+        """The name of the target for people."""
 
     async def ask(self, rng: Random) -> tuple[str, str]:
-        """Send one generated request. Returns the status, and the message or text that came with
-        it.
-        """
+        """Send one generated request. Returns the status of the answer, and its message or text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class HttpPort:
-    """An HTTP port, or a path there."""
+    """An HTTP port, or one path at an HTTP port."""
 
     url: str
     name: str = ""

@@ -1,9 +1,9 @@
 """Compare the goodput of the drafting policy in simulated worlds with that of the best fixed shape
 and of plain decoding.
 
-Time is simulated and all chance is seeded: a run gives the same figures on every machine. The code
-of the services decides how much is drafted and verified; models, kernels and networks only take
-time.
+Time is simulated and all chance is seeded, so a run gives the same figures on every machine. The
+code of the services decides how much is drafted and verified. Simulated models, kernels and
+networks do nothing but take time.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from tandem.benchmarks.goodput.simulation import Simulation
 from tandem.benchmarks.goodput.world import World, worlds
 from tandem.protos.service.process import configure_logging
 
-# share of the best smaller shape's goodput; if a shape yields less, larger ones are not tried
+# if a shape yields less than this share of the best goodput so far, no larger shape is tried
 BEHIND = 0.93
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The tokens per second in one world, after the start, as means over the seeds."""
+    """The tokens per second in one world, averaged over the seeds. The start of each run does not
+    count.
+    """
 
     name: str
     plain: float
@@ -40,12 +42,12 @@ class Row:
 
     @property
     def to_fixed(self) -> float:
-        """The policy's goodput / that of the best fixed shape."""
+        """The policy's goodput divided by the goodput of the best fixed shape."""
         return self.policy / self.fixed
 
     @property
     def to_plain(self) -> float:
-        """The policy's goodput / that of plain decoding."""
+        """The policy's goodput divided by the goodput of plain decoding."""
         return self.policy / self.plain
 
 
@@ -66,7 +68,9 @@ def measure(world: World, seeds: int) -> Row:
 def rising(
     family: Iterable[Policy], goodput: Callable[[Policy], float], best: float
 ) -> dict[str, float]:
-    """Return the goodput of ever larger shapes, until one falls behind the best before it."""
+    """Return the goodput of larger and larger shapes, up to the first that falls clearly behind the
+    best.
+    """
     found: dict[str, float] = {}
     for policy in family:
         found[policy.name] = goodput(policy)
@@ -77,7 +81,7 @@ def rising(
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """Return the table that people see."""
+    """Return the table that is printed."""
     shown = Table("world", "plain", "best fixed shape", box=None)
     for heading in ("its goodput", "policy", "policy/\nfixed", "policy/\nplain"):
         shown.add_column(heading, justify="right")
@@ -95,7 +99,7 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def entry(row: Row) -> dict[str, Any]:
-    """Return a row as the JSON file for programs has it."""
+    """Return a row as the JSON file stores it."""
     return asdict(row) | {"to_fixed": row.to_fixed, "to_plain": row.to_plain}
 
 

@@ -34,7 +34,7 @@ class Events:
         self._order = count()
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Do an action in `seconds` seconds."""
+        """Plan an action that is due in `seconds` seconds."""
         heapq.heappush(self._heap, (self.now + seconds, next(self._order), action))
 
     def run(self, until: float) -> None:
@@ -45,7 +45,9 @@ class Events:
 
 
 class Nothing:
-    """Memory for any number of keys that holds none (`engine.cache.kv_cache.KVCache`)."""
+    """Stands in for `engine.cache.kv_cache.KVCache`: there is room for any number of keys, and none
+    is stored.
+    """
 
     page = PAGE
     positions = size = free = 1 << 40
@@ -62,7 +64,7 @@ class Nothing:
         return page_aligned(length) - table.capacity
 
     def trim(self, table: PageTable, length: int) -> None:
-        """Do nothing: no page is unbacked."""
+        """Do nothing: no page lacks memory."""
 
     def allocate(self, length: int) -> PageTable | None:
         """Make a table; there is always enough memory."""
@@ -90,7 +92,7 @@ class Nothing:
 
 
 class NoLogits:
-    """The logits of a forward pass without a model."""
+    """Stands in for the logits of a forward pass."""
 
     def numel(self) -> int:
         """Return 0: there is no logit that could be NaN."""
@@ -98,9 +100,9 @@ class NoLogits:
 
 
 class Device:
-    """The model thread of one service. `seconds` returns what a step takes, `flush` sends what jobs
-    emitted. With `fixed`, that many of the likeliest rows are added to each segment whatever they
-    cost, and no step waits.
+    """The model thread of one service. `seconds` returns the time that a step takes, and `flush`
+    sends what jobs emitted. If `fixed` is given, each segment gets that many of the likeliest rows
+    whatever they cost, and no step waits.
     """
 
     def __init__(
@@ -135,7 +137,7 @@ class Device:
     def end(self, task: Task) -> None:
         """End a job early."""
         if task.step_input:
-            task.end(RuntimeError("nobody waits for it"))
+            task.end(RuntimeError("nobody waits for the answer"))
             task.step_input = None
 
     def wake(self) -> None:
@@ -161,7 +163,7 @@ class Device:
         return ready
 
     def _wait(self, task: Task) -> float:
-        """Return the seconds that a step of this task alone waits for more rows."""
+        """Return the seconds that a step waits for more rows if it has only this task."""
         now, step = self._events.now, self.costs.model.predict(SINGLE_TOKEN)
         self._until = self._until or now + step
         assert task.step_input

@@ -1,4 +1,4 @@
-"""The real jobs of both services without models: tokens and proposals come from simulated texts."""
+"""The real jobs of both services, without models. Simulated texts give the tokens and proposals."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from tandem.verifier_service.decoding import DecodeJob
 
 @dataclass(slots=True)
 class SimulatedSampler:
-    """Draws the target's tokens, which are those of the simulated text, in the place of
-    `verifier_service.target_sampler`. `position` is where the next token lies.
+    """Stands in for the sampler of `verifier_service.target_sampler`. It takes the target's tokens
+    from the simulated text. `position` is the position of the next token.
     """
 
     draft: Draft
@@ -39,7 +39,9 @@ class SimulatedSampler:
     overflowed: bool = False
 
     def decide(self, node: int, children: Sequence[int]) -> Decision:
-        """Decide which child to accept by the text's next token; nodes come along the text."""
+        """Accept the child that is the next token of the text, if there is one, and go on to the
+        next token.
+        """
         self.position += 1
         return match(self.draft, children, self.text.token(self.position - 1))
 
@@ -49,7 +51,7 @@ class SimulatedSampler:
 
 
 def sample(texts: dict[bytes, SimulatedText], stepping: Sequence[Task]) -> None:
-    """Give each decoding job of a step the sampler of its target's tokens."""
+    """Give each decoding job of a step a sampler that takes tokens from the job's text."""
     for task in stepping:
         job = task.step_input
         if isinstance(job, DecodeJob):
@@ -64,7 +66,7 @@ class ModellessText(SessionText):
     source: SimulatedText
 
     def expand(self, nodes: Sequence[DraftNode], logits: torch.Tensor, proposal: Expander) -> None:
-        """Expand nodes by the simulated proposals, without logits."""
+        """Expand nodes with the simulated proposals, without reading logits."""
         self.tree.expand(nodes, self.source.children([node.position for node in nodes]))
 
 
@@ -76,7 +78,9 @@ def draft_job(
     source: SimulatedText,
     clock: Callable[[], float],
 ) -> Job:
-    """Make a drafting job as `drafter_service.drafting` does; without `worth`, of whole drafts."""
+    """Make a drafting job as `drafter_service.drafting` does. If `worth` is None, it proposes whole
+    drafts.
+    """
     nothing: Any = NoLogits()
     with DeferredPrefill(device.sessions, opening.context, stream.inbox, worth, clock) as prefill:
         yield prefill.step_input

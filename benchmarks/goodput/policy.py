@@ -1,4 +1,4 @@
-"""The policies of a simulation: draft as much as pays, or always the same shape."""
+"""The policies of a simulation: draft as much as pays, or always draft the same shape."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ LEVELS = {8: 6, 16: 8, 32: 10, 64: 12}  # for each number of nodes of a tree, it
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The `shape` is the most that is drafted ahead, or what is always drafted, if it is `fixed`.
-    If the shape is fixed, all proposals are verified that have arrived or, in `lockstep`, those
-    that were made after exactly the text.
+    """How much is drafted and verified. By default, `shape` limits what is drafted ahead. If the
+    policy is `fixed`, this shape is always drafted, and all proposals that have arrived are
+    verified. In `lockstep`, each step waits for a draft that was made for the whole text so far.
     """
 
     name: str
@@ -29,7 +29,7 @@ TANDEM = Policy("policy")
 
 
 def families() -> Iterator[list[Policy]]:
-    """Yield families of fixed shapes, each in the order of size."""
+    """Yield families of fixed shapes. The shapes of a family are in the order of size."""
     chains = {f"chain of {nodes}": DraftShape.chain(nodes) for nodes in (2, 4, 8)}
     trees = {f"tree of {nodes}": DraftShape(LEVELS[nodes], 4, nodes) for nodes in LEVELS}
     for shapes, lockstep in product((chains, trees), (False, True)):

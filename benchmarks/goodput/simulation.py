@@ -31,12 +31,12 @@ from tandem.verifier_service.sources import Sources
 
 PROMPT = 48  # tokens
 ANSWER = (64, 256)  # tokens
-# a step's spread, the share of slow steps, and how much slower they are
+# spread of the time of a step, share of slow steps, and factor by which they are slower
 NOISE, HICCUPS, HICCUP = 0.05, 0.01, 3.0
 
 
 class Way:
-    """The way of messages from one service to the other, on which none overtakes another."""
+    """A channel from one service to the other, on which no message overtakes another."""
 
     def __init__(self, events: Events, seconds: Callable[[], float]) -> None:
         self._events = events
@@ -44,14 +44,16 @@ class Way:
         self._newest = 0.0
 
     def send(self, action: Callable[[], None]) -> None:
-        """Send a message: do its `action` when it arrives."""
+        """Send a message, whose `action` is done when it arrives."""
         self._newest = max(self._newest, self._events.now + self._seconds())
         self._events.after(self._newest - self._events.now, action)
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request of a user: both of its streams, and the drafter's job once there is one."""
+    """One request of a user, with a stream at each service, and the drafter's job once it has
+    begun.
+    """
 
     name: bytes
     until: int
@@ -118,7 +120,7 @@ class Simulation:
         return 1e-3 * at(self._world.delay, self._share)
 
     def _ask(self) -> None:
-        """Begin requests until there are as many as users."""
+        """Begin requests until each user has one."""
         while len(self._requests) < at(self._world.sessions, self._share):
             self._begin()
 
@@ -159,7 +161,9 @@ class Simulation:
         request.drafting = drafter.start(request.name, job)
 
     def _send_commits(self) -> None:
-        """Send the verifier's commits to the drafter, with what the verifier reports of itself."""
+        """Send the verifier's commits to the drafter, with the verifier's current price and time of
+        a token.
+        """
         while self._commits:
             number, commit = self._commits.popleft()
             request = self._requests[number]
@@ -203,13 +207,17 @@ class Simulation:
         request.backoff.arrived = True
 
     def _verify_seconds(self, load: StepLoad) -> float:
-        """Return the seconds of a verifier's step, with the time that the drafter took from it."""
+        """Return the seconds of a verifier's step, including the time that the drafter took from
+        it.
+        """
         seconds = TARGETS[self._world.target].seconds(load) * noise(self._target_noise)
         debt, self._debt = self._debt, 0.0
         return seconds + debt
 
     def _draft_seconds(self, load: StepLoad) -> float:
-        """Return the seconds of a drafter's step; while it hangs, the seconds until it recovers."""
+        """Return the seconds of a drafter's step. While the drafter hangs, return the seconds until
+        it recovers.
+        """
         now, slower = self._share, at(self._world.slowness, self._share)
         if math.isinf(slower):
             ends = (share for share, _ in self._world.slowness if share > now)
@@ -218,12 +226,12 @@ class Simulation:
         seconds = curve.seconds(load) * noise(self._draft_noise)
         self._debt += self._world.contention * seconds
         self._drafted += seconds
-        waited = self._world.contention * self._drafted  # the drafter waits as long as others do
+        waited = self._world.contention * self._drafted  # for cores, as long as the verifier
         self._drafter.costs.core_waits.observe(self._drafted, waited)
         return seconds + slower
 
 
 def noise(rng: random.Random) -> float:
-    """Draw the factor by which a step takes longer than usual."""
+    """Draw the ratio of the time of a step to its usual time."""
     hiccup = HICCUP if rng.random() < HICCUPS else 1.0
     return hiccup * math.exp(rng.gauss(0.0, NOISE))

@@ -1,7 +1,9 @@
-"""Simulated texts and guesses at them: a token is the rank that the drafter gave it.
+"""Simulated texts, and the drafter's proposals for them. A token is the rank that the drafter gives
+it.
 
-The drafter's children of a node depend only on the node's position, which is easy or hard. The next
-token of the text is drawn with the chances that the children truly have.
+The children that the drafter proposes for a node depend only on the node's position. Some positions
+are easy to guess, and others are hard. The next token of the text is drawn with the true chances of
+the children.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ def text_of(skill: Skill, seed: int) -> SimulatedText:
 
 
 def chances(first: float) -> list[float]:
-    """Return the chances of all children, likeliest first, from that of the first one."""
+    """Return the chances of all children, likeliest first. `first` is that of the first child."""
     left = 1 - first
     others = [min(first, left * REST ** (rank + 1)) for rank in range(BRANCHES - 1)]
     return [first, *others]

@@ -13,9 +13,9 @@ from itertools import product
 from tandem.engine.schedule.cost import StepLoad
 
 STEPS = 600  # steps of plain decoding with one session that a simulation lasts
-CROWD = 8  # with so many sessions a simulation lasts half as many steps
+CROWD = 8  # with this many sessions, a simulation lasts half as many steps
 START = 0.4  # share of the simulated time that does not count
-LOST = 0.1  # a useless drafter's chances are truly this share of what it claims
+LOST = 0.1  # true chance / claimed chance while a drafter is useless
 
 Phases = tuple[tuple[float, float], ...]
 """Pairs of a share of the time and the value that holds from then on."""
@@ -23,9 +23,10 @@ Phases = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """The skill of a drafter. The chance that it claims for its likeliest proposal is Beta(`alpha`,
-    `beta`) distributed over positions; the true chance is `honesty` times that. With `alternate`,
-    the factor is `LOST` in every other stretch of so many tokens.
+    """The skill of a drafter. The chance that it claims for its likeliest proposal has the
+    distribution Beta(`alpha`, `beta`) over the positions. The true chance is `honesty` times the
+    claimed one. If `alternate` is not 0, the factor is `LOST` in every other run of `alternate`
+    tokens.
     """
 
     alpha: float
@@ -48,8 +49,8 @@ SKILLS = {
 
 @dataclass(frozen=True, slots=True)
 class StepCurve:
-    """The time of a step: `milliseconds` at each of `rows`, linear between them and after the last
-    two, and `keys` milliseconds for a million attended keys.
+    """The time of a step by its number of rows. The time is known at each of `rows`; between them
+    and after the last one it is linear. Each million attended keys adds `keys` milliseconds.
     """
 
     rows: tuple[int, ...]
@@ -93,9 +94,9 @@ TROUBLES: dict[str, Phases] = {
 @dataclass(frozen=True, slots=True)
 class World:
     """A world. `delay` is the milliseconds from a commit to the proposal that it causes. `sessions`
-    is how many sessions are open. `slowness` is the seconds that a step of the drafter takes
-    longer, infinite while it hangs. A second of the drafter takes `contention` seconds from the
-    verifier.
+    is the number of open sessions. `slowness` is the seconds by which a step of the drafter takes
+    longer; it is infinite while the drafter hangs. Each second that the drafter computes takes
+    `contention` seconds from the verifier.
     """
 
     target: str
@@ -117,7 +118,9 @@ class World:
 
     @property
     def seconds(self) -> float:
-        """The simulated seconds: as many steps of plain decoding as it takes to show learning."""
+        """The simulated seconds. They have enough steps of plain decoding to show what the policy
+        learns.
+        """
         most = int(max(value for _, value in self.sessions))
         load = StepLoad(most, most * 150, most)
         return STEPS / (1 + most / CROWD) * TARGETS[self.target].seconds(load)
@@ -129,7 +132,7 @@ class World:
 
 
 def at(phases: Phases, share: float) -> float:
-    """Return the value that holds after a share of the time."""
+    """Return the value that holds when a given share of the time is over."""
     return [value for start, value in phases if start <= share][-1]
 
 

@@ -14,7 +14,9 @@ CHUNK = 1 << 16  # bytes read at once
 
 @asynccontextmanager
 async def balanced(choose: Callable[[], str]) -> AsyncIterator[str]:
-    """Forward each connection to the address that `choose` returns then; yield the own address."""
+    """Forward each new connection to the address that `choose` then returns. Yields the balancer's
+    own address.
+    """
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host, _, port = choose().rpartition(":")

@@ -1,7 +1,7 @@
 """Run the services of a checkout of the project, each as a process that runs that checkout's code,
 with a link of `benchmarks.peers.delay` between orchestrator and drafter.
 
-The services are started and stopped by their command lines; nothing is asked of them here.
+This module starts the services with their command lines, and stops them. It sends them no requests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tandem.protos.transport import rpc
 from tandem.v1 import orchestrator_pb2_grpc
 
 HERE = Path(__file__).resolve().parents[2]
-# requests come again, and earlier answers must not help
+# requests are repeated, and earlier answers must not help
 NO_RECENT_ANSWERS = ("--recent-tokens", "0")
 GRACE_SECONDS = 20.0
 QUIET = ("--log-level", "error")
@@ -41,8 +41,8 @@ Threads: TypeAlias = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The bytes that a link has carried, and the processor seconds of the threads of processes with
-    models and of others.
+    """The bytes that a link has carried, and the processor seconds of each thread, both of
+    processes with a model and of other processes.
     """
 
     carried: Mapping[str, int]
@@ -52,7 +52,7 @@ class Spent:
     def since(self, before: Spent) -> dict[str, float]:
         """Return the bytes to the drafter (`up`) and back (`down`) since `before`, and the
         `processor` seconds without the threads that run models. In a process with a model, the
-        busiest thread is taken for the one that runs it.
+        busiest thread counts as the one that runs the model.
         """
         models = map(increases, self.models, before.models)
         beside = [*map(sum, map(increases, self.others, before.others))]
@@ -82,7 +82,7 @@ class Checkout:
     others: list[Process] = field(default_factory=list)
 
     async def link(self, state: State | None = None) -> Mapping[str, int]:
-        """Change the link, if a state is given. Returns the bytes that it has carried."""
+        """Change the link, if a state is given. Returns the bytes that the link has carried."""
         assert self.delay.stdin and self.delay.stdout
         changes = asdict(state) if state else {}
         self.delay.stdin.write(json.dumps(changes).encode() + b"\n")
@@ -112,7 +112,7 @@ class Checkout:
 
 
 def credentials(folder: Path | None, role: str) -> list[str]:
-    """Return the flags by which a service uses its certificate; none without certificates."""
+    """Return the flags that make a service use its certificate, or no flags without a folder."""
     return certificates.flags(folder, role) if folder else []
 
 
@@ -142,8 +142,8 @@ async def serving(
 
 
 def processor_seconds(process: Process) -> Threads:
-    """Return the processor seconds of each thread of a process; empty where the system does not
-    tell.
+    """Return the processor seconds of each thread of a process. The mapping is empty where the
+    operating system does not report them.
     """
     seconds = {}
     for thread in Path(f"/proc/{process.pid}/task").glob("*/stat"):
@@ -165,8 +165,8 @@ async def child(folder: Path, module: str, *flags: str) -> AsyncIterator[Process
 async def python(
     *arguments: str, folder: Path | None = None, enter: Sequence[str] = (), **variables: str
 ) -> AsyncIterator[Process]:
-    """Run a Python process while the scope lasts. The process has to end when its standard input
-    closes; if it does not, it is killed. `enter` is a command that runs the process elsewhere.
+    """Run a Python process while the scope lasts. A process that does not end when its standard
+    input closes is killed. `enter` is a command that runs the process elsewhere.
     """
     process = await asyncio.create_subprocess_exec(
         *enter,

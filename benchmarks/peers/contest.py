@@ -1,4 +1,4 @@
-"""Have systems complete prompts in turns, and keep the runs of each."""
+"""Let systems take turns at completing prompts, and keep the runs of each system."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ CONCURRENCY = 8
 
 @dataclass(slots=True)
 class Runs:
-    """The runs of one system: the tokens and seconds of each request, and the `wall` seconds of
-    all, where time that requests shared counts once.
+    """The runs of one system: the tokens and seconds of each request, and the `wall` seconds of all
+    requests. Time that several requests share counts once in `wall`.
     """
 
     completions: list[Completion] = field(default_factory=list)
@@ -33,18 +33,18 @@ class Runs:
 
     @property
     def total_speed(self) -> float:
-        """The tokens per second of the wall clock."""
+        """The tokens of all requests per second of wall-clock time."""
         return self.tokens / self.wall
 
     @property
     def median_speed(self) -> float:
-        """The tokens per second of one request, as the median over requests."""
+        """The tokens per second of a request, as the median over all requests."""
         pairs = zip(self.completions, self.seconds, strict=True)
         return median(len(completion.tokens) / seconds for completion, seconds in pairs)
 
     @property
     def tokens_per_step(self) -> float | None:
-        """The mean acceptance length; None if the system does not report its steps."""
+        """The mean acceptance length, or None if the system does not report its steps."""
         steps = sum(completion.steps for completion in self.completions)
         return self.tokens / steps if steps else None
 
@@ -57,8 +57,8 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """A comparison of systems that serve one request `alone` at a time, and of one that serves
-    several requests `together`.
+    """A comparison of systems. Each system in `alone` serves one request at a time, and the system
+    `together` serves several at once.
     """
 
     alone: Mapping[str, System]
@@ -89,7 +89,7 @@ class Contest:
 
 
 async def timed(system: System, prompts: Sequence[Prompt], max_new_tokens: int, runs: Runs) -> None:
-    """Complete the prompts at the same time and note how long each and all took."""
+    """Complete all prompts at the same time. Adds the completions and their times to `runs`."""
 
     async def one(prompt: Prompt) -> tuple[Completion, float]:
         began = time.perf_counter()

@@ -1,12 +1,12 @@
-"""A TCP proxy that makes a service distant: every byte comes half a round trip later, in order, at
-any bandwidth or at a limited one, which all connections share. The proxy can add to the answers'
-delay, vary it, lose segments, which TCP sends again, hang in one direction or both, or refuse all
-connections.
+"""A TCP proxy that makes a service distant: every byte arrives half a round trip later, in order.
+All connections share the bandwidth, which can be limited. The proxy can also delay answers for
+longer, vary delays, lose segments, which TCP then sends again, hang in one direction or in both, or
+refuse all connections.
 
     python -m tandem.benchmarks.peers.delay HOST:PORT
 
-The proxy reads states of the link from standard input, a JSON object per line, and answers each
-with the bytes carried so far. The proxy knows nothing of what it carries.
+The proxy reads states of the link from standard input, one JSON object per line, and answers each
+with the bytes carried so far. It does not interpret the bytes that it carries.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from tandem.protos.service.process import announce
 
 HOST = "127.0.0.1"
 SEGMENT = 1448  # bytes of a segment on Ethernet
-RESEND_SECONDS = 0.2  # TCP sends a lost segment again after this and a round trip
+RESEND_SECONDS = 0.2  # TCP resends a lost segment after this time plus a round trip
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The state of a link: its delays in seconds, and whether it forwards and accepts anything."""
+    """The state of a link: its delays in seconds, its losses and limits, and what it does not
+    forward.
+    """
 
     round_trip: float = 0.0
     extra: float = 0.0  # further delay of bytes that come back
@@ -67,15 +69,15 @@ class State:
 
 @dataclass(slots=True)
 class Way:
-    """One direction of a connection: the bytes on their way, and None for the end."""
+    """One direction of a connection, and the bytes on their way. None stands for the end."""
 
     link: Link
     back: bool
-    due: float = 0.0  # time at which the newest bytes arrive, which no others may overtake
+    due: float = 0.0  # time at which the newest bytes arrive; none sent later may arrive before
     carried: int = 0
     end: asyncio.Transport | None = None
     _sent: deque[bytes | None] = field(default_factory=deque)
-    _arrived: int = 0  # how many of the sent bytes have arrived and are not yet delivered
+    _arrived: int = 0  # number of entries of `_sent` that have arrived but wait
 
     def send(self, data: bytes | None) -> None:
         """Send bytes, or None for the end, on their way."""
@@ -90,11 +92,13 @@ class Way:
             loop.call_at(self.due, self._arrive)
 
     def _arrive(self) -> None:
-        self._arrived += 1  # whichever timer fires first stands for the first bytes sent
+        self._arrived += 1  # any timer that fires counts for the oldest bytes on their way
         self.deliver()
 
     def deliver(self) -> None:
-        """Hand over arrived bytes, if there is an end to take them and the link is not hung."""
+        """Hand arrived bytes to the end of the connection, if there is one and the link is not
+        hung.
+        """
         while self._arrived and self.end and not self.link.state.waits(self.back):
             self._arrived -= 1
             data = self._sent.popleft()
@@ -127,13 +131,13 @@ class End(asyncio.Protocol):
 
 
 class Link:
-    """A link that listens on a port of its own, which it keeps, and forwards to a service."""
+    """A link that listens on a port, which never changes, and forwards connections to a service."""
 
     def __init__(self, host: str, port: int) -> None:
         self.state = State()
         self.port = 0
         self._service = (host, port)
-        self.busy = {False: 0.0, True: 0.0}  # time until which each direction (back or not) sends
+        self.busy = {False: 0.0, True: 0.0}  # time until which each direction sends; True is back
         self._ways: list[tuple[Way, Way]] = []
         self._dialling: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -145,8 +149,8 @@ class Link:
         return {"up": up, "down": down}
 
     def leave(self, size: int, back: bool, now: float) -> float:
-        """Send `size` bytes in a direction, after bytes that wait there. Returns the time at which
-        the last of them leaves.
+        """Queue `size` bytes in a direction, behind the bytes that wait there. Returns the time at
+        which the last byte leaves.
         """
         if not self.state.rate:
             return now
@@ -178,8 +182,8 @@ class Link:
             self._server = None
 
     def _accept(self) -> End:
-        """Accept a client's connection. The connection's first bytes set out once the client is
-        answered, a round trip later, and the service sees the connection when they arrive.
+        """Accept a client's connection. Its first bytes leave after a round trip, as in the
+        handshake of TCP, and the service sees the connection when the bytes arrive.
         """
         loop = asyncio.get_running_loop()
         up, down = Way(self, back=False), Way(self, back=True)
@@ -212,7 +216,7 @@ async def linked(address: str) -> AsyncIterator[Link]:
 
 
 async def serve(address: str) -> None:
-    """Run a link in the states that come from standard input, until that closes."""
+    """Run a link in the states that standard input gives, until standard input closes."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin

@@ -1,9 +1,9 @@
-"""llama.cpp as a system to compare with: its steps, and texts that it writes plainly or by chains
-of drafted tokens, all of them in one process and on one thread.
+"""llama.cpp as a system to compare with. It runs single steps, and writes whole texts with and
+without chains of drafted tokens, in this process and on one thread.
 
-As in llama.cpp's own programs, keys and values are float16, with flash attention on or off. The
-system drafts its draft model's likeliest tokens and keeps those that the target draws too, as
-`speculative-simple` does.
+As in llama.cpp's own programs, keys and values are float16, with flash attention on or off. As in
+`speculative-simple`, drafts are the likeliest tokens of the draft model, and those that the target
+draws too are kept.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def installed() -> bool:
 
 def convert(folder: Path, file: Path, dtype: str) -> None:
     """Write a model directory as a GGUF file with the same weights. Raises SystemExit for a model
-    of another architecture than Llama.
+    that is not a Llama.
     """
     import_module("tandem.models.gguf").convert(folder, file, KINDS[dtype])
 
 
 class Llama:
     """A loaded GGUF file with a cache of `tokens` tokens, which `sequences` sequences share. With
-    `flash` attention, the default, one row is faster and many are slower.
+    `flash` attention, the default, steps of one row are faster, and steps of many rows are slower.
     """
 
     def __init__(self, file: Path, tokens: int, sequences: int = 1, flash: bool = True) -> None:
@@ -88,12 +88,12 @@ class Llama:
         self._lib.llama_memory_seq_rm(self._memory, sequence, length, -1)
 
     def share(self, sequence: int, length: int) -> None:
-        """Let another sequence begin with the first `length` tokens of the first one."""
+        """Give another sequence the first `length` tokens of the first sequence."""
         self._lib.llama_memory_seq_cp(self._memory, 0, sequence, 0, length)
 
 
 class Steps:
-    """Steps of llama.cpp over sequences that hold a text up to different places."""
+    """Steps of llama.cpp, in which each sequence has cached a text up to a different place."""
 
     def __init__(self, file: Path, text: Text, sessions: int, flash: bool) -> None:
         self._llama = Llama(file, (2 + sessions) * len(text.ids), sessions + 1, flash)
@@ -102,8 +102,8 @@ class Steps:
             self._llama.feed(text.ids[start : start + BATCH], start)
 
     def step(self, feed: Feed) -> Action:
-        """Return the action that feeds all sessions in one batch, with all logits, and then takes
-        the fed tokens back.
+        """Return the action that feeds all sessions in one batch, with all logits, and then removes
+        the fed tokens from the cache.
         """
         contexts = self._text.contexts(feed.sessions)
         rows = [
@@ -123,7 +123,9 @@ class Steps:
 
 
 class LlamaCpp:
-    """Completes prompts by llama.cpp, plainly or by chains of `drafted` tokens of a draft model."""
+    """Completes prompts with llama.cpp, plainly or with chains of `drafted` tokens of a draft
+    model.
+    """
 
     def __init__(
         self, target: Path, draft: Path | None, drafted: int, tokens: int, temperature: float = 0.0
@@ -137,7 +139,7 @@ class LlamaCpp:
         self._random = np.random.default_rng(0)
 
     async def complete(self, prompt: Prompt, max_new_tokens: int) -> Completion:
-        """Complete a prompt off the event loop, which has channels to keep alive."""
+        """Complete a prompt in a thread, because the event loop has to keep channels alive."""
         return await asyncio.to_thread(self._complete, prompt, max_new_tokens)
 
     def _complete(self, prompt: Prompt, max_new_tokens: int) -> Completion:

@@ -1,8 +1,8 @@
-"""The prompts of all benchmarks: the first words of short stories that no model of the embedded
-pair was trained on, and where it matters code and noise.
+"""The prompts of all benchmarks: the first words of short stories that the embedded pair was not
+trained on. Some benchmarks also use code and noise.
 
-This module reads the file beside it and tokenises as the orchestrator does; it knows nothing of
-models.
+This module reads the stories from the file beside it, and tokenises them as the orchestrator does.
+It does not load models.
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ def story_count() -> int:
 
 
 def tokenised(target: Path, count: int) -> list[tuple[int, ...]]:
-    """Return the first `count` prompts as token ids of a model directory; raises Unusable."""
+    """Return the first `count` prompts as token ids of a model directory's tokenizer. Raises
+    Unusable.
+    """
     tokenizer = load_tokenizer(target)
     return [tuple(tokenizer.encode(prompt).ids) for prompt in story_prompts()[:count]]
 
 
 def kinds(target: Path) -> dict[str, list[tuple[int, ...]]]:
-    """Return prompts that the pair knows, hardly knows, and cannot know; raises Unusable."""
+    """Return prompts by kind: stories, code and noise. Raises Unusable."""
     tokenizer, rng = load_tokenizer(target), random.Random(0)
     code, size = tuple(tokenizer.encode(CODE).ids), tokenizer.get_vocab_size()
     story = tokenised(target, story_count())

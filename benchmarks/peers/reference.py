@@ -1,7 +1,7 @@
-"""Run transformers' own `generate()` with the arithmetic of exact mode, to compare texts with.
+"""Run transformers' own `generate()` with the arithmetic of exact mode, as a reference for texts.
 
-`generate()` has one session and its own cache, and feeds one token at a time; only the attention
-function is the engine's, as in a step.
+`generate()` has one session and its own cache, and feeds one token at a time after the prompt. This
+module replaces only the attention function, by the engine's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PLAIN = torch.device("cpu")
 
 
 def adopt(network: PreTrainedModel) -> None:
-    """Make a network's own forward and `generate()`, batch 1, round as exact mode does."""
+    """Make the attention of a network, with one session at a time, round as exact mode does."""
     network.set_attn_implementation(NAME)
 
 

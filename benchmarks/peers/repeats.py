@@ -1,7 +1,7 @@
 """Prompts, for models that chat, whose answers repeat something: questions that are asked again
 with small changes, and programs of which one name is to be changed.
 
-Prompts are rendered and tokenised as the orchestrator does; the module knows no models.
+The module renders and tokenises prompts as the orchestrator does. It does not load models.
 """
 
 from __future__ import annotations
@@ -126,13 +126,13 @@ def questions() -> tuple[list[str], list[str]]:
 
 
 def edits() -> list[str]:
-    """Return texts that ask for programs again with one name changed."""
+    """Return texts that each ask a model to repeat a program with one name changed."""
     return [EDIT.format(*each) for each in PROGRAMS]
 
 
 def chats(target: Path, texts: Sequence[str]) -> list[Tokens]:
-    """Return prompts that ask a model each text, as token ids. Raises Unusable, and InvalidRequest
-    for a model without a chat template.
+    """Return each text as a prompt in the chat format of a model, in token ids. Raises Unusable.
+    Raises InvalidRequest if the model has no chat template.
     """
     template, tokenizer = load_chat_template(target), load_tokenizer(target)
     asked = (template.render(Conversation((ChatMessage("user", text),))) for text in texts)

@@ -1,7 +1,7 @@
-"""Count how many tokens of drafters without a model would be accepted on texts that are known.
+"""Count how many drafted tokens would be accepted on known texts, for drafters without a model.
 
-A target's text is the same with and without drafts, so it is made once, and each drafter is judged
-along it by counting. The count needs no model and no clock.
+A target's text is the same with and without drafts. It is therefore made once, and the drafts of
+each drafter are compared with it. The count needs no model and no clock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Tokens = tuple[int, ...]
 
 @dataclass(slots=True)
 class Count:
-    """The counts of a drafter's rounds; each round emits the accepted tokens and one more."""
+    """The counts of a drafter's rounds. Each round emits the accepted tokens and one more token."""
 
     rounds: int = 0
     without_a_draft: int = 0
@@ -39,7 +39,7 @@ class Count:
 
 
 class Session(Protocol):
-    """A drafter in one text."""
+    """A drafter at work on one text."""
 
     def draft(self, text: Tokens) -> Draft:
         """Return the drafter's proposal after the known text."""
@@ -52,7 +52,7 @@ class Session(Protocol):
 
 
 class PromptLookup:
-    """The drafter of transformers' `prompt_lookup_num_tokens`: one chain, from the first place."""
+    """The drafter of transformers' `prompt_lookup_num_tokens`, which proposes a single chain."""
 
     def __init__(self, shape: DraftShape, prompt: Tokens) -> None:
         self._found = PromptLookupCandidateGenerator(
@@ -60,7 +60,9 @@ class PromptLookup:
         )
 
     def draft(self, text: Tokens) -> Draft:
-        """Return a chain of the tokens that followed an earlier occurrence of the last ones."""
+        """Return a chain of the tokens that followed an earlier occurrence of the text's last
+        tokens.
+        """
         found, _ = self._found.get_candidates(torch.LongTensor([text]))
         return Draft.chain(tuple(found[0, len(text) :].tolist()))
 
@@ -72,8 +74,8 @@ class PromptLookup:
 
 
 class Suffix:
-    """The verifier's own proposals by suffix. The likeliest proposals are verified, as many as the
-    shape has nodes, whatever they cost.
+    """The verifier's own drafter, which looks up suffixes. A draft has the likeliest proposals, at
+    most as many as the shape has nodes, whatever they cost.
     """
 
     def __init__(self, sources: Sources, shape: DraftShape, prompt: Tokens) -> None:
@@ -88,7 +90,7 @@ class Suffix:
         self._draft: Draft = NO_DRAFT
 
     def draft(self, text: Tokens) -> Draft:
-        """Return a tree, or a chain if the shape is one."""
+        """Return a tree, or a chain if the shape is a chain."""
         if news := text[self._known :]:
             self._suffixes.extend(news)
             self._proposals.advance(news)
@@ -101,16 +103,16 @@ class Suffix:
         return self._draft
 
     def accepted(self, nodes: Sequence[int], token: int) -> None:
-        """Adjust the trust in the sources by what was accepted."""
+        """Adjust the trust in each source to what was accepted."""
         self._sources.observe(self._proposals, self._draft, nodes)
 
     def end(self) -> None:
-        """Remember the answer, if answers are remembered."""
+        """Remember the answer, if the drafter has a memory of answers."""
         self._suffixes.remember()
 
 
 def replay(session: Session, prompt: Tokens, answer: Tokens, count: Count) -> None:
-    """Count the accepted tokens of a drafter along an answer."""
+    """Let a drafter draft along an answer, and count the tokens that are accepted."""
     length = 0
     while length < len(answer):
         draft = session.draft(prompt + answer[:length])
@@ -126,7 +128,7 @@ def replay(session: Session, prompt: Tokens, answer: Tokens, count: Count) -> No
 
 
 def right(draft: Draft, text: Sequence[int]) -> list[int]:
-    """Return the nodes of a draft that a text goes through."""
+    """Return the path of nodes whose tokens are the next tokens of a text."""
     children, path = tree.children(draft.parents), list[int]()
     for token in text:
         below = children[path[-1] + 1 if path else 0]

@@ -1,7 +1,7 @@
 """Run many generations at once, in lockstep: each round asks a drafter for a draft, and a verifier
 for the accepted part of it.
 
-No clock plays a part, so the counts depend on the models alone.
+No clock has any influence, so the counts depend on the models alone.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class Verifier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The tokens that a round emitted: the `accepted` of `drafted` ones, then the next token."""
+    """The tokens that a round emitted: those `accepted` of the `drafted` tokens, then the next
+    token.
+    """
 
     tokens: Tokens
     drafted: int
@@ -121,7 +123,7 @@ class Runner:
 
 
 def within(shape: DraftShape, levels: int) -> DraftShape:
-    """Return a shape with at most `levels` levels: deeper ones could not be accepted any more."""
+    """Return a shape with at most `levels` levels, because deeper nodes could not be accepted."""
     levels = min(shape.levels, levels)
     nodes = shape.nodes if shape.branches > 1 else min(shape.nodes, levels)
     return replace(shape, levels=levels, nodes=nodes)

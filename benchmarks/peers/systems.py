@@ -1,8 +1,8 @@
 """The systems that the throughput benchmark compares: transformers' `generate()` and Tandem's
 client API.
 
-Each system turns a prompt into tokens, greedy ones at temperature 0. Other modules time and compare
-the systems.
+Each system completes prompts, greedily at temperature 0. Other modules time and compare the
+systems.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Plain:
     temperature: float = 0.0
 
     async def complete(self, prompt: Prompt, max_new_tokens: int) -> Completion:
-        """Complete a prompt off the event loop, which has channels to keep alive."""
+        """Complete a prompt in a thread, because the event loop has to keep channels alive."""
         return await asyncio.to_thread(self._generate, prompt, max_new_tokens)
 
     @torch.inference_mode()
@@ -74,8 +74,8 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Tandem:
-    """Tandem's client API. The server chooses `levels` and `branches` of drafts unless they are
-    given; with 0 levels it decodes plainly.
+    """Tandem's client API. The server chooses the `levels` and `branches` of drafts unless they are
+    given. With 0 levels it decodes plainly.
     """
 
     stub: Any
@@ -84,7 +84,7 @@ class Tandem:
     temperature: float = 0.0
 
     async def complete(self, prompt: Prompt, max_new_tokens: int) -> Completion:
-        """Complete a prompt by one unary call; raises a TandemError."""
+        """Complete a prompt with one unary call. Raises a TandemError."""
         request = api.GenerateRequest(
             token_ids=api.TokenIds(ids=prompt),
             sampling=api.Sampling(temperature=self.temperature, seed=0),
@@ -99,7 +99,7 @@ class Tandem:
 
 
 def load(folder: Path, dtype: str = "float32") -> Any:
-    """Load a model as transformers does."""
+    """Load a model with transformers."""
     network = AutoModelForCausalLM.from_pretrained(
         folder, dtype=getattr(torch, dtype), local_files_only=True
     )

@@ -1,5 +1,5 @@
-"""A verifier without a model, to measure all that is around models: at every tick of a clock each
-session gets the next tokens of a text that its first tokens determine.
+"""A verifier without a model, to measure everything except models. At every tick of a clock each
+session gets its next tokens, which the first tokens of its prompt determine.
 
     python -m tandem.benchmarks.peers.table --tokenizer DIR --step 0.01
 """
@@ -40,7 +40,7 @@ class OpenStream:
 
 
 class TableVerifier(verifier_pb2_grpc.VerifierServiceServicer):
-    """A verifier that takes a step for all sessions at every multiple of `seconds`."""
+    """A verifier that takes a step for all sessions every `seconds` seconds."""
 
     def __init__(self, model: common_pb2.ModelDescription, seconds: float, tokens: int) -> None:
         self._model = model
@@ -86,7 +86,7 @@ class TableVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     async def DescribeVerifier(
         self, request: verifier_pb2.DescribeVerifierRequest, context: Any
     ) -> verifier_pb2.DescribeVerifierResponse:
-        """Describe the table as a model."""
+        """Return a model description for the table."""
         return verifier_pb2.DescribeVerifierResponse(model=self._model)
 
     def _step(self, number: int, stream: OpenStream) -> common_pb2.Commit | None:
@@ -100,7 +100,7 @@ class TableVerifier(verifier_pb2_grpc.VerifierServiceServicer):
 
 
 def table_model(tokenizer: Path) -> common_pb2.ModelDescription:
-    """Return the table's description, with the tokens of a model directory."""
+    """Return a model description for the table, with the tokenizer of a model directory."""
     return common_pb2.ModelDescription(
         name="table",
         tokenizer_fingerprint=fingerprint(tokenizer),

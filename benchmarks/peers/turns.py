@@ -1,7 +1,8 @@
-"""Send many requests at once through the client API, in turns of several servers, and note when
-tokens came, at what rate, and whether all servers gave the same.
+"""Send the same requests to several servers, which take turns, through the client API. Note when
+tokens came, at what rate, and whether all servers gave the same tokens.
 
-This module asks and counts; it does not know which server takes a turn when, or over which link.
+This module sends and counts. It does not decide which server takes its turn when, or over which
+link.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from grpc import aio
 from tandem.v1 import orchestrator_pb2 as api
 
 MAX_TURN_SECONDS = 20.0  # most seconds of a turn in which no answer has ended
-POLL_SECONDS = 0.01  # seconds between two looks whether a turn is over
+POLL_SECONDS = 0.01  # seconds between two checks whether a turn is over
 MIN_RATE_TOKENS, MIN_RATE_SECONDS = 16, 2.0  # a rate needs this many tokens, or this many seconds
 
 
@@ -35,8 +36,8 @@ class Job:
 
     @classmethod
     def drawn(cls, prompt: str, temperature: float, tokens: int, rng: random.Random) -> Job:
-        """Draw a request with a seed of its own, whose length differs from `tokens` by up to half:
-        requests of one length would begin and end together where there are no drafts.
+        """Draw a request with a seed of its own. Its length differs from `tokens` by up to half,
+        because without drafts, requests of equal length would begin and end together.
         """
         length = rng.randint(tokens // 2, tokens + tokens // 2)
         return cls(prompt, rng.getrandbits(32), temperature, length)
@@ -44,7 +45,9 @@ class Job:
 
 @dataclass(slots=True)
 class Answer:
-    """The answer to a request so far: its tokens, and how many there were at which time."""
+    """The answer to a request so far. `arrivals` has the number of tokens at the time of each
+    chunk.
+    """
 
     job: Job
     began: float
@@ -56,7 +59,7 @@ class Answer:
 
     @property
     def first(self) -> float | None:
-        """The seconds to the first token; None if there is none."""
+        """The seconds to the first token, or None if no token has come."""
         return self.arrivals[0][0] - self.began if self.arrivals else None
 
     def paced(self, skip: int, end: float) -> tuple[int, float]:
@@ -81,9 +84,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A server's turn: its answers while `at_once` requests ran at a time, the turn's `end`, and
-    what it `spent`: bytes to the drafter (`up`) and back (`down`), and processor seconds beside the
-    models.
+    """A server's turn: its answers while `at_once` requests ran at a time, and the time of its
+    `end`. `spent` has the bytes to the drafter (`up`) and back (`down`), and the processor seconds
+    without the threads that run models.
     """
 
     answers: Sequence[Answer]
@@ -98,7 +101,7 @@ class Turn:
 
     def rate(self, skip: int = 0) -> float | None:
         """Return the tokens per second of all requests together, after the first `skip` tokens of
-        each answer. Return None if hardly an answer came so far.
+        each answer. Return None if too few tokens came after those to tell.
         """
         paced = [answer.paced(skip, self.end) for answer in self.answers]
         tokens, seconds = sum(each for each, _ in paced), sum(each for _, each in paced)
@@ -110,9 +113,9 @@ class Turn:
 async def take(
     stub: Any, levels: int | None, jobs: Sequence[Job], at_once: int, seconds: float
 ) -> Turn:
-    """Take a turn with `at_once` requests at a time. The turn ends with the first request that no
-    other one follows, or when the time is over and at least one has ended. The remaining requests
-    are given up.
+    """Take a turn with `at_once` requests at a time. The turn ends when a request ends and there is
+    no job left to follow it, or when the time is over and at least one request has ended. The
+    remaining requests are given up.
     """
     answers, waiting, began = list[Answer](), iter(jobs), time.perf_counter()
 
@@ -137,7 +140,7 @@ async def take(
 
 
 async def ask(stub: Any, levels: int | None, answer: Answer) -> None:
-    """Stream an answer. The server chooses the levels of drafts unless `levels` is given; with 0
+    """Stream an answer. The server chooses the levels of drafts unless `levels` is given. With 0
     levels it decodes plainly.
     """
     job = answer.job
@@ -163,14 +166,14 @@ Turns = Sequence[Mapping[str, Turn]]  # turns of several servers, by the servers
 
 
 def middle(values: Sequence[float | None]) -> float | None:
-    """Return the median of the values that are not None; None if there are none."""
+    """Return the median of the values that are not None, or None if all are None."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
 
 
 def ratio(turns: Turns, name: str, other: str, skip: int = 0) -> float | None:
     """Return the median, over turns, of the ratio of two servers' rates, after the first `skip`
-    tokens of each answer. Return None where one of the two is missing or does nothing.
+    tokens of each answer. Return None if a server took no turns or has no rate.
     """
     if not {name, other} <= turns[0].keys():
         return None
@@ -199,8 +202,8 @@ def figures(turns: Sequence[Turn], skip: int) -> dict[str, Any]:
 
 
 def texts(turns: Turns) -> tuple[int, int]:
-    """Return the number of requests that several servers answered, and of those among them with
-    more than one text.
+    """Return the number of requests that several servers answered, and the number of these requests
+    whose answers differ.
     """
     compared = differing = 0
     for turn in turns:

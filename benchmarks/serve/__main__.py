@@ -1,9 +1,9 @@
-"""Put load on a Tandem, or on any server that speaks as OpenAI's, and measure what users notice.
+"""Put load on a Tandem, or on any server with OpenAI's API, and measure what users notice.
 
     tandem bench serve --request-rate 4 --num-prompts 80 --goodput ttft:500 --goodput tpot:50
 
-A Tandem also gets the same requests without drafts, in turn, so that whatever else the machine does
-hits both.
+A Tandem also gets the same requests without drafts. Requests with and without drafts take turns, so
+that whatever else the machine does hits both.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Url = Annotated[
 Model = Annotated[str, typer.Option(help="model to ask, with --url; by default the server's first")]
 Key = Annotated[str, typer.Option(help="API key, with --url", envvar="OPENAI_API_KEY")]
 File = Annotated[
-    Path | None, typer.Option("--prompts", help="JSONL with prompt, or Spec-Bench's turns")
+    Path | None, typer.Option("--prompts", help="JSONL file with prompt or Spec-Bench's turns")
 ]
 Count = Annotated[int, typer.Option("--num-prompts", min=1)]
 Rate = Annotated[
@@ -110,7 +110,7 @@ def main(
     out: Out = None,
     picture: Picture = None,
 ) -> None:
-    """Put load on a server, and print what users notice; exits with 1 if a request failed."""
+    """Put load on a server, and print what users notice. Exits with 1 if a request failed."""
     limits = limits_of(goodput or ())
     options = asking.Options(tokens, temperature, seed, ignore_eos)
     endpoint, how = asking.endpoint(url, model, options, key), Load(rate, at_once, seed)

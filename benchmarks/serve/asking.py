@@ -1,4 +1,4 @@
-"""Send one request to a Tandem over gRPC, or to any server that speaks as OpenAI's; record it."""
+"""Send one request to a Tandem over gRPC, or to any server with OpenAI's API, and record it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Options:
 
 @asynccontextmanager
 async def tandem(front_end: FrontEnd, options: Options) -> AsyncIterator[tuple[str, Ask]]:
-    """Yield the model's name, and a function that asks over gRPC; raises TandemError."""
+    """Yield the model's name, and a function that sends a prompt over gRPC. Raises TandemError."""
     async with front_end.connect(retry_seconds=0.0) as client:
         status = await client.status()
 
@@ -49,7 +49,7 @@ async def tandem(front_end: FrontEnd, options: Options) -> AsyncIterator[tuple[s
             except TandemError as problem:
                 record.error = f"{type(problem).__name__}: {problem}"
                 return record
-            assert stream.response is not None, "else it had raised"
+            assert stream.response is not None, "otherwise an error was raised"
             usage, figures = stream.response.usage, stream.response.speculation
             record.prompt_tokens, record.tokens = usage.prompt_tokens, usage.completion_tokens
             record.drafts = Drafts(
@@ -68,8 +68,8 @@ async def tandem(front_end: FrontEnd, options: Options) -> AsyncIterator[tuple[s
 async def endpoint(
     url: str, model: str, options: Options, key: str
 ) -> AsyncIterator[tuple[str, Ask]]:
-    """Yield the model's name, and a function that asks over HTTP, where nothing is known of drafts.
-    Raises Unusable.
+    """Yield the model's name, and a function that sends a prompt over HTTP. The function cannot
+    switch drafts off, and records nothing about them. Raises Unusable.
     """
     try:
         import openai

@@ -1,6 +1,6 @@
-"""Send requests at a rate, or several at once, and choose which of them go without drafts.
+"""Send requests at a rate or several at once, and choose which of them have no drafts.
 
-The module knows no protocol: the function that asks is an argument.
+The module knows no protocol: the function that sends a request is an argument.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Ask = Callable[[Prompt, bool], Awaitable[Record]]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The way in which requests are sent: `rate` a second on average, infinity for all at once, and
-    at most `at_once` at a time.
+    """How requests are sent: on average `rate` per second, and at most `at_once` at a time. An
+    infinite rate sends all at once.
     """
 
     rate: float
@@ -29,15 +29,16 @@ class Load:
     seed: int
 
     def pauses(self, count: int) -> list[float]:
-        """Return the seconds before each request, as those of a Poisson process."""
+        """Draw the seconds to wait before each request, as in a Poisson process."""
         rng = random.Random(self.seed)
         finite = self.rate != float("inf")
         return [rng.expovariate(self.rate) if finite else 0.0 for _ in range(count)]
 
 
 def blocks(count: int, turns: int, baseline: bool) -> Iterator[tuple[range, bool]]:
-    """Yield parts of the requests, and whether they are sent with drafts. Each part is sent with
-    and without drafts, in the other order in every second turn, so that a drift hits both.
+    """Yield parts of the requests, and whether they are sent with drafts. With a `baseline`, each
+    part is sent both with and without drafts. The order alternates from turn to turn, so that a
+    drift of the machine hits both.
     """
     size = -(-count // turns)
     for turn, start in enumerate(range(0, count, size)):
@@ -50,7 +51,9 @@ def blocks(count: int, turns: int, baseline: bool) -> Iterator[tuple[range, bool
 async def send(
     load: Load, prompts: Sequence[Prompt], drafts: bool, ask: Ask, done: Callable[[], None]
 ) -> tuple[list[Record], float]:
-    """Send requests. Returns a record of each request, and how many seconds all of them took."""
+    """Send requests. Returns a record of each request, and the seconds that all requests took
+    together.
+    """
     places = asyncio.Semaphore(load.at_once) if load.at_once else nullcontext()
 
     async def one(prompt: Prompt) -> Record:

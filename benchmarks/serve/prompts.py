@@ -1,4 +1,4 @@
-"""Read prompts from a JSONL file, also Spec-Bench's, or take the stories that come with Tandem."""
+"""Read prompts from a JSONL file such as Spec-Bench's, or take Tandem's own stories."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Prompt:
 
 
 def read(file: Path | None, count: int) -> list[Prompt]:
-    """Return `count` prompts, from the first on, repeated if there are fewer; raises Unusable."""
+    """Return the first `count` prompts. If there are fewer, they are repeated. Raises Unusable."""
     found = _lines(file) if file else [Prompt(text) for text in story_prompts()]
     if not found:
         raise Unusable(f"{file} has no prompts")
@@ -37,8 +37,8 @@ def _lines(file: Path) -> list[Prompt]:
 
 
 def _prompt(file: Path, at: int, line: str) -> Prompt:
-    """Parse a line with `prompt`, `question` or `turns` (of which the first counts), and perhaps a
-    `category`.
+    """Parse a line with a `prompt`, a `question` or `turns`, of which only the first is used. The
+    line may also have a `category`.
     """
     try:
         entry: dict[str, Any] = json.loads(line)

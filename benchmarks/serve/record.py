@@ -1,5 +1,5 @@
-"""The record of one request as a user notices it. The module is pure: times are given as seconds of
-one clock.
+"""The record of one request as a user notices it. The module is pure: callers pass all times, in
+seconds of one clock.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """The figures of speculation, of one request or of many. `histogram[i]` is the number of steps
+    """The figures of speculation for one request or for many. `histogram[i]` is the number of steps
     that accepted i draft tokens.
     """
 
@@ -62,7 +62,7 @@ class Record:
 
     @property
     def per_token(self) -> float | None:
-        """The mean seconds of each token after the first; None if there is only one token."""
+        """The mean seconds per token after the first token, or None if there is only one token."""
         return (self.total - self.first) / (self.tokens - 1) if self.tokens > 1 else None
 
     @property

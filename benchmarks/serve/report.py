@@ -51,7 +51,9 @@ def show(heading: str, found: Results) -> None:
 
 
 def write(file: Path, about: dict[str, Any], found: Results) -> None:
-    """Write the results as JSON: the first group's figures at the top, others by their names."""
+    """Write the results as JSON. The first group's figures are at the top level. The figures of
+    every other group are below its name.
+    """
     first, *others = found
     whole = {"date": time.strftime("%Y%m%d-%H%M%S")} | about | found[first]
     whole |= {name: found[name] for name in others}
@@ -59,7 +61,7 @@ def write(file: Path, about: dict[str, Any], found: Results) -> None:
 
 
 def draw(file: Path, groups: Mapping[str, Sequence[Record]]) -> None:
-    """Draw the times of each group to a file; raises Unusable if matplotlib is not installed."""
+    """Plot the times of each group to a file. Raises Unusable if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Sum up records to results, under the names that vLLM's `bench serve` gives them. Pure."""
+"""Compute results from records, under the names that vLLM's `bench serve` gives them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ TIMES = ("ttft", "tpot", "itl", "e2el")
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return a percentile, interpolated between the two nearest values as in numpy; 0 for none."""
+    """Return a percentile, interpolated between the two nearest values as in numpy, or 0 without
+    values.
+    """
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -28,7 +30,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 def results(
     records: Sequence[Record], duration: float, limits: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Return all figures of requests that took `duration` seconds together."""
+    """Return all figures of requests. All requests took `duration` seconds together."""
     good = [record for record in records if not record.error]
     tokens, prompts = sum(r.tokens for r in good), sum(r.prompt_tokens for r in good)
     within = sum(record.meets(limits) for record in good)
@@ -50,7 +52,9 @@ def results(
 
 
 def times(records: Sequence[Record]) -> dict[str, list[float]]:
-    """Return seconds, by name: to the first token, per output token, between arrivals, in all."""
+    """Return four lists of seconds by name: to the first token, per later token, between arrivals,
+    in all.
+    """
     per_token = [record.per_token for record in records]
     return {
         "ttft": [record.first for record in records],
@@ -61,7 +65,7 @@ def times(records: Sequence[Record]) -> dict[str, list[float]]:
 
 
 def acceptance(records: Sequence[Record]) -> dict[str, Any]:
-    """Return the figures of speculation; empty if there are none."""
+    """Return the figures of speculation, or an empty mapping if there are none."""
     drafts = reduce(add, (record.drafts for record in records), Drafts())
     if not drafts.steps:
         return {}

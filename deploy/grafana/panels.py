@@ -22,7 +22,7 @@ class Panel:
     text: str = ""
 
     def json(self, number: int) -> dict[str, Any]:
-        """Return the panel as Grafana stores it, as the `number`-th of a dashboard."""
+        """Return the panel in Grafana's JSON format, as the `number`-th of a dashboard."""
         width = 24 // COLUMNS
         x, y = number % COLUMNS * width, number // COLUMNS * HEIGHT
         return {

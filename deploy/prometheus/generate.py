@@ -1,6 +1,6 @@
 """Write the rules and alerts as an object for Prometheus' operator with `python
 deploy/prometheus/generate.py`, or check that the object is up to date with `--check`. With
-`--runbook URL` alerts name that page from now on.
+`--runbook URL`, the alerts link to that page from then on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def prometheus_rule() -> str:
 
 
 def set_runbook(url: str) -> None:
-    """Have the alerts, and the alerts' tests, name another runbook page."""
+    """Make the alerts, and the tests of the alerts, link to another runbook page."""
     for name in (*RULES, "tests.yml"):
         text = (HERE / name).read_text(encoding="utf-8")
         text = re.sub(r"runbook_url: [^#\s]*#", lambda _: f"runbook_url: {url}#", text)

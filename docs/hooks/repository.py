@@ -1,4 +1,4 @@
-"""Adds the repository's other documents, and every file that a document links to, to the site.
+"""Adds the documents outside `docs/`, and all files that documents link to, to the site.
 
 Documents link to each other as files of the repository. Links between documents are rewritten to
 the pages of the site. A link to a file that does not exist stays as it is, so that MkDocs reports
@@ -30,7 +30,7 @@ DOCUMENTS = {  # path in the repository: page on the site
 }
 BAR = r"\|"
 PATHS = {page: path for path, page in DOCUMENTS.items()}
-PIPED = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")  # code in a cell, with a bar that is no border
+PIPED = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")  # code in a table cell, with an escaped bar
 LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LANGUAGES = {".py": "python", ".yml": "yaml", ".yaml": "yaml", ".proto": "protobuf"}
@@ -58,7 +58,7 @@ def linked(path: str) -> Iterator[str]:
 
 
 def source_page(target: str) -> str:
-    """Return a page that shows a source file, and that the site's search leaves out."""
+    """Return a page that shows a source file. The search of the site leaves the page out."""
     language = LANGUAGES.get(Path(target).suffix, "text")
     text = (ROOT / target).read_text(encoding="utf-8")
     head = f"---\nsearch:\n  exclude: true\n---\n# {target}\n"
@@ -78,7 +78,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def with_bars(found: re.Match[str]) -> str:
-    """Return code with bars as HTML: GitHub takes a backslash away that Python-Markdown keeps."""
+    """Return code with bars as HTML, because Python-Markdown keeps the backslash before a bar."""
     return f"<code>{html.escape(found[1].replace(BAR, '|')).replace('|', '&#124;')}</code>"
 
 

@@ -28,7 +28,7 @@ A `?` marks a field whose absence differs from zero.
 
 
 def compiled() -> descriptor_pb2.FileDescriptorProto:
-    """Return the schema with its comments; raises RuntimeError if it does not compile."""
+    """Return the schema with its comments. Raises RuntimeError if the schema does not compile."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "schema.binpb"
         known = Path(grpc_tools.__file__).parent / "_proto"
@@ -55,7 +55,7 @@ def link(name: str) -> str:
 
 
 def type_of(field: Field, message: Message) -> str:
-    """Return how a field's type is shown."""
+    """Return the text that names the type of a field."""
     kind = Field.Type.Name(field.type).removeprefix("TYPE_").lower()
     shown = link(field.type_name) if field.type_name else f"`{kind}`"
     entries = {f".tandem.v1.{message.name}.{each.name}": each for each in message.nested_type}

@@ -1,5 +1,5 @@
 """Chains of drafted tokens for a target with another tokenizer, translated through the text.
 
-This package must know no transport and no clock, and nothing of the messages on the wire. Start
-reading in `chains`; the translation itself is in `translation`.
+This package must not know a transport, a clock or the messages on the wire. Start reading in
+`chains`; the translation itself is in `translation`.
 """

@@ -1,7 +1,8 @@
 """Drafting for a target with another tokenizer: translate its text, draft a chain, translate back.
 
-The chains of an opening are a job for the model thread. The engine's session holds tokens of the
-draft model; a `TargetText` holds the target's tokens, which callers count.
+The chains of an opening are drafted by a job of the model thread. The engine's session holds the
+draft model's tokens. A `TargetText` holds the target's tokens, and positions in messages count the
+target's tokens.
 """
 
 from __future__ import annotations
@@ -29,21 +30,23 @@ from tandem.protos import tree
 from tandem.protos.streams import Drafting, Proposal
 from tandem.protos.types import DraftShape, Rule
 
-# contexts of the draft model; an opening longer than these is not translated
+# an opening is not translated if it is longer than this many times the draft model's context
 MAX_OPENING_CONTEXTS = 8
-# tokens beyond the levels asked for, because a word may have more tokens than at the target
+# tokens drafted beyond the levels asked for, because a word may have more tokens in the draft model
+# than in the target
 EXTRA_TOKENS = 4
-MIN_TOKENS_LEFT = 2  # no other chain is drafted while a chain has this many tokens left
-# no token is drafted after one with a lower chance to be accepted. At temperature 0, this limit was
-# measured: of a chain of 4, 1.47 tokens are accepted instead of 1.53, for 3.4 steps instead of 4.1;
-# of a chain of 8, 1.64 instead of 1.81, for 4.1 steps instead of 8.4
+MIN_TOKENS_LEFT = 2  # no new chain is drafted while the last one has this many tokens left
+# a chain ends at a token with a lower chance to be accepted. Measured at temperature 0: of a chain
+# of up to 4 tokens, 1.47 are accepted after 3.4 steps, and 1.53 after 4.1 steps without this limit;
+# of a chain of up to 8 tokens, 1.64 are accepted after 4.1 steps, and 1.81 after 8.4 steps without
+# this limit
 MIN_CHANCE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class ChainSetup:
-    """The parts that chains are made with. The tokenizer has the first `tokens` ids of the draft
-    model's vocabulary.
+    """The parts that chains are made with. Only the first `tokens` ids of the draft model's
+    vocabulary belong to tokens of its tokenizer.
     """
 
     sessions: Sessions
@@ -54,8 +57,8 @@ class ChainSetup:
 
 @dataclass(slots=True)
 class Chain:
-    """A growing chain of the draft model's tokens. `chances` has for each token the chance that it
-    and all tokens before it are accepted.
+    """A growing chain of the draft model's tokens. For each token, `chances` has the chance that
+    the token and all tokens before it are accepted.
     """
 
     shape: DraftShape
@@ -64,30 +67,34 @@ class Chain:
     chances: list[float] = field(default_factory=list)
 
     def add(self, logits: torch.Tensor) -> bool:
-        """Add the likeliest token by logits [vocab]; returns whether to draft after it."""
+        """Add the token with the highest of the logits [vocab]. Returns whether to draft another
+        token after it.
+        """
         likely = (logits / math.hypot(self.temperature, LOGIT_ERROR)).softmax(-1)
         self.tokens.append(int(likely.argmax()))
         self.chances.append(float(likely.max()) * (self.chances[-1] if self.chances else 1.0))
         return self.chances[-1] >= MIN_CHANCE and self._is_confident(logits)
 
     def logprobs(self, count: int) -> tuple[float, ...]:
-        """Return log-probabilities for the chain's text as `count` tokens of the target: for each
-        token, that it is accepted if the token before it is.
+        """Return log-probabilities for the `count` tokens of the target that the chain's text has.
+        A token's log-probability is that of being accepted if the token before it is accepted.
         """
         length = len(self.tokens)
         ends = [math.log(self.chances[-(-length * n // count) - 1]) for n in range(1, count + 1)]
         return tuple(end - before for end, before in zip(ends, [0.0, *ends], strict=False))
 
     def _is_confident(self, logits: torch.Tensor) -> bool:
-        """Tell whether the draft model itself finds its likeliest token likely enough."""
+        """Tell whether the draft model gives its likeliest token at least the probability that the
+        draft's shape asks for.
+        """
         least = self.shape.confidence
         warm = logits / (self.temperature or 1.0)
         return not least or float(warm.softmax(-1).max()) >= least
 
 
 class ChainJob:
-    """The job that sends the chains of one opening. Chains are empty after a translated text that
-    does not fit into the draft model's context. If the opening's text does not fit, all chains are
+    """The job that sends the chains of one opening. A chain is empty if the translated text leaves
+    no space for it in the draft model's context. If the opening's text does not fit, all chains are
     empty. Raises SessionMiss.
     """
 
@@ -109,11 +116,13 @@ class ChainJob:
             opening.context.length <= MAX_OPENING_CONTEXTS * setup.sessions.context_length
         )
         self._extend(opening.context.tokens)
-        # half a character cannot be translated
+        # a text that is only a part of a character cannot be translated
         self._translatable = bool(self._draft_tokens) and self._fits
 
     def run(self) -> Job:
-        """Draft after the opening and then after commits; raises StaleTurn, Busy, Internal."""
+        """Draft chains, first after the opening's text and then after commits; raises StaleTurn,
+        Busy, Internal.
+        """
         context, sessions = self._opening.context, self._setup.sessions
         if not self._fits:
             self._emit(epoch=context.epoch, held=context.base)
@@ -139,8 +148,8 @@ class ChainJob:
                     known = self._pending.mark_fed()
 
     def _ready(self) -> Segment | None:
-        """Take in commits. Returns the draft model's tokens to feed, after which a chain is wanted,
-        or None.
+        """Take in commits. Return the draft model's tokens to feed before the next chain, or None
+        if there is nothing to feed now.
         """
         if tokens := new_tokens(self._stream.inbox, len(self._text.tokens)):
             self._extend(tokens)
@@ -162,8 +171,8 @@ class ChainJob:
 
     @property
     def _fits(self) -> bool:
-        """Whether the draft model's context has space for a chain after the translated text, which
-        it had after the opening's text.
+        """Whether the draft model's context has space for a chain after the translated text. If the
+        context had no space after the opening's text, the value stays False.
         """
         end = len(self._draft_tokens) + self._levels + EXTRA_TOKENS
         return (
@@ -204,7 +213,7 @@ class ChainJob:
         self._emit(chain, session.epoch, len(self._text.tokens))
 
     def _is_complete(self, chain: Chain) -> bool:
-        """Tell whether a chain has the levels asked for, or cannot go on."""
+        """Tell whether a chain has the levels asked for, or cannot be continued."""
         count = len(chain.tokens)
         return (
             count == self._levels + EXTRA_TOKENS

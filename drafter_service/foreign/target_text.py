@@ -19,8 +19,8 @@ def _no_tokens() -> array[int]:
 
 @dataclass(frozen=True, slots=True)
 class TargetText:
-    """The target's committed `tokens` in a session's `epoch`, for a client. `head` is the
-    translation of the first `settled` tokens, which will not change any more.
+    """The target's committed `tokens` in a session of a `client`, at the session's `epoch`. `head`
+    is the translation of the first `settled` tokens, and later tokens no longer change it.
     """
 
     tokens: array[int] = field(default_factory=_no_tokens)
@@ -30,7 +30,7 @@ class TargetText:
     client: bytes = b""
 
     def cut(self, base: int) -> TargetText:
-        """Return the text's first `base` tokens as a text."""
+        """Return a text of the first `base` tokens of this text."""
         known = self if base >= self.settled else TargetText(epoch=self.epoch, client=self.client)
         return replace(known, tokens=self.tokens[:base])
 
@@ -53,8 +53,8 @@ class TargetText:
 
 
 class TargetTexts:
-    """The texts of at most `max_sessions` sessions that were asked for single drafts. A new text
-    replaces the least recently used one.
+    """The texts of sessions that were asked for single drafts. If there are more than
+    `max_sessions` texts, the least recently used text is forgotten.
     """
 
     def __init__(self, max_sessions: int) -> None:
@@ -74,7 +74,7 @@ class TargetTexts:
         return text.cut(context.base)
 
     def keep(self, session_id: bytes, text: TargetText) -> None:
-        """Keep a session's text, as the one used most recently."""
+        """Keep a session's text, and mark it as the most recently used one."""
         self._texts.pop(session_id, None)
         self._texts[session_id] = text
         if len(self._texts) > self._max_sessions:

@@ -1,7 +1,8 @@
-"""Translates the target's committed tokens to the draft model's, and a draft back to the target's.
+"""Translates committed tokens of the target to tokens of the draft model, and translates drafts
+back to tokens of the target.
 
-The translation goes through the text, so it works for any pair of vocabularies. Pure. A draft that
-cannot be written in the target's tokens becomes shorter or empty, never an error.
+The translation goes through the text, so it works for any pair of vocabularies. The module is pure.
+A draft that cannot be written in the target's tokens becomes shorter or empty; it causes no error.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from itertools import groupby
 
 from tokenizers import Tokenizer
 
-REPLACEMENT = "\ufffd"  # decoding writes this for bytes that are no character, or not yet one
-LEADING_TEXTS = ("a", ".", "\n")  # texts put before a piece, so that it is not the start of a text
+REPLACEMENT = "\ufffd"  # decoding writes this for bytes that are not a whole character
+# one of these precedes a piece of text that must not be encoded as the start of a text
+LEADING_TEXTS = ("a", ".", "\n")
 SPACES = ("Ġ", "▁", " ")  # how vocabularies write the space before a word
 WHITESPACE = (*SPACES, "Ċ", "ċ", "č", "ĉ", "\n")
 END_TOKENS = (
@@ -26,12 +28,12 @@ END_TOKENS = (
     "<end_of_turn>",
     "<|end|>",
 )
-MIN_TAIL, MAX_TAIL = 3, 24  # tokens between a boundary and the end of a text
+MIN_TAIL, MAX_TAIL = 3, 24  # least and most tokens between a boundary and the end of a text
 
 
 class Fragments:
-    """A tokenizer for pieces of a text. The tokenizer adds no tokens, and takes no words of the
-    text for special tokens.
+    """A tokenizer for pieces of a text. The tokenizer adds no tokens, and encodes the name of a
+    special token like any other text.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -51,8 +53,8 @@ class Fragments:
         ]
 
     def encode(self, text: str, at_start: bool = False) -> list[int]:
-        """Return the tokens of a text, as they are in the middle of a longer text or, if
-        `at_start`, at its start.
+        """Return the tokens that a piece of text has in the middle of a longer text or, if
+        `at_start`, at the start of a text.
         """
         for context, ids in () if at_start else self._contexts:
             found = self._ids(context + text)
@@ -93,7 +95,7 @@ class Fragments:
     def _ids(self, text: str) -> list[int]:
         try:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        # the vocabulary has no unknown token; the library has no error class for this
+        # the vocabulary has no token for unknown text; the library has no error class for this
         except Exception:
             return []
         return ids
@@ -109,9 +111,9 @@ class Translation:
         self._target_specials = _special_tokens(self._draft, self._target)
 
     def to_draft(self, tokens: Sequence[int], at_start: bool = True) -> list[int]:
-        """Return committed tokens in the draft model's tokens. The tokens begin the text if
-        `at_start`, or else at a `word_boundary`. Half a character at the end is left out, and so
-        are special tokens that the draft model lacks.
+        """Translate committed tokens to tokens of the draft model. The committed tokens begin the
+        text if `at_start`; otherwise they begin at a boundary within the text. An incomplete
+        character at the end is left out, and so are special tokens that the draft model lacks.
         """
         draft: list[int] = []
         leading = self._target.leading_tokens
@@ -129,9 +131,9 @@ class Translation:
         return draft
 
     def to_target(self, committed: Sequence[int], drafted: Sequence[int]) -> list[int]:
-        """Return the draft in the target's tokens, as it follows the committed tokens, up to the
-        draft's end of text if it has one. The last token may be half a word; such a token is a
-        proposal like any other.
+        """Translate a draft, which follows the committed tokens, to tokens of the target. A special
+        token, such as an end of text, ends the translation. The last token may be only a part of a
+        word; it is proposed like any other token.
         """
         count = next((at for at, token in enumerate(drafted) if self.is_special(token)), None)
         text = self._draft.decode(drafted[:count]).partition(REPLACEMENT)[0]
@@ -140,32 +142,33 @@ class Translation:
         return [*tokens, *ends]
 
     def is_special(self, token: int) -> bool:
-        """Tell whether a token of the draft model is no text. Nothing is translated after such a
-        token.
+        """Tell whether a token of the draft model is a special token. Nothing after such a token is
+        translated.
         """
         return token in self._draft.specials
 
     def word_boundary(
         self, committed: Sequence[int], near: int = MIN_TAIL, far: int | None = None
     ) -> int:
-        """Return the last place from `far` to `near` tokens before the end at which the committed
-        tokens may be cut between words; 0 if there is none.
+        """Return the last place at which the committed tokens may be cut between words; 0 if there
+        is none. The place is at least `near` tokens before the end and, if `far` is given, less
+        than `far` tokens.
         """
         stop = 0 if far is None else max(0, len(committed) - far)
         places = range(len(committed) - near, stop, -1)
         return next((at for at in places if at and self._target.is_word_boundary(committed, at)), 0)
 
     def character_boundary(self, committed: Sequence[int], near: int) -> int:
-        """Return a place at which the committed tokens may be cut if there is no
-        `word_boundary`, perhaps within a word, but not within a character; 0 if there is none.
+        """Return a place between two characters, perhaps within a word, at which the committed
+        tokens may be cut if there is no `word_boundary`; 0 if there is none.
         """
         places = range(len(committed) - near, max(0, len(committed) - near - 4), -1)
         ends = ((at, self._target.decode(committed[max(0, at - 8) : at])) for at in places)
         return next((at for at, text in ends if not text.endswith(REPLACEMENT)), 0)
 
     def _following(self, committed: Sequence[int], text: str) -> list[int]:
-        """Return the target's tokens for a text after the committed tokens, which stay as they
-        are.
+        """Return the target's tokens for a text that follows the committed tokens. The committed
+        tokens stay as they are.
         """
         tail, tail_text, at_start = self._tail(committed)
         both = self._target.encode(tail_text.rstrip(REPLACEMENT) + text, at_start)
@@ -176,8 +179,8 @@ class Translation:
         return self._target.encode(text)  # a joint encoding would change the committed tokens
 
     def _tail(self, committed: Sequence[int]) -> tuple[list[int], str, bool]:
-        """Return the newest committed tokens, starting at a safe cut; their text; and whether
-        nothing was cut off.
+        """Return the newest committed tokens from a safe cut on, their text, and whether they are
+        all of the committed tokens.
         """
         start = self.word_boundary(committed, far=MAX_TAIL) or max(0, len(committed) - MAX_TAIL)
         for at in range(start, len(committed)):
@@ -192,8 +195,8 @@ class Translation:
 
 
 def _special_tokens(source: Fragments, target: Fragments) -> dict[int, int]:
-    """Map the source's special tokens to the target's: those of the same name, and the end of a
-    text under any name.
+    """Map the source's special tokens to the target's. Tokens of the same name belong together, and
+    so do the tokens that end a text, whatever their names are.
     """
     names = {name: index for index, name in target.specials.items()}
     same = {index: names[name] for index, name in source.specials.items() if name in names}

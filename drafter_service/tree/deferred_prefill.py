@@ -1,4 +1,6 @@
-"""Reads a text as late as proposals after it are worth that, with all tokens known by then."""
+"""Defers reading a text until proposals after it are worth the time. The text is then read with all
+tokens that have arrived.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from tandem.protos.types import Context
 
 
 class DeferredPrefill:
-    """A scope that acquires an opening's session when `step_input` is ready to be fed. With `worth`
-    None the text is read at once.
+    """A scope that acquires an opening's session when `step_input` is ready to be fed. If `worth`
+    is None, the text is read at once.
     """
 
     session: Session
@@ -50,8 +52,8 @@ class DeferredPrefill:
         return self._scope.__exit__(*error)  # type: ignore[arg-type]
 
     def _ready(self) -> Segment | None:
-        """Return the text's unread tokens once it should be read; raises SessionMiss, StaleTurn,
-        Busy.
+        """Return the unread tokens of the text once the text should be read, and None before;
+        raises SessionMiss, StaleTurn, Busy.
         """
         if self._segment:
             return self._segment

@@ -1,8 +1,9 @@
 """Turns the draft model's logits into the children of a node.
 
-There are three ways to propose: the tokens most likely to be the target's draw; tokens drawn as
-rejection sampling wants them; and the branches of Medusa-lite. A proposal may be wrong, so each way
-may look at a few likely tokens only.
+There are three ways to propose. The first way proposes the tokens that the target most likely
+draws, the second way draws tokens as rejection sampling requires, and the third way proposes the
+branches of Medusa-lite. Since proposals may be wrong, each way may consider only a few likely
+tokens.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from tandem.engine.sampling.noise import NoiseStream, gumbel
 from tandem.engine.sampling.sampler import warp
 from tandem.protos.types import Distribution, DraftShape, Method, Rule, SamplingParams
 
-# size of a vocabulary from which on noise for all tokens costs too much time
+# from this size of the vocabulary on, noise for all tokens costs too much time
 LARGE_VOCABULARY = 16384
 SHORTLIST = 256  # number of the likeliest tokens of a large vocabulary that get noise
-# number of the highest sums of logit and noise, which should include the target's draw
+# least number of candidates: the tokens with the highest sums of logit and noise, which should
+# include the target's draw
 MIN_CANDIDATES = 16
-SENT_TOKENS = 32  # number of the likeliest tokens that are drawn from and sent
-UNIT_WEIGHT = 1 << 16  # the integer weight of probability 1, to which probabilities are rounded
+SENT_TOKENS = 32  # children are drawn from this many of the likeliest tokens, which are all sent
+UNIT_WEIGHT = 1 << 16  # probabilities are rounded to integer weights; probability 1 has this weight
 # typical error of a draft logit; `make acceptance` gave the same result from 0.5 to 0.7
 LOGIT_ERROR = 0.6
 MAX_TEMPERATURE = 1e6  # highest temperature that counts; above it, only the noise matters
@@ -35,18 +37,20 @@ FIRST_TOP_P = 0.95  # nucleus of Medusa-lite's first tokens
 TEMPERATURE_ONE = SamplingParams(temperature=1.0)
 
 Expander = Callable[[torch.Tensor, Sequence[int]], list[Expansion]]
-"""A function from adjusted logits [rows, vocab] and the position of each row's next token to the
-children of each row's node."""
+"""A function that takes adjusted logits [rows, vocab] and the position of each row's next token,
+and returns the children of each row's node.
+"""
 
 
 def likeliest_children(
     params: SamplingParams, count: int, with_probabilities: bool = False
 ) -> Expander:
-    """Propose the `count` tokens that most likely are the target's draw, with log-probabilities
-    and, if `with_probabilities`, with the draft model's probabilities.
+    """Propose the `count` tokens that the target most likely draws, with log-probabilities and, if
+    `with_probabilities`, with the draft model's probabilities.
 
-    The target draws argmax(logit + temperature x noise). The drafter's logits are off by some
-    scale, so softmax((logit + temperature x noise) / scale) predicts who wins.
+    The target draws argmax(logit + temperature x noise). The drafter's logits differ from the
+    target's by about LOGIT_ERROR, so softmax((logit + temperature x noise) / LOGIT_ERROR) predicts
+    how likely the target is to draw each token.
     """
 
     candidates = max(MIN_CANDIDATES, count)
@@ -68,9 +72,9 @@ def likeliest_children(
 def _likeliest_draws(
     logits: torch.Tensor, params: SamplingParams, positions: Sequence[int], candidates: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens of each row [rows, vocab] that the target draws most likely, and their
-    unnormalised logits with the target's noise, highest first. The tokens and the logits are [rows,
-    candidates], or narrower for a smaller vocabulary.
+    """Return the tokens that the target most likely draws for each row of `logits` [rows, vocab],
+    and their unnormalised logits with the target's noise, highest first. The tokens and the logits
+    are [rows, candidates], or narrower for a smaller vocabulary.
     """
     temperature, ids = min(params.temperature, MAX_TEMPERATURE), None
     if logits.shape[-1] >= LARGE_VOCABULARY or logits.device.type != "cpu":
@@ -96,7 +100,7 @@ def _noise(seed: int, position: int, count: int) -> torch.Tensor:
 
 def sampled_children(params: SamplingParams, branches: int, root: int) -> Expander:
     """Propose tokens drawn without replacement from the part of the draft model's distribution that
-    is sent: `branches` after the root, at position `root`, and one after other nodes.
+    is sent. The root, at position `root`, gets `branches` children, and every other node gets one.
     """
 
     def propose(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
@@ -115,7 +119,7 @@ def _sampled(row: torch.Tensor, params: SamplingParams, position: int, count: in
         return Expansion([Child(token, 0.0, math.exp(score))], Distribution((token,), (1,)))
     (likeliest,), (scores,) = leading(row[None], params, SENT_TOKENS)
     weights = (scores.exp().double() * UNIT_WEIGHT).round()
-    kept = weights > 0  # the likeliest token is always kept, unless the vocabulary is huge
+    kept = weights > 0  # the likeliest token has a weight above 0, unless the vocabulary is huge
     kept[0] = True
     ids, weights = likeliest[kept], weights[kept].clamp(min=1)
     keys = weights.log() + gumbel(params.seed, position, ids, NoiseStream.DRAFT)
@@ -129,10 +133,10 @@ def _sampled(row: torch.Tensor, params: SamplingParams, position: int, count: in
 def medusa_lite_children(
     params: SamplingParams, branches: int, root: int, visible: torch.Tensor
 ) -> Expander:
-    """Propose `branches` first tokens, drawn without replacement from the `visible` [vocab] ones of
-    the nucleus of what the target may draw, and continue each with the likeliest tokens.
+    """Propose `branches` first tokens, and continue each with the likeliest tokens. The first
+    tokens are drawn without replacement from those likeliest tokens that are `visible` [vocab].
 
-    The draws share the target's noise, so the target's draw tends to be among them.
+    The draws use the target's noise, so the token that the target draws is often among them.
     """
     if params.greedy:  # a greedy target's other sampling parameters must not matter
         params = SamplingParams(FIRST_TEMPERATURE, seed=params.seed)
@@ -154,8 +158,8 @@ def medusa_lite_children(
 
 
 def _nucleus(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and log-probabilities of the likeliest tokens of a row [1, vocab]: as many as have
-    probabilities that add up to FIRST_TOP_P at most, but at least one.
+    """Return the ids and log-probabilities of the likeliest tokens of a row [1, vocab]. The
+    probabilities of these tokens add up to FIRST_TOP_P at most, unless there is only one token.
     """
     for count in (SHORTLIST, logits.shape[-1]):
         (ids,), (scores,) = leading(logits, params, count)
@@ -171,15 +175,15 @@ def _child(token: int, logprob: float) -> Child:
 
 
 def is_whole(shape: DraftShape, params: SamplingParams) -> bool:
-    """Tell whether drafts are made as a whole, because their nodes are not the likeliest ones or
-    must come with the distributions that they were drawn from.
+    """Tell whether drafts are made as a whole. Drafts are made as a whole if their nodes are not
+    the likeliest ones, or must be sent with the distributions that they were drawn from.
     """
     return shape.method is Method.MEDUSA_LITE or params.rule is Rule.REJECT
 
 
 def branching(shape: DraftShape) -> DraftShape:
-    """Return the shape of equally long branches that part at the root, as many as `shape` allows
-    nodes for.
+    """Return the shape of a tree whose branches start at the root and are equally long. The tree
+    has as many branches as `shape` asks for, or fewer if `shape` does not have enough nodes.
     """
     branches = max(1, min(shape.branches, shape.nodes // max(1, shape.levels)))
     return replace(shape, branches=branches, nodes=branches * shape.levels)
@@ -187,7 +191,7 @@ def branching(shape: DraftShape) -> DraftShape:
 
 def where_possible(propose: Expander) -> Expander:
     """Return an expander that proposes like `propose`, but nothing after a row in which no token is
-    possible. Such a row occurs if the draft model shares none of the tokens that a grammar allows
+    possible. Such a row occurs if a grammar allows only tokens that the draft model does not share
     with the target.
     """
 
@@ -203,8 +207,8 @@ def where_possible(propose: Expander) -> Expander:
 def expander(
     shape: DraftShape, params: SamplingParams, root: int, visible: torch.Tensor
 ) -> Expander:
-    """Return how to propose after a text of `root` tokens. `visible` [tokens] tells which of the
-    tokenizer's tokens a reader can see.
+    """Return the expander that proposes after a text of `root` tokens. `visible` [tokens] tells
+    which of the tokenizer's tokens a reader can see.
     """
     if shape.method is Method.MEDUSA_LITE:
         return medusa_lite_children(params, shape.branches, root, visible)

@@ -1,8 +1,8 @@
 """A tree that grows ahead of its text without end. Commits re-root the tree, and a node is sent
-when it becomes one of the best.
+when it becomes one of the best nodes.
 
-The tree is a step input to the model thread. `session_text` knows which nodes may be fed,
-`token_tree` which are best.
+The tree is a step input to the model thread. `session_text` knows which nodes may be fed, and
+`token_tree` knows which nodes are best.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tandem.protos.types import MAX_LEVELS
 
 
 class GrowingTree:
-    """One opening's tree (`engine.forward.step_input.StepInput`), whose root was fed. `root_logits`
-    are [1, vocab].
+    """The growing tree of one opening, which is an `engine.forward.step_input.StepInput`. The root
+    is fed already, and `root_logits` [1, vocab] are the logits after it.
     """
 
     def __init__(
@@ -43,13 +43,14 @@ class GrowingTree:
         self._worth = worth
         self._clock = clock
         self._frontier: Sequence[DraftNode] = ()
-        self._feeding: Sequence[DraftNode] = ()  # nodes to be fed; empty for committed tokens
+        self._feeding: Sequence[DraftNode] = ()  # nodes being fed, unless committed tokens are fed
         self._held_back = False  # whether the best nodes were not sent because the stream is paused
         self._expand([text.tree.root], root_logits)
 
     def ready(self) -> Segment | None:
-        """Return the newest committed tokens, if a tree after them pays or if they are many, or
-        else the likeliest node that was not fed. Returns None if there is nothing to feed.
+        """Return what to feed next, or None if there is nothing to feed now. Committed tokens come
+        first, but they wait until a tree after them pays or until they are many. Without committed
+        tokens, the likeliest node that was not fed comes next.
         """
         self._update()
         if self._stream.paused or self._text.tree.full:
@@ -62,8 +63,8 @@ class GrowingTree:
         return self.segment(0) if self._frontier else None
 
     def chances(self) -> Iterator[float]:
-        """Return the chances of the nodes of the frontier after the first. All parents of these
-        nodes are fed.
+        """Return the chances of all nodes of the frontier except the first node. The parents of
+        these nodes are all fed.
         """
         root = self._text.tree.root.score
         return (math.exp(node.score - root) for node in self._frontier[1:])
@@ -90,8 +91,8 @@ class GrowingTree:
         self._update(changed=True)
 
     def _update(self, changed: bool = False) -> None:
-        """Take in what has arrived, and send what is one of the best nodes now, unless the caller
-        takes too slowly what it was sent.
+        """Take in the commits that have arrived, and send the nodes that are among the best ones
+        now. Nothing is sent while the caller reads too slowly (`stream.paused`).
         """
         tree, floor = self._text.tree, self._worth.floor
         changed |= self._held_back and not self._stream.paused

@@ -11,7 +11,7 @@ from tandem.protos.types import Distribution
 
 class Child(NamedTuple):
     """A token that may follow a node. `logprob` is the log-probability that the token is accepted
-    if the node is; `probability` is the draft model's.
+    if the node is accepted; `probability` is the probability that the draft model gives the token.
     """
 
     token: int
@@ -21,8 +21,8 @@ class Child(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """A node's children, likeliest or first drawn first, and the distribution that they were drawn
-    from, if any.
+    """A node's children, and the distribution that they were drawn from, if any. The likeliest
+    child comes first or, if the children were drawn, the child that was drawn first.
     """
 
     children: Sequence[Child]
@@ -32,8 +32,8 @@ class Expansion:
 @dataclass(slots=True, eq=False)
 class DraftNode:
     """A proposed token. `position` counts the tokens of the text up to and including this one.
-    `slot` is the position of the node's keys in the session's cache after the root, once the node
-    was fed; the root's slot is -1. `number` is 0 until the node is sent.
+    `slot` is None until the node is fed, and then the place of the node's keys in the session's
+    cache, counted from after the root. The root's slot is -1. `number` is 0 until the node is sent.
     """
 
     token: int

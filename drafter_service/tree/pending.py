@@ -1,5 +1,5 @@
-"""Committed tokens that a session does not hold yet, fed in pieces, and the step input of a job
-that waits for more of them.
+"""Committed tokens that a session does not hold yet and that are fed in pieces, and the step input
+of a job that waits for more committed tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tandem.protos import tree
 from tandem.protos.types import Context
 
 ReadTokens: TypeAlias = Callable[[Sequence[int]], tuple[int, ...]]
-"""A function from tokens of a text to the tokens that the draft model is fed, one for each."""
+"""A function that returns, for each token of a text, the token that the draft model is fed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class WaitingInput(FixedInput):
 
 
 class PendingTokens:
-    """A session's `pending` tokens. While there are pending tokens, nothing can be proposed after
-    the text.
+    """The committed tokens that a session does not hold yet (`pending`). While there are pending
+    tokens, nothing can be proposed after the text.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class PendingTokens:
         self._read = read
 
     def next(self) -> Segment:
-        """Return the pending tokens, or as many as are fed at once; raises Busy."""
+        """Return a segment of as many pending tokens as may be fed at once; raises Busy."""
         tokens = self.pending[:SHORT_PREFIX]
         self._sessions.reserve(self.session, self.session.length + len(tokens))
         return chain_segment(self.session, self._read(tokens))
 
     def mark_fed(self) -> bool:
-        """Note that the tokens of `next` were fed. Returns whether no tokens are pending any
-        more.
+        """Note that the tokens that `next` returned were fed. Returns whether no pending tokens are
+        left.
         """
         tokens = self.pending[:SHORT_PREFIX]
         self._sessions.advance(self.session, tokens, range(len(tokens)))
@@ -64,5 +64,5 @@ class PendingTokens:
 
 
 def chain_segment(session: Session, tokens: Sequence[int]) -> Segment:
-    """Return a segment of tokens that follow those of a session, with logits for the last token."""
+    """Return a segment of tokens that follow a session's tokens, with logits for the last token."""
     return Segment(session.table, session.length, tuple(tokens), tree.chain(len(tokens)), 1)

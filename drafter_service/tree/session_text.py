@@ -1,7 +1,7 @@
 """One session's text and the tree ahead of it: the cached part of both, and what may be fed next.
 
-This module applies to the session's memory what `token_tree` decides. `growing` and `whole` decide
-what to feed when.
+This module makes the changes to the session's memory that `token_tree` decides on. `growing` and
+`whole` decide what to feed when.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from tandem.protos.errors import InvalidRequest, SessionMiss
 from tandem.protos.streams import Drafting
 
 CommitTokens: TypeAlias = tuple[int, tuple[int, ...]]
-"""A commit's tokens, after the position in the text of the first of them."""
+"""The position of a commit's first token in the text, and the commit's tokens."""
 
 
 def new_tokens(inbox: deque[CommitTokens], length: int) -> list[int]:
-    """Take the commits that have arrived from the inbox and return their tokens after the first
-    `length` of the text. Raises SessionMiss if tokens in between are missing.
+    """Take all commits out of the inbox, and return their tokens after the first `length` tokens of
+    the text. Raises SessionMiss if tokens in between are missing.
     """
     tokens: list[int] = []
     while inbox:
         start, new = inbox.popleft()
         known = length + len(tokens)
         if start > known:
-            raise SessionMiss(f"the text is known up to token {known}, not to {start}")
+            raise SessionMiss(f"only {known} tokens are known, but a commit begins after {start}")
         tokens += new[known - start :]
     return tokens
 
 
 class SessionText(PendingTokens):
-    """A session at work that holds its text, or will hold it once the pending tokens are fed. The
-    tree grows once no tokens are pending.
+    """A session that holds its text, or will hold it once the pending tokens are fed. The tree
+    grows once no tokens are pending.
     """
 
     def __init__(
@@ -59,7 +59,9 @@ class SessionText(PendingTokens):
         vocabulary: Vocabulary,
         grammar: Future[GrammarMatcher] | None = None,
     ) -> None:
-        """`grammar` is the opening's. Proposals keep to it once it is compiled."""
+        """`grammar` is the grammar of the opening. Proposals keep to the grammar once it is
+        compiled.
+        """
         super().__init__(sessions, session, opening.context, vocabulary.read)
         sampling = opening.sampling
         self.tree = tree
@@ -70,8 +72,8 @@ class SessionText(PendingTokens):
         self._before_grammar: list[int] = list(session.tokens[opening.context.length :])
 
     def take_commits(self, inbox: deque[CommitTokens], restart: bool = False) -> int:
-        """Take in the commits that have arrived. The tree goes on from the new end of the text, or
-        begins again with `restart`. Returns how many tokens were new; raises SessionMiss.
+        """Take in the commits that have arrived. The tree goes on from the new end of the text or,
+        with `restart`, begins again there. Returns how many tokens were new; raises SessionMiss.
         """
         tokens = new_tokens(inbox, self.session.length + len(self.pending))
         if not tokens:
@@ -85,14 +87,14 @@ class SessionText(PendingTokens):
         return len(tokens)
 
     def keep(self, tokens: Sequence[int], slots: Sequence[int]) -> int:
-        """Keep a path of the tree in the session, though it is not committed; returns the length
-        that the session then holds.
+        """Keep a path of the tree in the session, although its tokens are not committed. Returns
+        how many tokens the session then holds.
         """
         self._sessions.advance(self.session, tokens, slots, proposed=len(tokens))
         return self.session.length
 
     def fit(self, nodes: list[DraftNode]) -> list[DraftNode]:
-        """Return the first nodes to feed, as many as there is memory for."""
+        """Return as many of the first `nodes` as there is memory to feed."""
         base = self.session.length + self.tree.fed
         self._sessions.try_reserve(self.session, base + len(nodes))
         return nodes[: max(0, self.session.table.capacity - base)]
@@ -108,8 +110,8 @@ class SessionText(PendingTokens):
         )
 
     def expand(self, nodes: Sequence[DraftNode], logits: torch.Tensor, propose: Expander) -> None:
-        """Add proposals after the root, or after nodes that were fed, from their logits
-        [nodes, vocab].
+        """Add proposals after `nodes`, which are the root or nodes that were fed, from the logits
+        after each of them [nodes, vocab].
         """
         rows = self._vocabulary.proposable(logits)
         self._constrain()

@@ -1,11 +1,11 @@
 """A token tree that grows ahead of a text and is re-rooted as the text goes on.
 
-The module is pure: children and committed tokens come in; nodes to feed, proposals, and new slots
-for the keys of nodes come out. A node's score is the predicted log-probability that it is accepted,
-the sum over its path; children never score above their parent. So a node that is not among the best
-`nodes` known has no descendant among them, and feeding only the best nodes gives the exact
-best-first tree (2402.12374, 2406.16858). Scores are absolute: a new root changes only what is
-subtracted from them.
+The module is pure: it takes in children and committed tokens, and returns nodes to feed, proposals,
+and new slots for the keys of nodes. A node's score is the predicted log-probability that the node
+is accepted: a sum over its path, so children never score above their parent. A node that is not
+among the best nodes therefore has no descendant among them, and feeding only the best nodes gives
+the exact best-first tree (arXiv 2402.12374, 2406.16858). A new root leaves all scores as they are;
+the root's score is subtracted where a chance is needed.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tandem.protos.streams import Proposal
 from tandem.protos.types import MAX_LEVELS, MAX_NODES, Distribution, DraftShape, Schedule
 
 ALL_PAY = FeedThreshold()
-FED_PER_NODE = 4  # most nodes fed ahead of the text, for each node of the window
+FED_PER_NODE = 4  # most nodes fed ahead of the text, as a multiple of the nodes of a draft
 
 
 class TokenTree:
     """A growing tree after a text of `length` tokens; the draft model's context is `limit`
     tokens.
 
-    `floor` is the log-probability below which a node is neither fed nor sent. `source` goes into
-    proposals. With `worth`, children that can never be worth being fed are not kept, except for the
-    likeliest child, and `worth` learns from the likeliest child of each token of the text: the
-    child's chance, and whether the text went on with that child.
+    `floor` is the log-probability below which a node is neither fed nor sent. `source` is copied
+    into every proposal. If `worth` is given, children that can never be worth being fed are
+    dropped, except for the likeliest child. For each token of the text, `worth` learns the chance
+    of the likeliest child, and whether the text went on with that child.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class TokenTree:
         self.floor = self._min_logprob
         self._source = source
         self._worth = worth
-        self._live: list[DraftNode] = []  # nodes, best first; of equal nodes the older one first
+        self._live: list[DraftNode] = []  # best first; of equal scores, the older node first
         self._fed: list[DraftNode] = []  # fed nodes in the order of their slots
         self._sent = 0
 
@@ -61,7 +61,7 @@ class TokenTree:
 
     @property
     def full(self) -> bool:
-        """Whether nothing can follow within the draft model's context."""
+        """Whether the draft model's context has no space for another token."""
         return self.root.position >= self.limit
 
     def expand(self, nodes: Sequence[DraftNode], expansions: Sequence[Expansion]) -> None:
@@ -90,8 +90,8 @@ class TokenTree:
     def frontier(
         self, window: Iterable[DraftNode], threshold: FeedThreshold = ALL_PAY
     ) -> list[DraftNode]:
-        """Return the window's nodes to feed next, best first: unfed, confident, above the last
-        level, and worth their cost.
+        """Return the nodes of the window to feed next, best first. These nodes are confident, above
+        the last level, not fed yet, and worth their cost.
         """
         deepest, left = self._deepest, FED_PER_NODE * self.shape.nodes - self.fed
         base, start = self.root.score, self.root.position
@@ -106,8 +106,8 @@ class TokenTree:
             self._fed.append(node)
 
     def parents(self, nodes: Sequence[DraftNode]) -> tuple[int, ...]:
-        """Return the tree of all fed nodes and then these, in the order of their slots: the slot
-        of each node's parent.
+        """Return the slot of each node's parent, for all fed nodes in the order of their slots and
+        then for `nodes`.
         """
         above = (node.parent for node in (*self._fed, *nodes))
         return tuple(a.slot for a in above if a is not None and a.slot is not None)
@@ -123,8 +123,8 @@ class TokenTree:
 
     def follow(self, tokens: Sequence[int], restart: bool = False) -> tuple[int, list[int]]:
         """Re-root the tree, because the text went on with these tokens. Returns how many leading
-        tokens are fed nodes, and the slots of their keys, followed by the slots of all nodes that
-        are still possible, in their new order.
+        tokens are fed nodes, and a list of slots: first the slots of these nodes' keys, and then
+        the slots of all fed nodes that are still possible, in their new order.
 
         If not all tokens are fed nodes, or with `restart`, the new tree is empty, and its root has
         to be fed.
@@ -148,7 +148,7 @@ class TokenTree:
 
     def unsent(self, window: Iterable[DraftNode], level: int = 0) -> Proposal | None:
         """Return a proposal of the nodes of the window that were not sent yet, or None if there are
-        none. Nodes above a level are sent only as the parents of others.
+        none. Nodes above `level` are sent only if a node below them is sent.
         """
         nodes: set[DraftNode] = set()
         for node in (n for n in window if n.position >= self.root.position + level):
@@ -159,8 +159,8 @@ class TokenTree:
         return self._proposal(sorted(nodes, key=attrgetter("position"))) if nodes else None
 
     def whole_draft(self) -> tuple[Proposal, list[int]]:
-        """Return the best tree in one proposal, the likeliest child first, and the slots of its
-        leading nodes as far as they were fed.
+        """Return the best tree in one proposal, and the slots of the nodes on the tree's first
+        path, up to the first node that was not fed. The likeliest child of each node comes first.
         """
         kept, nodes = set(self.window()), list[DraftNode]()
         stack = [self.root]
@@ -187,8 +187,8 @@ class TokenTree:
         return min(self.root.position + self.shape.levels, self.limit)
 
     def _proposal(self, nodes: Sequence[DraftNode]) -> Proposal:
-        """Number the nodes and return them as a proposal. The nodes' parents must be among them or
-        have been sent.
+        """Number the nodes and return them as a proposal. Each node's parent must be one of the
+        nodes or must have been sent.
         """
         first = self._sent + 1
         self._sent += len(nodes)
@@ -204,14 +204,15 @@ class TokenTree:
         )
 
     def _set_root(self, root: DraftNode) -> None:
-        """Forget all nodes that are not after the new root, and the new root's parent."""
+        """Make a node the root: forget its parent, and all nodes that do not descend from it."""
         possible, live = set[DraftNode | None]({root}), list[DraftNode]()
         for node in self._live:
             if node.parent in possible:
                 possible.add(node)
                 live.append(node)
             else:
-                # breaks cycles of forgotten nodes, which would otherwise be garbage
+                # breaks the reference cycles of forgotten nodes, so that their memory is freed at
+                # once
                 node.parent = None
         self._live = live
         self._fed = [node for node in self._fed if node in possible and node is not root]
@@ -236,8 +237,8 @@ class TokenTree:
 
 def adapted(shape: DraftShape, accepted: bool) -> DraftShape:
     """Return the next proposal's shape. The heuristic schedule adds two levels after a proposal
-    that was accepted as a whole, and removes one otherwise. The nodes per level stay the same
-    (transformers' assisted generation, `num_assistant_tokens_schedule`).
+    that was accepted as a whole, and removes one otherwise. The ratio of nodes to levels stays the
+    same. The schedule is `num_assistant_tokens_schedule` of transformers' assisted generation.
     """
     if shape.schedule is not Schedule.HEURISTIC or not shape.levels:
         return shape

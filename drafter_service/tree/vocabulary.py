@@ -1,9 +1,9 @@
-"""The tokens of a draft model beside its target's: which it may propose, how it reads a text, and
-which of them a reader would see.
+"""The tokens of a draft model compared with its target's: which tokens the draft model may propose,
+which tokens it is fed for a text, and which tokens a reader would see.
 
-In nearly equal tokenizers, all but a few ids mean the same token. An id that means another token is
-never proposed, so each draft consists of the target's tokens, however it is made from the logits.
-Pure.
+In nearly equal tokenizers, all but a few ids stand for the same token. An id that stands for
+different tokens is never proposed, so every draft consists of the target's tokens, in whatever way
+it is made from the logits. The module is pure.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import torch
 from tandem.drafter_service.tree.expansion import Expander, expander, where_possible
 from tandem.protos.types import DraftShape, SamplingParams
 
-# a token that the draft model lacks is read as one of these
+# a token that the draft model lacks is read as the first of these tokens that the draft model has
 NEUTRAL_TOKENS = ("Ċ", "\n", "<0x0A>", "Ġ", "▁", " ")
 REPLACEMENT = "\ufffd"  # appears in the text of a token that is only a part of a character
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The first `count` ids of a draft model. The `masked` ids mean something else to the target.
-    `substitutes` maps ids of the target that mean something else to the draft model to the ids that
-    the draft model reads instead.
+    """The first `count` ids of a draft model. The `masked` ids stand for other tokens in the
+    target. For each id of the target that stands for another token in the draft model,
+    `substitutes` has the id that the draft model is fed instead.
     """
 
     count: int
@@ -38,7 +38,7 @@ class Vocabulary:
         """Return the vocabulary of a draft model with its `own` tokens and a target with nearly the
         same tokens. A token of the target is read as the draft model's token of the same name, or
         as a neutral token if there is none. A tokenizer may list tokens that the draft model has no
-        logits for; these do not count as its own.
+        logits for; such tokens do not count as its own.
         """
         own = {index: token for index, token in own.items() if index < count}
         ids = {token: index for index, token in own.items()}
@@ -52,7 +52,7 @@ class Vocabulary:
         )
 
     def read(self, tokens: Iterable[int]) -> tuple[int, ...]:
-        """Return the tokens that the draft model is fed for tokens of a text, one for each."""
+        """Return the token that the draft model is fed for each token of a text."""
         if not self.substitutes:
             return tuple(tokens)
         return tuple(self.substitutes.get(token, token) for token in tokens)
@@ -69,7 +69,7 @@ class Vocabulary:
     def expander(
         self, shape: DraftShape, params: SamplingParams, root: int, visible: torch.Tensor
     ) -> Expander:
-        """Return how to propose from proposable logits, as `expansion.expander` does."""
+        """Return the expander for `proposable` logits, as `expansion.expander` does."""
         propose = expander(shape, params, root, visible)
         return where_possible(propose) if self.masked else propose
 
@@ -80,7 +80,9 @@ class Vocabulary:
 
 
 def visible_tokens(texts: Iterable[str]) -> torch.Tensor:
-    """Tell of which tokens the texts have a visible character and no broken one, [tokens] bool."""
+    """Tell for each token whether its text has a visible character and no broken one, bool
+    [tokens].
+    """
     return torch.tensor([_is_visible(text) for text in texts])
 
 

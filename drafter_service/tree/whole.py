@@ -1,5 +1,5 @@
-"""Makes drafts as a whole: each from scratch after the newest commit, level by level to the end,
-and sent in one proposal.
+"""Makes drafts as a whole. Each draft is made from scratch after the newest commit, level by level,
+and is sent in one proposal.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ def whole_drafts(
     logits: torch.Tensor,
     once: bool,
 ) -> Generator[StepInput, torch.Tensor, None]:
-    """Send one draft if `once`, else one after every commit. `logits` are the root's, [1, vocab];
-    `propose` takes the length of the text and returns how to propose after it.
+    """Send one draft if `once`, or else one draft after every commit. `logits` [1, vocab] are the
+    logits after the root. `propose` takes the length of the text and returns the expander to use
+    after that text.
 
-    After the only draft, the session holds the text and the draft's leading nodes as far as they
-    were fed.
+    If only one draft is sent, the session then holds the text and the draft's leading nodes, up to
+    the first node that was not fed.
     """
     tree = text.tree
     while True:

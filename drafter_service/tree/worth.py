@@ -1,21 +1,23 @@
-"""Decides which nodes are worth a drafter's time: those that should save the verifier more time.
+"""Decides which nodes are worth a drafter's time, because they should save the verifier more time.
 
-Pure. A proposal saves the verifier a token if the proposal is right, if it arrives before the text
-has got there by itself, and if the verifier gives it a row. So a node at a depth is worth being fed
-while
+The module is pure. A proposal saves the verifier a token if the proposal is right, if it arrives
+before the text reaches its position, and if the verifier gives it a row. A node is therefore worth
+being fed while
 
     chance of the node x frequency ^ (levels until proposals are in time) x margin
-        x seconds of a token > cost x seconds of a row of the drafter's,
+        x seconds of a token > cost x seconds of a row of the drafter.
 
-where the chance is corrected by how far the drafter is trusted, the frequency is how often its
-likeliest proposal is right, the margin is by how much its chances exceed the verifier's price for a
-row, and the cost is the value of a second of the drafter, the cheaper device, relative to one of
-the verifier. The cost is at least as configured. It is higher while the drafter waits for processor
-cores, because then others, such as the verifier, wait for it. All of these are learned from every
-text that is read (`engine.schedule.trust`). Where proposals are not worth it - the drafter is too
-far away, too slow, or too bad for the text - none are sent and a text is read on in large pieces. A
-new text is then begun only if no text was read for a while, because the cause, such as a cold
-start, may be over.
+The chance is corrected by the trust in the drafter. The frequency is how often the drafter's
+likeliest proposal is right. The margin is how much the drafter's corrected chances exceed the
+verifier's price for a row, on average. Trust, frequency and margin are learned from every text that
+is read (`engine.schedule.trust`). The cost is the value of a second of the drafter, the cheaper
+device, relative to a second of the verifier. The cost is at least the configured one. The cost is
+higher while the drafter waits for processor cores, because other processes, such as the verifier,
+then wait for the drafter's core about as long.
+
+If the drafter is too far away, too slow, or too often wrong for a text, it sends no proposals and
+reads the text in large pieces. The drafter then begins a new text only if no text was read for a
+while, because the cause, such as a cold start, may be over.
 """
 
 from __future__ import annotations
@@ -26,28 +28,29 @@ from dataclasses import dataclass, field
 from tandem.engine.schedule.batch import StepCosts
 from tandem.engine.schedule.trust import Trust
 
-# a node with a lower chance is neither fed nor sent: only one row in a hundred for such nodes would
-# save the verifier a step
+# a node with a lower chance is neither fed nor sent: fewer than one in a hundred rows for such
+# nodes would save the verifier a step
 LEAST = 0.01
-SLACK = 0.125  # share of the verifier's price that a node's chance must exceed: when a proposal
-# arrives, tokens before it may have been accepted, which makes it likelier
+# a node's chance must exceed this share of the verifier's price: when the node arrives, tokens
+# before it may have been accepted, which makes the node likelier
+SLACK = 0.125
 PACE = 0.1  # weight of one token of a text in the averages that are learned from the text
-# seconds without any text read, after which a new text is begun, because drafts may pay now
+# after this many seconds without reading any text, a new text is begun, because drafts may pay now
 TRIAL_SECONDS = 1.0
-HALF = 0.5  # average part of a step that a commit waits at a drafter, and a proposal at a verifier
-# times the usual pace that one token counts at most, because a longer time is a pause
+HALF = 0.5  # a commit waits at a drafter, and a proposal at a verifier, for half a step on average
+# a token counts as at most this many times the usual pace, because a longer time is a pause
 LONGEST = 4.0
 
 
 @dataclass(slots=True)
 class Conditions:
-    """The conditions at a caller: reports about the caller's verifier and the round trip, and the
-    pace of its texts. 0 means unknown.
+    """The conditions at a caller: what the caller reports about its verifier and the round trip,
+    and the pace of its texts. 0 means unknown.
     """
 
     price: float = 0.0  # the chance below which a proposed node gets no row
-    token_seconds: float = 0.0  # the verifier's time for each token of all texts
-    delay: float = 0.0  # seconds from sending a commit to the arrival of what it causes
+    token_seconds: float = 0.0  # seconds of the verifier per token, over all texts
+    delay: float = 0.0  # seconds of travel of a commit and of the proposal that answers it
     pace: float = 0.0  # smoothed seconds from a token of a text to the next one
 
     def observe(self, tokens: int, seconds: float) -> None:
@@ -61,7 +64,9 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class FeedThreshold:
-    """The chance that a node must have to be worth being fed now, in logarithms."""
+    """The chance that a node must have to be worth being fed now. All fields but `lead` are
+    logarithms.
+    """
 
     least: float = -math.inf
     fade: float = 0.0  # logarithm added to a chance for each level that comes too late
@@ -76,15 +81,15 @@ class FeedThreshold:
 
 @dataclass(slots=True)
 class DrafterHistory:
-    """The experience of a drafter with all its texts."""
+    """What a drafter has learned from all its texts."""
 
     trust: Trust = field(default_factory=Trust.of_all)
     read_at: float = 0.0  # time at which a text was last read
 
 
 class Worth:
-    """Decides which nodes of one session are worth being fed, at `least_cost` or more; with 0 all
-    that may be accepted are.
+    """Decides which nodes of one session are worth being fed. The cost of a second of the drafter
+    is `least_cost` or more. If `least_cost` is 0, all nodes above the `floor` are worth being fed.
     """
 
     def __init__(
@@ -98,7 +103,7 @@ class Worth:
         self._costs = costs
         self._history = history
         self._least_cost = least_cost
-        self._trust = history.trust  # used until the text itself has taught something
+        self._trust = history.trust  # used until this text has taught something
         self._last_growth = 0.0
         self._begun = False
 
@@ -114,8 +119,8 @@ class Worth:
         return self._begun
 
     def observe_proposal(self, chance: float, right: bool) -> None:
-        """Learn from the likeliest proposal after a token, which claimed this chance and was right
-        or not.
+        """Learn whether the likeliest proposal after a token was right, and which chance it
+        claimed.
         """
         if self._trust is self._history.trust:
             self._trust = self._history.trust.begun(PACE)

@@ -1,4 +1,4 @@
-"""Give pages to tables, share and view them, and take them back."""
+"""Give pages to page tables, let tables share and view pages, and take pages back."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tandem.engine.cache.pages import PageTable, page_aligned
 
 
 class PageAllocator(PageLedger):
-    """Gives tables their pages. In layers with a window a table views only the pages that it needs
-    there to go on: those that are not filled yet, and the last filled ones.
+    """Gives tables their pages. In layers with a window, a table views only the pages that its
+    session still needs there: the pages that are not filled yet, and the last filled pages.
     """
 
     def allocate(self, length: int) -> PageTable | None:
@@ -27,8 +27,8 @@ class PageAllocator(PageLedger):
 
     def grow(self, table: PageTable, length: int, narrow: bool = False) -> bool:
         """Give a table pages for `length` positions. Returns False, and changes nothing, if too
-        little memory is free. If `narrow`, no more of the new pages have memory in all layers at
-        once than a session needs.
+        little memory is free. If `narrow`, only as many of the new pages get memory in all layers
+        as a session needs at once.
         """
         if self.price(table, length, narrow) > self.free:
             return False
@@ -47,12 +47,12 @@ class PageAllocator(PageLedger):
         return True
 
     def prepare(self, table: PageTable, context: int, stop: int) -> None:
-        """Prepare a table to be fed the positions from `context` to `stop`: a page that has no
-        memory in layers with a window gets that of a page of the same table which the windows have
-        left.
+        """Prepare a table to be fed the positions from `context` to `stop`. A page without memory
+        in layers with a window takes over the memory of a page of the same table that is no longer
+        in any window.
         """
         while table.unbacked is not None and table.unbacked * self.page < stop:
-            assert table.spare < self.footprint.first(context), "a pass feeds too much of a session"
+            assert table.spare < self.footprint.first(context), "a pass feeds too many tokens"
             left, page = table.pages[table.spare], table.pages[table.unbacked]
             self._drop_view(table, left)
             self.release_memory(left)
@@ -62,8 +62,8 @@ class PageAllocator(PageLedger):
             table.unbacked = number if number < len(table.pages) else None
 
     def trim(self, table: PageTable, length: int) -> None:
-        """Take from a table with `length` positions the pages after them, from the first one
-        without memory on.
+        """Take unused pages from a table of `length` positions: the first page after these
+        positions that has no memory in layers with a window, and all pages after that page.
         """
         for number in range(-(-length // self.page), len(table.pages) * bool(self._unbacked)):
             if table.pages[number] in self._unbacked:
@@ -71,14 +71,14 @@ class PageAllocator(PageLedger):
 
     @abstractmethod
     def copy(self, source: PageTable, target: PageTable, start: int, stop: int) -> None:
-        """Copy the keys and values of positions from `start` to `stop` of one table to another."""
+        """Copy the keys and values of positions `start` to `stop` from one table to another."""
 
     @abstractmethod
     def _copy_windowed(self, source: int, target: int) -> None:
         """Copy the content of one page to another in layers with a window."""
 
     def share(self, table: PageTable, pages: Sequence[int], first: int = 0) -> None:
-        """Append cached pages to a table, which views its pages from the `first`-th on."""
+        """Append cached pages to a table. The table views its pages from the `first`-th on."""
         table.first = first
         for page in pages:
             self._hold(table, page, len(table.pages) >= first)
@@ -96,8 +96,8 @@ class PageAllocator(PageLedger):
         self._let_go(table, own)
 
     def usable(self, pages: Sequence[int], length: int) -> int:
-        """Return the most positions, `length` or fewer, after which a text in `pages` can go on:
-        so many that no layer lacks a page that it would see.
+        """Return after how many positions, at most `length`, a text in `pages` can go on. Every
+        page that layers with a window still need must have memory in these layers.
         """
         for number in range(-(-length // self.page) - 1, -1, -1) if self._unbacked else ():
             if number < self.footprint.first(length):
@@ -107,7 +107,7 @@ class PageAllocator(PageLedger):
         return length
 
     def look(self, table: PageTable, first: int) -> None:
-        """Have a table view its pages from the `first`-th on, and no others."""
+        """Have a table view its pages from the `first`-th on, and no other pages."""
         for page in table.pages[table.first : first]:
             self._drop_view(table, page)
         for page in table.pages[first : table.first]:
@@ -115,7 +115,9 @@ class PageAllocator(PageLedger):
         table.first = first
 
     def release(self, table: PageTable, start: int = 0) -> None:
-        """Take from a table its pages from the `start`-th on; those that nobody holds are free."""
+        """Take from a table its pages from the `start`-th on. A page becomes free unless another
+        table holds the page or the page is cached.
+        """
         while len(table.pages) > start:
             self._let_go(table, table.pages.pop())
         table.first = min(table.first, start)
@@ -124,7 +126,9 @@ class PageAllocator(PageLedger):
         )
 
     def parts(self, table: PageTable) -> Iterator[tuple[int, int, int]]:
-        """Yield each part of a table's memory: its name, how many tables have it, and its size."""
+        """Yield the name of each part of a table's memory, how many tables have the part, and its
+        size.
+        """
         for page in table.pages:
             yield page, self._holders[page], self.footprint.full * self.page
         for page in table.viewed:
@@ -144,7 +148,7 @@ class PageAllocator(PageLedger):
 
     def _view(self, table: PageTable, page: int) -> None:
         if self.footprint.windowed and page not in table.viewed:
-            assert page not in self._unbacked, "there is nothing to see"
+            assert page not in self._unbacked, "the page has no memory"
             with self._counted(page):
                 self._viewers[page] += 1
             table.viewed.add(page)

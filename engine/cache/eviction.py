@@ -1,4 +1,4 @@
-"""Choose the sessions whose memory is taken when another session needs it."""
+"""Choose the sessions that lose their memory when another session needs memory."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tandem.engine.cache.session import Session
 
 
 def evictable(sessions: Iterable[Session], growing: Session, idle_since: float) -> list[Session]:
-    """Return the sessions whose memory `growing` may get, least recently used first: those that
-    are not at work and were last used at `idle_since` or before.
+    """Return the sessions whose memory the session `growing` may get, least recently used first.
+    These sessions are not at work, and were last used at `idle_since` or before.
     """
     idle = [
         session
@@ -27,10 +27,10 @@ def to_evict(
     lacking: int,
     parts: Callable[[PageTable], Iterable[tuple[int, int, int]]],
 ) -> Sequence[Session] | None:
-    """Return the first sessions of `order`: at least `least`, and as many as it takes to free the
-    `lacking` memory. Return None if all of these sessions are not enough. `parts` gives the name,
-    holders and size of each part of a table; a part becomes free with the last session that holds
-    it.
+    """Return as many of the first sessions of `order` as it takes to free the `lacking` memory, but
+    at least `least` sessions. Return None if all sessions of `order` together are not enough.
+    `parts` gives the name, the number of holders and the size of each part of a table. A part
+    becomes free when the last session that holds the part is evicted.
     """
     held: Counter[int] = Counter()
     for count in range(len(order) + 1):

@@ -1,4 +1,4 @@
-"""The interface of a KV cache, as sessions need it."""
+"""The interface of the KV cache that sessions use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class KVCache(Protocol):
 
     @property
     def positions(self) -> int:
-        """The number of positions that the memory holds if all have memory in all layers."""
+        """The number of positions that fit into the memory if each has memory in all layers."""
 
     @property
     def footprint(self) -> Footprint:
@@ -39,10 +39,12 @@ class KVCache(Protocol):
 
     @property
     def prefixes(self) -> Prefixes:
-        """The texts that are cached for sessions to come."""
+        """The texts that are cached for later sessions."""
 
     def parts(self, table: PageTable) -> Iterable[tuple[int, int, int]]:
-        """Return each part of a table's memory: its name, how many tables have it, and its size."""
+        """Return the name of each part of a table's memory, how many tables have the part, and its
+        size.
+        """
 
     def allocate(self, length: int) -> PageTable | None:
         """Make a table with pages for `length` positions; None if too little memory is free."""
@@ -52,25 +54,27 @@ class KVCache(Protocol):
 
     def grow(self, table: PageTable, length: int, narrow: bool = False) -> bool:
         """Give a table pages for `length` positions. Returns False, and changes nothing, if too
-        little memory is free. If `narrow`, no more of the new pages have memory in all layers at
-        once than a session needs.
+        little memory is free. If `narrow`, only as many of the new pages get memory in all layers
+        as a session needs at once.
         """
 
     def trim(self, table: PageTable, length: int) -> None:
-        """Take from a table with `length` positions the pages after them, from the first one
-        without memory on.
+        """Take unused pages from a table of `length` positions: the first page after these
+        positions that has no memory in layers with a window, and all pages after that page.
         """
 
     def release(self, table: PageTable, start: int = 0) -> None:
         """Take from a table its pages from the `start`-th on."""
 
     def copy(self, source: PageTable, target: PageTable, start: int, stop: int) -> None:
-        """Copy the keys and values of positions from `start` to `stop` of one table to another."""
+        """Copy the keys and values of positions `start` to `stop` from one table to another."""
 
     def compact(self, table: PageTable, start: int, path: Sequence[int]) -> None:
-        """Move the positions `start + path[i]` to `start + i`; positions after them are dead."""
+        """Move the positions `start + path[i]` to `start + i`. The content of later positions may
+        no longer be used.
+        """
 
     def finite(self, table: PageTable, start: int, stop: int) -> bool:
-        """Return whether the keys and values of positions from `start` to `stop` are finite: the
-        model did not overflow there.
+        """Return whether the keys and values of positions from `start` to `stop` are finite, which
+        means that the model did not overflow there.
         """

@@ -1,6 +1,6 @@
 """Keep account of the memory of each page, of how many sessions hold it, and of the free pages.
 
-The ledger only decides; the pool that owns the memory moves the content.
+The ledger only keeps the account. The pool owns the memory and moves its content.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ EVERYWHERE = Footprint()  # the footprint of models in which no layer has a wind
 class PageLedger(ABC):
     """The account of memory for `positions` positions in whole pages.
 
-    Any number of sessions hold a page, and a page may be cached for sessions to come; a page that
-    nobody holds and that is not cached is free. In layers with a sliding window only some of the
-    sessions that hold a page view it, and it may be *unbacked* there, that is, without memory.
+    Any number of sessions may hold a page, and a page may be cached for later sessions. A page is
+    free if no session holds the page and it is not cached. In layers with a sliding window, only
+    some of the sessions that hold a page *view* it. A page may be *unbacked* in these layers, which
+    means that it has no memory there.
 
-    Memory is counted in the units of `footprint`, or in positions where no layer has a window.
+    Memory is counted in the units of `footprint`, or in positions if no layer has a window.
     """
 
     def __init__(self, positions: int, footprint: Footprint = EVERYWHERE) -> None:
@@ -32,7 +33,7 @@ class PageLedger(ABC):
         self.allocated = 0
         self.idle = 0
         self.numbered = footprint.numbers(self.positions // self.page)
-        self._free = deque(reversed(range(self.numbered)))  # the last `_warm` of these have memory
+        self._free = deque(reversed(range(self.numbered)))  # the last `_warm` pages have memory
         self._warm = 0  # the number of free pages that have memory
         self._holders = [0] * self.numbered
         self._viewers = [0] * self.numbered
@@ -41,8 +42,8 @@ class PageLedger(ABC):
 
     @property
     def size(self) -> int:
-        """The size of all memory. Pages that are not free take `allocated` of this memory; of that,
-        `idle` is cached and no session needs it.
+        """The size of all memory. Pages that are not free take `allocated` of this memory. `idle`
+        is the part of `allocated` that is cached and that no session needs.
         """
         return self.positions * self.footprint.whole
 
@@ -56,19 +57,17 @@ class PageLedger(ABC):
         return self._holders[page]
 
     def cache(self, page: int) -> None:
-        """Keep a page that a session holds, until it is evicted."""
+        """Cache a page that a session holds, until the page is evicted."""
         with self._counted(page):
             self._cached.add(page)
 
     def evict(self, page: int) -> None:
-        """Keep a cached page no longer for sessions to come."""
+        """Stop caching a page for later sessions."""
         with self._counted(page):
             self._cached.remove(page)
 
     def unseen(self, page: int) -> bool:
-        """Return whether a cached page has memory in layers with a window, and no session needs it
-        there.
-        """
+        """Return whether a cached page has memory in layers with a window that no session needs."""
         windowed = self.footprint.windowed > 0 and page not in self._unbacked
         return windowed and page in self._cached and not self._viewers[page]
 
@@ -88,7 +87,7 @@ class PageLedger(ABC):
 
     @contextmanager
     def _counted(self, page: int) -> Iterator[None]:
-        """Update `allocated` and `idle` by the changes of a page within the scope."""
+        """Update `allocated` and `idle` by what the scope changes about a page."""
         allocated, idle = self._state(page)
         yield
         now, now_idle = self._state(page)

@@ -8,16 +8,17 @@ PAGE = 64  # positions
 
 
 def page_aligned(length: int, page: int = PAGE) -> int:
-    """Return the positions in the whole pages that `length` positions take, at least one page."""
+    """Round a number of positions up to whole pages, at least one page."""
     return -(-max(length, 1) // page) * page
 
 
 @dataclass(slots=True, eq=False)
 class PageTable:
     """The `pages` of a session, of `page` positions each: the n-th page has the session's positions
-    from n * page on. `viewed` holds the pages that the session needs in layers with a sliding
-    window too, from the `first`-th on. The pages from the `unbacked`-th on get memory there only
-    when they are fed, and the `spare`-th page is the next to give up its own for them.
+    from n * page on. `viewed` holds the pages whose memory in layers with a sliding window the
+    session needs; the `first`-th page is the first of these. The pages from the `unbacked`-th on
+    get memory in these layers only when they are fed. The `spare`-th page is the next page that
+    gives up its memory in these layers to an unbacked page.
     """
 
     pages: list[int] = field(default_factory=list)
@@ -33,7 +34,7 @@ class PageTable:
         return len(self.pages) * self.page
 
     def slots(self, start: int, stop: int) -> list[int]:
-        """Return the slot mapping of the positions from `start` to `stop`: rows of the pool."""
+        """Return the slots of the positions from `start` to `stop`, which are rows of the pool."""
         page, slots = self.page, list[int]()
         for number in range(start // page, -(-stop // page)):
             shift = (self.pages[number] - number) * page

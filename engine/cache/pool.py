@@ -1,6 +1,6 @@
 """Memory for keys and values: a bounded pool of positions in pages, which sessions hold.
 
-The pool owns memory, not meaning: `sessions` and `prefix_tree` know which tokens a page holds, and
+The pool only owns the memory. `sessions` and `prefix_tree` know which tokens a page holds, and
 `ledger` knows which pages are free.
 """
 
@@ -40,8 +40,8 @@ class LayerGeometry:
     window: int | None = None  # how many of the last positions the layer sees; None means all
 
     def within(self, context: int) -> LayerGeometry:
-        """Return this geometry for texts of up to `context` positions: without a window that is no
-        shorter than the texts.
+        """Return this geometry for texts of up to `context` positions. A window that covers all of
+        these texts is dropped.
         """
         seen = self.window if self.window and self.window < context else None
         return replace(self, window=seen)
@@ -55,9 +55,10 @@ def position_bytes(layers: Sequence[LayerGeometry], dtype: torch.dtype) -> int:
 def footprint_of(
     layers: Sequence[LayerGeometry], dtype: torch.dtype, device: torch.device, step: int
 ) -> Footprint:
-    """Return the footprint of positions where a pass feeds a session at most `step` of them. The
-    footprint tells layers with a window apart only if these can give memory back: on a CPU, if
-    pages of positions are whole pages of the system.
+    """Return the footprint of cached positions if a pass feeds a session at most `step` positions.
+    The footprint counts layers with a window separately only if these layers can give memory back.
+    For that, the device must be a CPU whose system allows it, and each page of positions must
+    consist of whole pages of the system.
     """
     windowed = [layer for layer in layers if layer.window]
     sizes = [layer.heads * size for layer in layers for size in (layer.key_size, layer.value_size)]
@@ -69,12 +70,13 @@ def footprint_of(
 
 
 class KVPool(PageAllocator):
-    """Holds the keys and values of every layer, [positions, heads, size] each. Untouched positions
-    cost no memory. `padding` more positions lie at the end, for padding rows. Where `footprint`
-    tells layers with a window apart, there are more positions than `positions`.
+    """Holds the keys and values of every layer, [positions, heads, size] each. On a CPU, positions
+    that were never written take no memory. `padding` more positions lie at the end, for padding
+    rows. If `footprint` counts layers with a window separately, the pool has more positions than
+    `positions`.
 
-    Values that an ended session left may be NaN. Such values do no harm: kernels read only
-    positions of a row's own text, and all of these were written for that text.
+    Sessions that have ended may leave NaN values. Such values do no harm, because kernels read only
+    the positions of a row's own text, and all of these positions were written for that text.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class KVPool(PageAllocator):
         self.prefixes = PrefixTree(self)
 
     def copy(self, source: PageTable, target: PageTable, start: int, stop: int) -> None:
-        """Copy the keys and values of positions from `start` to `stop` of one table to another."""
+        """Copy the keys and values of positions `start` to `stop` from one table to another."""
         self._copy(source.slots(start, stop), target.slots(start, stop))
 
     def compact(self, table: PageTable, start: int, path: Sequence[int]) -> None:
@@ -115,15 +117,16 @@ class KVPool(PageAllocator):
             self._copy([slots[node] for node, _ in moves], [slots[offset] for _, offset in moves])
 
     def finite(self, table: PageTable, start: int, stop: int) -> bool:
-        """Return whether the model did not overflow on a table's positions from `start` to `stop`,
-        one or more. A value that is NaN or infinite in an early layer is also NaN or infinite in
-        the last layer, and in the last layer without a window: only these two layers are checked.
+        """Return whether the model did not overflow at a table's positions from `start` to `stop`,
+        which must be at least one position. A value that is NaN or infinite in an early layer is
+        also NaN or infinite in the last layer, and in the last layer without a window. Therefore
+        only these two layers are checked.
         """
         seen = slot_index(table.slots(start, stop), self._device)
         kept = max((n for n, window in enumerate(self.windows) if not window), default=-1)
         stores = (store[layer] for layer in {-1, kept} for store in (self.keys, self.values))
         extremes = (torch.aminmax(each[seen]) for each in stores)
-        # an extreme is NaN if either value is NaN
+        # the extremes are NaN if any value is NaN
         return all(bool(each.isfinite()) for both in extremes for each in both)
 
     def _copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:

@@ -23,17 +23,18 @@ class PrefixNode:
     keys: list[bytes] = field(default_factory=list)  # the bytes of the children's tokens, in order
 
     def nearest(self, tokens: array[int]) -> PrefixNode | None:
-        """Return the child that has most leading tokens in common with `tokens`; None if no child
-        has any.
+        """Return the child that shares the most leading tokens with `tokens`. Return None if no
+        child shares any.
         """
         near = self.neighbours(tokens)
         best = max(near, key=lambda child: common_prefix_length(child.tokens, tokens), default=None)
         return best if best and best.tokens[:1] == tokens[:1] else None
 
     def neighbours(self, tokens: array[int]) -> list[PrefixNode]:
-        """Return the children before and after `tokens` in the order of their bytes. No other child
-        has more leading tokens in common with `tokens` or begins with them. Nor is another child
-        their beginning, because no child is the beginning of another.
+        """Return the children directly before and after `tokens` in the order of their bytes. No
+        other child shares more leading tokens with `tokens`. If any child begins with `tokens`, the
+        child directly after `tokens` does. If a child is a prefix of `tokens`, it is the child
+        directly before `tokens`, because no child is a prefix of another child.
         """
         at = bisect_left(self.keys, tokens.tobytes())
         return [self.children[key] for key in self.keys[max(0, at - 1) : at + 1]]

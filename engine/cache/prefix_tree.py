@@ -1,10 +1,10 @@
-"""Cache texts as a radix tree of pages for each scope: a session holds the pages of its text that
-are in the tree already, whoever filled them, and leaves its own pages there.
+"""Cache texts in a radix tree of pages for each scope. A session holds the pages of its text that
+are in the tree already, whichever session filled them, and adds its own pages to the tree.
 
 A page enters the tree once its tokens are committed, and is never written to again. The last page
-of a text may be in the tree half filled: a session that goes on from there copies it. In layers
-with a sliding window a page may have given up its memory: no session begins at a place from which
-it would see such a page.
+of a text may be only partly filled when it enters the tree; a session that goes on from there
+copies the page. In layers with a sliding window, a page may have given up its memory. No session
+begins at a position from which one of these layers would need such a page.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tandem.engine.cache.session import Session, common_prefix_length
 
 
 class PrefixTree(Prefixes):
-    """The tree of a pool's cached pages. A session holds all pages from the root to its last one,
-    so whatever is below an idle page is idle too.
+    """The tree of a pool's cached pages. A session holds all pages from the root to its last page,
+    so all pages below an idle page are idle too.
     """
 
     def __init__(self, pool: PageAllocator) -> None:
@@ -31,25 +31,23 @@ class PrefixTree(Prefixes):
         self._page = pool.page
         self._roots: dict[bytes, PrefixNode] = {}
         self._paths: dict[Session, list[PrefixNode]] = {}  # a session's nodes, one for each page
-        self._uses = count(1)  # the uses are numbered in their order
-        self._order = count()  # the entries of `_leaves` are numbered
+        self._uses = count(1)  # numbers the uses in their order
+        self._order = count()  # numbers the entries of `_leaves`
         # nodes that may be dropped or lose memory, by last use
         self._leaves: list[tuple[int, int, PrefixNode]] = []
 
     @property
     def idle(self) -> int:
-        """The size of the memory that is cached and that no session needs."""
+        """The size of the cached memory that no session needs."""
         return self._pool.idle
 
     def reach(self, session: Session, length: int) -> int:
-        """Return the largest number of its tokens, up to `length`, after which a session can go
-        on.
-        """
+        """Return after how many of its tokens, at most `length`, a session can go on."""
         return self._pool.usable(session.table.pages, super().reach(session, length))
 
     def begin(self, session: Session, tokens: Sequence[int], reserve: Callable[[], None]) -> None:
-        """Let a new session hold the pages that are cached of a text. `reserve` finds the memory
-        that the session needs besides; an error that it raises is raised.
+        """Let a new session hold the cached pages of a text. `reserve` finds the other memory that
+        the session needs. An error of `reserve` is raised.
         """
         text, page = array("I", tokens), self._page
         node, path = self._roots.get(session.scope, PrefixNode()), list[PrefixNode]()
@@ -70,7 +68,7 @@ class PrefixTree(Prefixes):
         length = whole
         if last:
             length += common_prefix_length(last.tokens, text[whole : whole + page])
-            self._leave([last])  # marks the node as used, so that others are evicted before it
+            self._leave([last])  # marks the node as used, so that it is evicted later
         session.tokens.extend(text[:whole])
         reserve()
         if last and last.parent and length > whole and not self._pool.unbacked(last.page):
@@ -82,9 +80,9 @@ class PrefixTree(Prefixes):
         session.settled = length
 
     def publish(self, session: Session) -> None:
-        """Put the pages that a session has filled into the tree, so that others may begin with
-        them. Where the tree has a page with the same text, the session goes on with that page. The
-        session gives up its view of pages that the windows have left.
+        """Put the pages that a session has filled into the tree, so that other sessions may begin
+        with them. If the tree already has a page with the same text, the session goes on with that
+        page. The session stops viewing pages that are no longer in any window.
         """
         path, page = self._paths[session], self._page
         while (stop := (len(path) + 1) * page) <= session.settled:
@@ -100,9 +98,10 @@ class PrefixTree(Prefixes):
             self._drop_views(path[begun:first])
 
     def cut(self, session: Session, length: int) -> None:
-        """Have a session hold only its first `length` tokens. The session holds up to a page fewer
-        where others share the last page and there is no memory for a copy, and fewer where layers
-        with a window have given up pages that it would see.
+        """Cut a session to its first `length` tokens. If other sessions share the last page and
+        there is no memory for a copy, the session loses the tokens in that page, too. If layers
+        with a window have given up pages that they would need, the session is cut to an earlier
+        place from which it can go on.
         """
         path, page, table = self._paths[session], self._page, session.table
         length = self.reach(session, length)
@@ -129,7 +128,9 @@ class PrefixTree(Prefixes):
         session.cut(length)
 
     def forget(self, session: Session) -> None:
-        """Take the pages that this session alone holds from the tree, so that none begins there."""
+        """Remove the pages that only this session holds from the tree, so that no session begins
+        there.
+        """
         self._withdraw(session, 0)
         session.settled = min(session.settled, len(self._paths[session]) * self._page)
 
@@ -149,8 +150,9 @@ class PrefixTree(Prefixes):
             self._drop_views([*path[begun:], last])
 
     def evict(self, size: int) -> None:
-        """Free `size` of idle memory, least recently used first: pages at the ends of texts, and
-        windowed memory of pages that the windows have left.
+        """Free `size` of idle memory, least recently used first. Pages at the ends of texts are
+        dropped. Pages that are no longer in any window give up their memory in layers with a
+        window.
         """
         target = self._pool.free + size
         while self._pool.free < target and self._leaves:
@@ -161,9 +163,9 @@ class PrefixTree(Prefixes):
                 self._pool.release_memory(entry[2].page)
 
     def _insert(self, session: Session, tokens: array[int], page: int) -> PrefixNode:
-        """Return the node of the tokens that follow a session's path; if there is none, make one of
-        `page`. For a page that is filled in part, a node that begins with the same tokens will do;
-        nodes that are only the beginning of the new one are dropped.
+        """Return the node of the tokens that follow a session's path. If there is no such node,
+        make a node of `page`. For a partly filled page, any node that begins with the same tokens
+        is returned. Nodes whose tokens are a prefix of the new node's tokens are dropped.
         """
         path = self._paths[session]
         parent = path[-1] if path else self._root(session.scope)
@@ -182,7 +184,7 @@ class PrefixTree(Prefixes):
         return node
 
     def _withdraw(self, session: Session, pages: int) -> None:
-        """Take from the tree the pages that a session alone holds, after its first `pages`."""
+        """Remove the pages after the first `pages` that only this session holds from the tree."""
         path, holders = self._paths[session], self._pool.holders
         while len(path) > pages and not path[-1].children and holders(path[-1].page) == 1:
             self._drop(path.pop())
@@ -191,7 +193,7 @@ class PrefixTree(Prefixes):
         return self._roots.setdefault(scope, PrefixNode(scope))
 
     def _leave(self, nodes: Sequence[PrefixNode]) -> None:
-        """Note that a session no longer holds nodes, which follow each other."""
+        """Note that a session no longer holds the nodes of a part of its path."""
         if nodes:
             self._touch(nodes[-1])
         self._drop_views(nodes)
@@ -208,7 +210,7 @@ class PrefixTree(Prefixes):
             self._offer(node, node.viewed)
 
     def _offer(self, node: PrefixNode, used: int) -> None:
-        """Queue a node for eviction if it is an idle leaf, or to release memory if it is unseen."""
+        """Queue an idle leaf for eviction, or an unseen node for the release of memory."""
         if len(self._leaves) > 2 * self._pool.numbered:  # most entries are out of date
             self._leaves = sorted(entry for entry in self._leaves if self._may_go(entry))
         entry = used, next(self._order), node
@@ -219,14 +221,14 @@ class PrefixTree(Prefixes):
         return self._is_leaf(entry) or self._is_unseen(entry)
 
     def _is_leaf(self, entry: tuple[int, int, PrefixNode]) -> bool:
-        """Return whether an entry's node is an idle leaf that was not used since."""
+        """Return whether an entry's node is an idle leaf and unused since the entry was made."""
         used, _, node = entry
         alive = node.parent is not None and node.used == used and not node.children
         return alive and not self._pool.holders(node.page)
 
     def _is_unseen(self, entry: tuple[int, int, PrefixNode]) -> bool:
-        """Return whether an entry's node has memory in layers with a window, and no session has
-        needed it there since.
+        """Return whether an entry's node has memory in layers with a window that no session has
+        needed since the entry was made.
         """
         used, _, node = entry
         return node.parent is not None and node.viewed == used and self._pool.unseen(node.page)
@@ -234,7 +236,7 @@ class PrefixTree(Prefixes):
     def _drop(self, node: PrefixNode) -> None:
         """Take a leaf out of the tree."""
         parent, node.parent = node.parent, None
-        assert parent and not node.children, "leaves go first"
+        assert parent and not node.children, "only a leaf can be dropped"
         parent.remove(node)
         self._pool.evict(node.page)
         parent.used = max(parent.used, node.used)

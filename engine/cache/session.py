@@ -1,5 +1,5 @@
-"""A session of a model service: its pages, the tokens in them, and the numbers by which a call
-about them can be trusted.
+"""A session of a model service: its pages, the tokens in the pages, and the numbers by which the
+service checks that a call fits these tokens.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from tandem.protos.types import Context
 
 
 class JobEnded(Exception):
-    """Thrown into a job that has to end early; its session was fed the first `fed` tokens of its
-    context.
+    """Thrown into a job that has to end early. The job's session was fed the first `fed` tokens of
+    its context.
     """
 
     def __init__(self, fed: int) -> None:
@@ -24,13 +24,13 @@ class JobEnded(Exception):
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One session: the pages of its `table` hold its `tokens`, as of `turn`. The first `settled`
-    tokens are committed text, with which other sessions of the same `scope` may begin; the others
-    were only proposed.
+    """One session. The pages in its `table` hold its `tokens`, and `turn` is its newest turn. The
+    first `settled` tokens are committed text, with which other sessions of the same `scope` may
+    begin. The other tokens were only proposed.
 
-    `epoch` is drawn when the session is opened. A call that builds on cached tokens names the epoch
-    that it was answered with, so a session that a late call has opened again never passes for the
-    one that was lost.
+    `epoch` is a random number that is drawn when the session is opened. A call that builds on
+    cached tokens names the epoch that an earlier answer gave. Therefore a session that a late call
+    has opened again is never mistaken for the lost session.
     """
 
     table: PageTable
@@ -48,7 +48,9 @@ class Session:
         return len(self.tokens)
 
     def committed(self, context: Context) -> array[int]:
-        """Return all committed tokens of a call: the cached ones it builds on and those it sent."""
+        """Return all committed tokens of a call: the cached tokens it builds on, and the tokens it
+        sent.
+        """
         return self.tokens[: context.base] + array("I", context.tokens)
 
     def common_prefix_with(self, tokens: array[int]) -> int:

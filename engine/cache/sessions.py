@@ -21,16 +21,16 @@ from tandem.protos.errors import Busy, Internal, InvalidRequest, SessionMiss, St
 from tandem.protos.types import LAST_TURN, Context
 
 Fed = TypeVar("Fed")  # the type of a step input
-IDLE_SECONDS = 5.0  # seconds without a call, until a session may be evicted: several usual pauses
+IDLE_SECONDS = 5.0  # seconds without a call after which a session may be evicted
 RETRY_SECONDS = 0.2  # seconds after which a call that finds no memory may be retried
-RETRY_STEP_SECONDS = 0.02  # seconds added for each call that was refused since a session was opened
+RETRY_STEP_SECONDS = 0.02  # seconds added per call that was refused since memory was last found
 LONGEST_RETRY_SECONDS = 5.0
 
 
 class Sessions:
-    """All sessions of one pool, of which at most `max_sessions` are open. `clock` returns seconds.
-    A session that is idle for `ttl` seconds is reclaimed; one idle for `evict_after` seconds is
-    reclaimed when another needs its memory. `new_epoch` returns a fresh random number, never 0.
+    """The open sessions of one pool, at most `max_sessions`. A session is reclaimed after `ttl`
+    idle seconds, or after `evict_after` idle seconds if another session needs its memory. `clock`
+    returns seconds, and `new_epoch` a fresh random number, never 0.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Sessions:
         self._clock = clock
         self._evict_after = evict_after
         self._open: dict[bytes, Session] = {}
-        self._refused = 0  # number of refused calls since a session was opened
+        self._refused = 0  # number of refused calls since memory was last found
 
     def __len__(self) -> int:
         return len(self._open)
@@ -71,10 +71,10 @@ class Sessions:
     @contextmanager
     def acquire(self, context: Context, nodes: int) -> Iterator[Session]:
         """Apply the session rule. Within the scope the session is at work and cannot be evicted.
-        The session holds the tokens to build on, `context.base` or more, and has memory for the
-        context and `nodes` tree nodes. Raises StaleTurn, SessionMiss, Busy, InvalidRequest. A
-        session that finds no memory is closed, since growing sessions could wait for each other's
-        memory; its text stays cached.
+        The session holds at least the first `context.base` tokens, and has memory for the context
+        and `nodes` tree nodes. Raises StaleTurn, SessionMiss, Busy, InvalidRequest. A session that
+        finds no memory is closed, or growing sessions could wait for each other's memory. A closed
+        session's text stays cached.
         """
         self.check_length("context.tokens", context.length)
         session = self._extend(context, context.length + nodes)
@@ -86,7 +86,7 @@ class Sessions:
             if fed > session.length and self._pool.finite(session.table, session.length, fed):
                 session.tokens = session.committed(context)[:fed]
                 session.settled = fed
-            if isinstance(error, Busy) or not session.length:  # an empty one only takes a place
+            if isinstance(error, Busy) or not session.length:  # empty sessions only take a place
                 self._drop(context.session_id)
             raise
         finally:
@@ -99,7 +99,7 @@ class Sessions:
             raise InvalidRequest.of(field, limit)
 
     def feed(self, context: Context, step_input: Fed) -> Generator[Fed, torch.Tensor, torch.Tensor]:
-        """Have an input fed, and return its logits. Raises Internal where the model overflowed."""
+        """Have a step input fed, and return its logits. Raises Internal if the model overflowed."""
         logits = yield step_input
         if logits.numel() and logits.amax().isnan():  # the maximum is NaN if any logit is NaN
             raise self.overflowed(context)
@@ -117,8 +117,8 @@ class Sessions:
     def keep(
         self, session: Session, context: Context, drafted: Sequence[int], path: Sequence[int] = ()
     ) -> int:
-        """Keep the context and the nodes of a tree path, which move up after it. `drafted` are the
-        tree's tokens. Returns the length that the session holds afterwards.
+        """Keep the context and the nodes of a tree path, which are moved to follow the context.
+        `drafted` are the tree's tokens. Returns how many tokens the session holds afterwards.
         """
         new = context.tokens[session.length - context.base :]
         order = (*range(len(new)), *(len(new) + node for node in path))
@@ -128,9 +128,10 @@ class Sessions:
     def advance(
         self, session: Session, tokens: Sequence[int], order: Sequence[int], proposed: int = 0
     ) -> None:
-        """Append tokens whose keys and values lie after the held ones, token i at offset `order[i]`
-        after them. Further offsets in `order` are moved up after those of the tokens. The last
-        `proposed` tokens are not committed text, so no other session may begin with them.
+        """Append tokens whose keys and values are stored after the session's last position, those
+        of token i at offset `order[i]`. What further offsets in `order` store is moved to follow
+        the tokens. No other session may begin with the last `proposed` tokens, which are not
+        committed.
         """
         self._pool.compact(session.table, session.length, order)
         session.tokens.extend(tokens)
@@ -138,7 +139,7 @@ class Sessions:
         self._prefixes.publish(session)
 
     def cut(self, session: Session, length: int) -> int:
-        """Have a session hold its first `length` tokens or somewhat fewer; return how many."""
+        """Cut a session to `length` tokens or somewhat fewer; return how many are left."""
         self._prefixes.cut(session, length)
         return session.length
 
@@ -162,8 +163,8 @@ class Sessions:
             self._drop(session_id)
 
     def expire(self, waiting: Iterable[bytes] = ()) -> None:
-        """Reclaim sessions that were idle for longer than their time to live. The `waiting`
-        sessions, for which calls wait, do not count as idle, nor may they be evicted.
+        """Reclaim sessions that were idle for longer than their time to live. The sessions in
+        `waiting`, for which calls wait, do not count as idle, and may not be evicted.
         """
         now = self._clock()
         for session_id in waiting:
@@ -197,14 +198,14 @@ class Sessions:
         return session
 
     def _begin(self, context: Context, length: int, epoch: int) -> Session:
-        """Open a session that holds what is cached of its text, also from its own past."""
+        """Open a session that holds the cached part of its text, even if it cached that itself."""
         self._drop(context.session_id)
         session = Session(PageTable(page=self._pool.page), epoch, context.client)
         try:
             self._prefixes.begin(
                 session, context.tokens[:-1], lambda: self.reserve(session, length)
             )
-        except BaseException:  # Busy, or MemoryError for a copy
+        except BaseException:  # Busy, or MemoryError from a copy
             self._prefixes.end(session)
             raise
         self.counts.reused_tokens += session.length
@@ -217,9 +218,9 @@ class Sessions:
         return Busy(why, wait)
 
     def _find_memory(self, length: int, session: Session) -> str:
-        """Give a session, which may be new, memory for `length` tokens; drop no more other sessions
-        than necessary. Returns why there is no memory, or "" if there is enough. Rather than drop
-        others, give the session only the memory that it needs at once where layers have a window.
+        """Give a session, which may be new, memory for `length` tokens. Drop as few other sessions
+        as possible: if memory is short, give the session only the memory that it needs at once in
+        layers with a window. Returns why there is no memory, or "" if there is enough.
         """
         pool, table = self._pool, session.table
         pool.trim(table, session.length)

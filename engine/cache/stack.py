@@ -1,5 +1,5 @@
-"""Memory for the keys or values of all layers of one shape; unused parts of it can be given back to
-the system.
+"""Memory for the keys or values of all layers with the same shape. Unused parts of the memory can
+be given back to the system.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from math import prod
 
 import torch
 
-NORESERVE = 0x4000  # Linux' MAP_NORESERVE on x86-64 and ARM; Python names it from 3.13 on
+NORESERVE = 0x4000  # MAP_NORESERVE of Linux on x86-64 and ARM; Python has the name from 3.13 on
 
 
 class Stack:
-    """Holds `stores`: zeros, [stores, positions, heads, size].
+    """Holds the tensor `stores`, [stores, positions, heads, size], which is zero at first.
 
-    On a CPU, the system hands out the memory in pages when they are first written. The pages of the
-    system are small ones: a new session would touch a huge page for each layer, while all sessions
-    wait. At most `used` positions are in use at once. Raises MemoryError if there is no memory for
-    these positions.
+    On a CPU, the system provides a page of memory when the page is first written. The stack asks
+    the system for small pages: with huge pages, a new session would touch a huge page for each
+    layer while all sessions wait. At most `used` positions are in use at once. Raises MemoryError
+    if there is no memory for these positions.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class Stack:
         self.stores = numbers.view(dtype).view(shape)
 
     def give_back(self, start: int, count: int) -> None:
-        """Give the memory of `count` positions from `start` on back to the system, as far as it is
-        whole pages of the system. The positions then read as zeros.
+        """Give the memory of `count` positions from `start` on back to the system. Only whole pages
+        of the system are given back; they then read as zeros.
         """
         assert self._pages
         store = self.stores[0].nbytes
@@ -61,7 +61,9 @@ class Stack:
 
 
 def can_give_back(device: torch.device) -> bool:
-    """Return whether a stack may have more positions than memory, and can give memory back."""
+    """Return whether a stack may have more positions than memory holds, and can give memory
+    back.
+    """
     if device.type != "cpu" or platform.system() != "Linux":
         return False
     try:

@@ -1,5 +1,5 @@
-"""Find out at start, by trying it, whether a model computes the right logits and promises them bit
-for bit.
+"""Test a model when a service starts: whether it computes the right logits, and whether the logits
+of a text have the same bits in every batch.
 
 The package must not know how a pass is computed: it feeds segments through the interface of a
 runner. Start reading in `exactness`, which judges what `trial` measures.

@@ -28,8 +28,9 @@ TRIAL_TABLES = 3  # page tables that a self-test takes
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """The result of a self-test. `problem` is why a text may depend on the rest of its batch, or
-    None if it does not. `wrong` is what is wrong with the model's logits, or None if nothing is.
+    """The result of a self-test. `problem` says why a text may depend on the rest of its batch; it
+    is None if no text does. `wrong` says what is wrong with the model's logits; it is None if
+    nothing is wrong.
     """
 
     problem: str | None
@@ -43,7 +44,7 @@ class Exactness:
 def self_test(forward: ModelRunner, name: str, strict: bool = True) -> Exactness:
     """Try a model, and return whether it is exact. Raises Unusable if the model cannot be run. If
     `strict`, also raises Unusable if the logits of a text alone, in a batch or in trees differ by
-    more than rounding from those that the network computed as it was loaded.
+    more than rounding from the logits that the network computed before its layers were replaced.
     """
     kind, reference = forward.model.kind, forward.model.reference
     assert reference.main.logits, "a model is tried before its reference is released"
@@ -63,7 +64,7 @@ def self_test(forward: ModelRunner, name: str, strict: bool = True) -> Exactness
     if wrong:
         return Exactness("it fails the self-test", wrong)
     if forward.batch_variant:
-        return Exactness(f"{forward.batch_variant} rounds by the number of rows")
+        return Exactness(f"the rounding of {forward.batch_variant} depends on the number of rows")
     if not forward.exact:
         return Exactness("switched off")
     if differing := int(off.count_nonzero()):
@@ -72,7 +73,7 @@ def self_test(forward: ModelRunner, name: str, strict: bool = True) -> Exactness
 
 
 def _wrong(kind: str, groups: dict[str, list[Difference]], smooth: bool) -> str | None:
-    """Return what is wrong with the logits of a trial, or None if nothing is."""
+    """Return what is wrong with the logits of a trial, or None if nothing is wrong."""
     worst, how = max((typical_difference(each, smooth), how) for how, each in groups.items())
     if worst.share <= 1:
         return None

@@ -2,9 +2,10 @@
 text, and one of the model's files.
 
 Two model services with the same fingerprint of logits can continue each other's texts. A service
-computes this fingerprint by a pass, in the same way as it tests exactness, so that weights, dtype,
-kernels and anything else that decides the logits count. Two services with the same fingerprint of
-files have the same model, but their logits may differ in their last bits.
+computes the fingerprint of logits by a forward pass, in the way in which it tests exactness. This
+fingerprint therefore depends on weights, dtype, kernels and everything else that decides the
+logits. Two services with the same fingerprint of files have the same model, but their logits may
+differ in their last bits.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def model_fingerprint(runner: ModelRunner, tokenizer_fingerprint: str) -> str:
 
 def weights_fingerprint(folder: Path, tokenizer_fingerprint: str) -> str:
     """Return a short hash of the tokenizer and of the files of a model directory, or of a GGUF
-    file. The hash covers the size and samples of each file's content, so that large files take no
-    time.
+    file. The hash covers the size of each file and samples of its content, so hashing large files
+    takes little time.
     """
     digest = sha256(tokenizer_fingerprint.encode())
     files = [folder]

@@ -1,5 +1,6 @@
-"""Feed a model's reference texts through the engine's pass in every way that serving has: alone in
-chunks and a token at a time, in trees beside another session, in a tree that grows in two steps.
+"""Feed a model's reference texts through the engine's pass in all ways that a service uses: alone
+in chunks, alone token by token, in trees beside another session, and in a tree that grows in two
+steps.
 
 A trial measures how far the logits are from the reference; `exactness` judges them.
 """
@@ -20,7 +21,7 @@ from tandem.engine.model.rounding import Difference, ReferenceText
 from tandem.engine.model_runner import ModelRunner
 from tandem.protos import tree
 
-SIBLINGS = 3  # most wrong proposals beside a right one
+SIBLINGS = 3  # most wrong siblings of a right proposal
 PROMPT_CHUNK = 23  # tokens of the prompt that are fed at once
 STREAM_CHUNKS = (1, 2, 5, 11)  # tokens of the stream that are fed at once, in trees
 MARGIN = SIBLINGS * max(STREAM_CHUNKS)  # positions for wrong proposals
@@ -29,8 +30,9 @@ assert MARGIN >= 2 * BRANCH
 
 
 class Trial:
-    """A trial of a model. `groups` holds how far rows are off from the reference, by the way in
-    which they were fed and by their side of position TAIL, the first position with a prefix.
+    """A trial of a model. `groups` holds how far rows are off from the reference. Rows are grouped
+    by the way in which they were fed, and by whether they come before position TAIL, the first
+    position that has a prefix.
     """
 
     def __init__(
@@ -46,8 +48,9 @@ class Trial:
         self._other_fed = 0  # number of tokens of the other session that were fed
 
     def run(self) -> torch.Tensor:
-        """Feed the texts in every way. Returns how far each row of the stream differs between
-        feeding it alone and in a batch, [stream]; infinity where a row is no number.
+        """Feed the texts in every way. Returns for each row of the stream, [stream], how far its
+        logits differ between feeding the text alone and in a batch; infinity if a logit is not a
+        number.
         """
         alone, together = self.alone(), self.in_batch()
         self.grown()
@@ -68,8 +71,8 @@ class Trial:
         return torch.cat(rows)
 
     def in_batch(self) -> torch.Tensor:
-        """Feed the main text beside another session, its stream as side branches of trees, and
-        return the logits of the stream, [stream, vocab].
+        """Feed the main text beside another session, and return the logits of its stream, [stream,
+        vocab]. The stream is fed in trees, among wrong siblings.
         """
         rng, text, lead = random.Random(1), self._reference.main, self._reference.lead
         if lead:
@@ -107,7 +110,7 @@ class Trial:
     def _beside(self, segment: Segment, count: int) -> torch.Tensor:
         """Feed a segment behind `count` tokens of another session, and return its logits."""
         text = self._reference.other
-        # the remaining tokens are fed once more
+        # once all tokens are fed, they are fed again from the first on
         start = self._other_fed if self._other_fed < len(text.tokens) else 0
         other = _chain(self._neighbour, start, text.tokens[start : start + count])
         self._other_fed = start + len(other.tokens)
@@ -116,7 +119,9 @@ class Trial:
         return logits
 
     def _note(self, how: str, text: ReferenceText, start: int, rows: torch.Tensor) -> None:
-        """Add to `groups` how far `rows`, a text's logits from `start` on, are off."""
+        """Add to `groups` how far `rows` are off. `rows` are a text's logits from position `start`
+        on.
+        """
         sides = ("before", range(TAIL)), ("after", range(TAIL, len(text.tokens)))
         for side, positions in sides:
             if off := text.differences(start, rows, positions):
@@ -126,8 +131,8 @@ class Trial:
     def _with_siblings(
         self, rng: random.Random, chunk: tuple[int, ...]
     ) -> tuple[tuple[int, ...], tuple[int, ...], list[int]]:
-        """Return a tree of a chunk of text with wrong siblings before its tokens: the tokens, their
-        parents, and the indices of the chunk's tokens among them.
+        """Return a tree of a chunk of text in which wrong siblings precede the chunk's tokens: the
+        tokens of the tree, their parents, and the indices of the chunk's tokens.
         """
         vocabulary = range(self._forward.model.vocab_size)
         tokens: list[int] = []
@@ -147,7 +152,9 @@ class Trial:
 def _chain(
     table: PageTable, start: int, tokens: tuple[int, ...], num_logits: int | None = None
 ) -> Segment:
-    """Return a segment of tokens in a chain. The last `num_logits` tokens, or all, give logits."""
+    """Return a segment of tokens in a chain. If `num_logits` is given, only the last `num_logits`
+    tokens give logits.
+    """
     count = len(tokens)
     asked = count if num_logits is None else num_logits
     return Segment(table, start, tokens, tree.chain(count), asked)

@@ -1,5 +1,5 @@
 """Read the formats in which weights of 8 or 4 bits are published: GGUF files and quantised
-checkpoints. Their linear layers stay as they are stored.
+checkpoints. Linear layers stay as the files store them.
 
 The package must not know which models are served or how passes run. Start reading in `gguf` for
 GGUF files, and in `quantised` for checkpoints.

@@ -1,10 +1,10 @@
-"""Read the blocks of the quantised types of GGUF files as groups. The numbers that groups stand for
-are those that the `gguf` package computes from the blocks, bit for bit.
+"""Read the blocks of the quantised types of GGUF files as groups. The groups stand for the same
+numbers, bit for bit, as the `gguf` package computes from the blocks.
 
-Each reader takes blocks [out, blocks, bytes]. A block holds 32 inputs of an output. In the types
-named K a block holds 256 inputs, and each scale is the product of a small integer and a float16
-number of the whole block. The docstring of a reader names the fields of a block in the order of its
-bytes.
+Each reader takes blocks [out, blocks, bytes]. A block holds the weights of 32 inputs of an output.
+In the types whose names contain a K, a block holds the weights of 256 inputs, and each scale is the
+product of a small integer and a float16 number of the whole block. The docstring of a reader names
+the fields of a block in the order of its bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def q8_0(blocks: Tensor) -> Groups:
 
 def q4_0(blocks: Tensor) -> Groups:
     """Read blocks of Q4_0: a scale, and 16 bytes of two codes each. The low halves of the bytes are
-    the codes of the first 16 inputs, the high halves those of the last 16.
+    the codes of the first 16 inputs, and the high halves are the codes of the last 16 inputs.
     """
     return _groups(Code.NIBBLES, _nibbles(blocks[..., 2:]), _halves(blocks[..., :2]), zero=8)
 
@@ -43,14 +43,14 @@ def q5_0(blocks: Tensor) -> Groups:
 
 
 def q5_1(blocks: Tensor) -> Groups:
-    """Read blocks of Q5_1: a scale, a minimum, the fifth bits of 32 codes, their four low bits."""
+    """Read blocks of Q5_1: a scale, a minimum, the fifth bits of 32 codes, and their low bits."""
     codes = _nibbles(blocks[..., 8:]) | _fifth(blocks[..., 4:8]) << 4
     return _groups(Code.BYTES, codes, _halves(blocks[..., :4]))
 
 
 def q2_k(blocks: Tensor) -> Groups:
-    """Read blocks of Q2_K: 16 scales and minima of 4 bits each, 256 codes of 2 bits, and the
-    factors of all scales and of all minima.
+    """Read blocks of Q2_K: 16 scales and 16 minima of 4 bits each, 256 codes of 2 bits, a factor of
+    all scales, and a factor of all minima.
     """
     scales = torch.stack([blocks[..., :16] & 15, blocks[..., :16] >> 4], -1)
     codes = _split(blocks[..., 16:80], 32, PAIR_SHIFTS, 3)
@@ -59,7 +59,7 @@ def q2_k(blocks: Tensor) -> Groups:
 
 def q3_k(blocks: Tensor) -> Groups:
     """Read blocks of Q3_K: the third bits of 256 codes, their two low bits, 16 scales of 6 bits,
-    and the factor of all scales.
+    and a factor of all scales.
     """
     bits = _split(blocks[..., :32], 32, BIT_SHIFTS, 1)
     codes = _split(blocks[..., 32:96], 32, PAIR_SHIFTS, 3) | bits << 2
@@ -69,16 +69,16 @@ def q3_k(blocks: Tensor) -> Groups:
 
 
 def q4_k(blocks: Tensor) -> Groups:
-    """Read blocks of Q4_K: the factors of all scales and of all minima, 8 scales and 8 minima of 6
-    bits each, and 256 codes of 4 bits.
+    """Read blocks of Q4_K: a factor of all scales, a factor of all minima, 8 scales and 8 minima of
+    6 bits each, and 256 codes of 4 bits.
     """
     codes = _split(blocks[..., 16:], 32, NIBBLE_SHIFTS, 15)
     return _groups(Code.NIBBLES, codes, _scales(blocks), _negated(blocks[..., :4]))
 
 
 def q5_k(blocks: Tensor) -> Groups:
-    """Read blocks of Q5_K: the factors of all scales and of all minima, 8 scales and 8 minima of 6
-    bits each, the fifth bits of 256 codes, and their four low bits.
+    """Read blocks of Q5_K: a factor of all scales, a factor of all minima, 8 scales and 8 minima of
+    6 bits each, the fifth bits of 256 codes, and their four low bits.
     """
     bits = _split(blocks[..., 16:48], 32, BIT_SHIFTS, 1)
     codes = _split(blocks[..., 48:], 32, NIBBLE_SHIFTS, 15) | bits << 4
@@ -87,7 +87,7 @@ def q5_k(blocks: Tensor) -> Groups:
 
 def q6_k(blocks: Tensor) -> Groups:
     """Read blocks of Q6_K: the four low bits of 256 codes, their two high bits, 16 scales of 8
-    bits, and the factor of all scales.
+    bits, and a factor of all scales.
     """
     low = _split(blocks[..., :128], 64, NIBBLE_SHIFTS, 15)
     codes = (low | _split(blocks[..., 128:192], 32, PAIR_SHIFTS, 3) << 4) - 32
@@ -105,8 +105,9 @@ READERS: dict[str, Callable[[Tensor], Groups]] = {
 def _groups(
     code: Code, codes: Tensor, scales: Tensor, supers: Tensor | None = None, zero: int = 0
 ) -> Groups:
-    """Return the groups of codes [out, blocks, ...]. The scales are float16, [out, blocks, 1 or 2];
-    where there are `supers` to multiply them, they are integers, [out, blocks, groups, 1 or 2].
+    """Return the groups of codes [out, blocks, ...]. Without `supers`, the scales are float16,
+    [out, blocks, 1 or 2]. With `supers`, which multiply the scales, the scales are integers, [out,
+    blocks, groups, 1 or 2].
     """
     if supers is not None:
         scales = scales.view(torch.int8).flatten(1, 2)
@@ -119,8 +120,8 @@ def _halves(stored: Tensor) -> Tensor:
 
 
 def _negated(stored: Tensor) -> Tensor:
-    """Return the float16 factors of scales and minima, the second one negated: blocks of a type K
-    subtract their minima, while groups add them.
+    """Return the float16 factors of scales and minima. The factor of minima is negated, because
+    blocks of the K types subtract their minima, while groups add them.
     """
     return _halves(stored) * torch.tensor([1, -1], dtype=torch.float16, device=stored.device)
 
@@ -138,8 +139,9 @@ def _fifth(stored: Tensor) -> Tensor:
 
 
 def _split(stored: Tensor, run: int, shifts: tuple[int, ...], mask: int) -> Tensor:
-    """Cut bytes into parts, one for each of `shifts`, of the bits in `mask`. Of each `run` of
-    bytes, the parts at the first shift come first, then those at the second one, and so on.
+    """Cut each byte into one part for each of `shifts`: the bits in `mask` after that shift. For
+    each run of `run` bytes, the parts of the first shift come first, then the parts of the second
+    shift, and so on.
     """
     runs = stored.unflatten(-1, (-1, 1, run))
     each = torch.tensor(shifts, dtype=torch.uint8, device=stored.device)

@@ -1,9 +1,9 @@
-"""Read a GGUF file as a Hugging Face network. `transformers` maps the names of its tensors, and
-weights of 8 or 4 bits stay as they are stored where there are kernels for them.
+"""Read a GGUF file as a Hugging Face network. `transformers` maps the names of the file's tensors,
+and weights of 8 or 4 bits stay as they are stored where there are kernels for them.
 
 Tensors are read one after the other. A weight that is made of several tensors is put into its place
-when the last of them was read, so no more is ever held than the network has. The functions raise
-Unusable with a text that follows the name of the file.
+when the last of the tensors was read, so the tensors in memory are never larger than the network.
+The functions raise Unusable with a text that continues a sentence after the name of the file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tandem.engine.forward.grouped_weight import GroupedWeight, StoredGroups
 from tandem.protos.errors import Unusable
 from tandem.protos.gguf import Head, StoredTensor
 
-ROPE = "rope_freqs.weight"  # the divisors of the rotary frequencies
+ROPE = "rope_freqs.weight"  # the tensor that has the divisors of the rotary frequencies
 # number of weights per block, by type
 BLOCKS = {kind.name: size for kind, (size, _) in GGML_QUANT_SIZES.items()}
 # bytes of a block, by type
@@ -49,8 +49,8 @@ def read(
     file: Path, head: Head, config: PreTrainedConfig, dtype: torch.dtype, grouped: bool
 ) -> tuple[PreTrainedModel, list[str]]:
     """Return the network of a file, and the names of the weights that the file lacks. If `grouped`,
-    quantised weights of linear layers and embeddings stay as they are stored, if there are readers
-    for their types; all others become numbers of `dtype`. Raises Unusable.
+    quantised weights of linear layers and embeddings whose types have readers stay as they are
+    stored. All other weights become numbers of `dtype`. Raises Unusable.
     """
     with torch.device("meta"):
         network: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -102,7 +102,9 @@ class _Reading:
             raise Unusable(f"lacks {lacking}, a part of {name}: get the whole file")
 
     def _join(self, part: str) -> None:
-        """Put each weight made of several tensors into its place if `part` was the last of them."""
+        """Note that the tensor `part` was read, and put each weight whose tensors were all read
+        into its place.
+        """
         self._came |= {part, part.removesuffix(".weight")}  # transformers uses either name
         for name in [each for each in self._joined["tensors"] if self._parts(each) <= self._came]:
             self._put(name, self._joined["tensors"].pop(name))
@@ -112,8 +114,9 @@ class _Reading:
         return {stored for stored, own in self._names.items() if own == name}
 
     def _stays(self, tensor: StoredTensor, name: str) -> bool:
-        """Whether a tensor stays as it is stored: it is a quantised matrix of a linear layer or an
-        embedding, of a type that has a reader, and `transformers` only reorders its outputs.
+        """Whether a tensor stays as it is stored. A tensor stays if it is a quantised matrix of a
+        linear layer or an embedding, and its type has a reader. `transformers` only reorders the
+        outputs of such a tensor.
         """
         kind = GGMLQuantizationType(tensor.kind).name
         if not self._grouped or kind not in READERS or len(tensor.shape) != 2:
@@ -122,7 +125,7 @@ class _Reading:
         return isinstance(layer, nn.Linear | nn.Embedding)
 
     def _weight(self, tensor: StoredTensor) -> torch.Tensor:
-        """Return a weight in its stored blocks, its outputs in the order of `transformers`."""
+        """Return a weight in its stored blocks, with its outputs in the order of `transformers`."""
         outputs, inputs = tensor.shape
         kind = GGMLQuantizationType(tensor.kind).name
         order = np.arange(outputs)[:, None]
@@ -134,7 +137,7 @@ class _Reading:
         return GroupedWeight([StoredGroups((blocks,), inputs, READERS[kind])], self._dtype)
 
     def _bytes(self, tensor: StoredTensor) -> np.ndarray[Any, Any]:
-        """Read the bytes of a tensor. Raises Unusable if the file ends before their end."""
+        """Read the bytes of a tensor. Raises Unusable if the file ends within the tensor."""
         kind = GGMLQuantizationType(tensor.kind)
         size = tensor.numbers // BLOCKS[kind.name] * BYTES[kind.name]
         stored = np.fromfile(self._file, np.uint8, size, offset=tensor.offset)
@@ -143,7 +146,7 @@ class _Reading:
         return stored
 
     def _numbers(self, tensor: StoredTensor) -> np.ndarray[Any, Any]:
-        """Read a tensor, dequantised, in its shape."""
+        """Read a tensor, and return its dequantised numbers in its shape."""
         kind = GGMLQuantizationType(tensor.kind)
         stored = self._bytes(tensor).reshape(*tensor.shape[:-1], -1)
         return dequantize(stored, kind).reshape(tensor.shape)
@@ -189,7 +192,7 @@ class _Reading:
                     setattr(layer, name, frequencies / factors)
                     divided = True
         if not divided:
-            raise Unusable(f"divides {len(factors)} rotary frequencies, but its network has others")
+            raise Unusable(f"divides {len(factors)} rotary frequencies, but no layer has so many")
 
 
 def _names(kind: str, network: PreTrainedModel, layers: int, processor: Any) -> dict[str, str]:
@@ -210,7 +213,9 @@ def _names(kind: str, network: PreTrainedModel, layers: int, processor: Any) -> 
 
 
 def _compute_buffers(network: PreTrainedModel) -> None:
-    """Compute the buffers of a network on `meta` that no file holds, e.g. rotary frequencies."""
+    """Compute the buffers that no file holds, e.g. rotary frequencies, of a network on the device
+    `meta`.
+    """
     for layer in network.modules():
         for name in layer._non_persistent_buffers_set:
             buffer = layer._buffers[name]

@@ -2,8 +2,8 @@
 or refuses whatever `transformers` drops.
 
 A dropped key would make the texts of a model wrong. The self-test would not notice a dropped key,
-because it compares a network with itself. The functions raise Unusable with a text that follows the
-name of the file.
+because it compares a network with itself. The functions raise Unusable with a text that continues a
+sentence after the name of the file.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ HARMLESS = {
     "rope.scaling.type",  # `config_of` refuses any value except "none"
     "rope.scaling.original_context_length",  # this key matters only where positions are stretched
     "rope.scaling.finetuned",  # this key matters only where positions are stretched
-    # this key says how far a text may reach; where positions are weights, a shape says so too
+    # this key is the length of the longest text; if positions are weights, their shape says it too
     "context_length",
-    "tensor_data_layout",  # each architecture has only one
-    # the shapes of weights, which must be those of the network, say the following too:
+    "tensor_data_layout",  # each architecture has only one layout
+    # the shapes of weights, which must fit the network, say the same as the following keys:
     "attention.head_count_kv",
     "feed_forward_length",
     "expert_feed_forward_length",
@@ -40,9 +40,9 @@ LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 
 
 def config_of(file: Path, head: Head) -> PreTrainedConfig:
-    """Return the configuration that `transformers` makes of a file's head, with the settings that
-    it leaves out. Raises whatever `transformers` raises, and Unusable for metadata that the network
-    would not follow.
+    """Return the configuration that `transformers` makes of a file's head, completed by the
+    settings that `transformers` leaves out. Raises whatever `transformers` raises, and Unusable for
+    metadata that the network would not follow.
     """
     known = head.metadata
     kind = known.get("general.architecture")
@@ -52,7 +52,7 @@ def config_of(file: Path, head: Head) -> PreTrainedConfig:
     with TemporaryDirectory() as folder:
         light = Path(folder) / file.name
         light.write_bytes(head.light)
-        os.truncate(light, file.stat().st_size)  # the copy is as long as the file, but has holes
+        os.truncate(light, file.stat().st_size)  # the copy is as long as the file, but sparse
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             folder, gguf_file=light.name, local_files_only=True
         )
@@ -69,13 +69,13 @@ def config_of(file: Path, head: Head) -> PreTrainedConfig:
 
 
 def _complete(text: Any, kind: str, own: dict[str, Any]) -> None:
-    """Set from the file's `own` metadata what `transformers` leaves at a default."""
+    """Set the values that `transformers` leaves at a default, from the file's `own` metadata."""
     rope, layers = _rope(text), LAYERS_OF_27B.get(kind)
     if rope and "rope.freq_base" in own:
         rope["rope_theta"] = own["rope.freq_base"]
     window = own.get("attention.sliding_window")
     if window and hasattr(text, "sliding_window") and not getattr(text, "layer_types", None):
-        text.sliding_window = window  # the window of all layers
+        text.sliding_window = window  # all layers have the same window
     if layers:
         wide = text.num_hidden_layers == layers
         text.query_pre_attn_scalar = _width(text) if wide else text.head_dim
@@ -123,8 +123,8 @@ def _followed(text: Any) -> dict[str, Any]:
 
 
 def _rope(text: Any, layers: str = "full_attention") -> dict[str, Any]:
-    """Return the rotary parameters of a configuration, or of `layers` of this type where the types
-    of layers differ in them.
+    """Return the rotary parameters of a configuration. If types of layers have different
+    parameters, return those of the type `layers`.
     """
     ropes: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
     found: dict[str, Any] = ropes.get(layers, ropes)
@@ -132,5 +132,5 @@ def _rope(text: Any, layers: str = "full_attention") -> dict[str, Any]:
 
 
 def _width(text: Any) -> int:
-    """Return the width of an attention head when the configuration does not set it."""
+    """Return the width that an attention head has if the configuration does not set it."""
     return int(text.hidden_size // (getattr(text, "num_attention_heads", None) or 1))

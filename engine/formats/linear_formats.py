@@ -1,9 +1,10 @@
 """Read the formats in which checkpoints store linear layers in 8 or 4 bits: GPTQ, AWQ,
 compressed-tensors, and FP8.
 
-The names and shapes of a layer's tensors decide what they mean, as far as possible, because the
-configuration may describe other layers. Activations are not rounded, even where a checkpoint says
-how to round them. The functions raise Unusable with a text that follows the name of a class.
+As far as possible, the names and shapes of a layer's tensors decide how the tensors are read,
+because the configuration may describe other layers. Activations are not rounded, even where a
+checkpoint says how to round them. The functions raise Unusable with a text that continues a
+sentence after the name of a class.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from tandem.protos.errors import Unusable
 # the tensors of a layer, by their names in the layer
 Tensors: TypeAlias = Mapping[str, torch.Tensor]
 Block: TypeAlias = tuple[int, int] | None  # numbers of outputs and inputs that share a scale
-# makes a stored layer from tensors and the number of inputs
+# a function that makes a stored layer from its tensors and the number of its inputs
 Format: TypeAlias = Callable[[Tensors, int], StoredLinear]
 BITS = {Code.NIBBLES: 4, Code.BYTES: 8}
-# names of tensors with scales, one of which is in each layer
+# names of tensors with scales; each layer has one of them
 SCALES = {"scales", "weight_scale", "weight_scale_inv"}
 SIGN = 128  # xor with this bit turns unsigned codes of 8 bits into signed ones, and back
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # the field of each of the 8 outputs in a word of AWQ
@@ -54,8 +55,8 @@ def _of_words(
     zeros: torch.Tensor,
     group_of: torch.Tensor | None,
 ) -> StoredLinear:
-    """Return the layer of words [out, n], each of which holds the codes of neighbouring inputs. The
-    codes and zeros are unsigned.
+    """Return the layer that is stored as words [out, n]. Each word holds the codes of neighbouring
+    inputs. The codes and zeros are unsigned.
     """
     codes, shift = words.contiguous().view(torch.uint8), 0
     if code is Code.BYTES:
@@ -65,7 +66,7 @@ def _of_words(
 
 
 def _in_order(group_of: torch.Tensor | None, groups: int) -> torch.Tensor | None:
-    """Return the group of each input; None if the groups are equal runs of inputs, in order."""
+    """Return the group of each input; None if the groups are consecutive runs of equal length."""
     if group_of is None or bool((group_of < 0).any()):
         return None
     expected = torch.arange(len(group_of)) // max(1, len(group_of) // groups)
@@ -73,7 +74,7 @@ def _in_order(group_of: torch.Tensor | None, groups: int) -> torch.Tensor | None
 
 
 def gptq(tensors: Tensors, inputs: int, first: int) -> StoredLinear:
-    """Read a layer of GPTQ, each of whose words [n, out] holds the codes of neighbouring inputs.
+    """Read a layer of GPTQ, in which each word of [n, out] holds the codes of neighbouring inputs.
     `first` is added to the stored zeros: 1 in version 1 of the format, else 0.
     """
     words = tensors["qweight"]
@@ -83,7 +84,7 @@ def gptq(tensors: Tensors, inputs: int, first: int) -> StoredLinear:
 
 
 def awq(tensors: Tensors, inputs: int) -> StoredLinear:
-    """Read a layer of AWQ, each of whose words [in, n] holds the codes of 8 neighbouring outputs,
+    """Read a layer of AWQ, in which each word of [in, n] holds the codes of 8 neighbouring outputs,
     in the order of AWQ_PLACES. Raises Unusable if the layer is not of the version GEMM in 4 bits.
     """
 
@@ -101,8 +102,8 @@ def awq(tensors: Tensors, inputs: int) -> StoredLinear:
 
 
 def packed(tensors: Tensors, inputs: int) -> StoredLinear:
-    """Read a layer of packed words [out, n], each of which holds the codes of neighbouring inputs.
-    The layer's zero points, if it has any, are packed along the outputs instead.
+    """Read a layer of packed words [out, n]. Each word holds the codes of neighbouring inputs. If
+    the layer has zero points, each word of these holds the zero points of neighbouring outputs.
     """
     words, scales = tensors["weight_packed"], tensors["weight_scale"]
     code = _code(32 * words.shape[1] / inputs)
@@ -114,8 +115,8 @@ def packed(tensors: Tensors, inputs: int) -> StoredLinear:
 
 def in_bytes(tensors: Tensors, inputs: int, block: Block = None) -> StoredLinear:
     """Read a layer with a byte for each weight, and with one scale for all of them, or a scale for
-    each output, group or `block`. Raises Unusable if the scales do not divide the weight in this
-    way.
+    each output, group or `block`. Raises Unusable if the shape of the scales does not fit the shape
+    of the weight.
     """
     weight = tensors["weight"]
     code = Code.FLOAT8 if weight.dtype == torch.float8_e4m3fn else Code.BYTES
@@ -149,8 +150,8 @@ def compressed(tensors: Tensors, inputs: int, block: Block = None) -> StoredLine
 
 
 def format_of(given: Mapping[str, Any]) -> Format | None:
-    """Return the format in which linear layers are stored, as a `quantization_config` says it; None
-    if the method is none of this module's. Raises Unusable for a variant that cannot be read.
+    """Return the format of linear layers that a `quantization_config` describes; None if this
+    module does not read its method. Raises Unusable for a variant that cannot be read.
     """
     method = given.get("quant_method")
     if method == "gptq":

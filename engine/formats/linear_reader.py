@@ -23,9 +23,9 @@ METHOD = "tandem_linears"
 
 @register_quantization_config(METHOD)
 class StoredLinears(QuantizationConfigMixin):
-    """The quantisation setting that LinearReader reads by: the format of the linear layers, the
-    shapes of their tensors by the layers' names, and whether the weights stay in groups
-    (`grouped`) or become numbers.
+    """The setting for LinearReader: the format of the linear layers, the shapes of each layer's
+    tensors by the layer's name, and whether the weights stay in groups (`grouped`) or become
+    numbers.
     """
 
     def __init__(
@@ -43,7 +43,9 @@ class StoredLinears(QuantizationConfigMixin):
 
 @register_quantizer(METHOD)
 class LinearReader(HfQuantizer):
-    """Replaces linear layers by their stored tensors for loading, and puts them back after it."""
+    """Replaces linear layers by their stored tensors before loading, and restores the layers after
+    it.
+    """
 
     quantization_config: StoredLinears
     requires_calibration = True
@@ -54,7 +56,9 @@ class LinearReader(HfQuantizer):
         return False
 
     def get_new_dtype(self, *_: Any) -> None:
-        """Return None, so that transformers converts no tensor: all keep their stored dtypes."""
+        """Return None, so that transformers converts no tensor: all tensors keep their stored
+        dtypes.
+        """
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **_: Any) -> None:
         self._layers = dict[str, nn.Linear]()
@@ -62,7 +66,7 @@ class LinearReader(HfQuantizer):
         for name, shapes in self.quantization_config.shapes.items():
             layer = layers.get(name)
             if type(layer) is not nn.Linear:
-                raise Unusable(f"has quantised weights of {name}, which is no linear layer of it")
+                raise Unusable(f"has quantised weights of {name}, which is not a linear layer")
             placeholder = nn.Module()
             placeholder.bias = layer.bias
             for tensor, shape in shapes.items():

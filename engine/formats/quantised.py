@@ -1,9 +1,9 @@
 """Choose how a checkpoint with weights of 8 or 4 bits is read: this engine reads linear layers as
 they are stored, and transformers dequantises other formats as it loads them. In both cases the
-network that is served is a plain one.
+served network is of the same class as without quantisation.
 
-Raises Unusable, with a text that follows the name of a class, for other ways of quantising, and for
-files that lack the scales of their weights.
+For other ways of quantising, and for files that lack the scales of their weights, the module raises
+Unusable with a text that continues a sentence after the name of a class.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ SETTING = "quantization_config"
 OURS = "tandem_fp8"
 LOADERS = {"fp8": OURS, "mxfp8": OURS, "mxfp4": "mxfp4"}  # quantisers by `quant_method`
 SCALES = (".weight_scale_inv", ".scale", ".qscale_weight")  # endings of the names of scales
-EXPERTS = ".experts."  # a part of the names of weights that are no linear layers
+EXPERTS = ".experts."  # a part of the names of experts' weights, which are not linear layers
 register_quantization_config(OURS)(FineGrainedFP8Config)
 
 
 @register_quantizer(OURS)
 class Dequantiser(FineGrainedFP8HfQuantizer):
-    """A reader of FP8 checkpoints that needs no other package. The parent class demands a package,
-    although only computing in 8 bits needs it, not reading.
+    """A reader of FP8 checkpoints that needs no other package. The parent class demands a package
+    that only computing in 8 bits needs.
     """
 
     def validate_environment(self, *given: Any, **named: Any) -> None:
@@ -44,9 +44,9 @@ class Dequantiser(FineGrainedFP8HfQuantizer):
 def dequantise(config: PreTrainedConfig, folder: Path, grouped: bool) -> str | None:
     """Set in a model's `config` how its quantised weights are read. Returns the `quant_method` of
     the weights; None if they are not quantised. Linear layers whose format this engine reads stay
-    in groups if `grouped` says so; all other weights become numbers, and so does an FP8 checkpoint
-    with experts. Raises Unusable for a method that is not read, and for files that are unreadable
-    or lack the scales of a weight.
+    in groups if `grouped`. All other weights become numbers, and so do all weights of an FP8
+    checkpoint with experts. Raises Unusable for a method that cannot be read, and for files that
+    are unreadable or lack the scales of a weight.
     """
     parts = config, config.get_text_config()
     given = next(filter(None, (getattr(part, SETTING, None) for part in parts)), None)
@@ -56,7 +56,7 @@ def dequantise(config: PreTrainedConfig, folder: Path, grouped: bool) -> str | N
     form = format_of(given) if isinstance(given, dict) else None
     if method not in LOADERS and form is None:
         raise Unusable(
-            f"has weights quantised by {method}: get the checkpoint whose weights are not"
+            f"has weights quantised by {method}: get the checkpoint whose weights are not quantised"
         )
     try:
         with ExitStack() as opened:

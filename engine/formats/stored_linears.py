@@ -31,8 +31,8 @@ class StoredLinear:
         return self.codes.shape[1] * (2 if self.code is Code.NIBBLES else 1)
 
     def weight(self, dtype: torch.dtype, stays: bool) -> torch.Tensor:
-        """Return the weight in groups if it `stays` so and the kernels can take its groups, else as
-        numbers of `dtype`.
+        """Return the weight in groups if `stays` asks for groups and the kernels can take them, or
+        else as numbers of `dtype`.
         """
         fits = self.group_of is None and kernel_group(self.inputs, self.scales.shape[1])
         if stays and fits:
@@ -70,8 +70,8 @@ class StoredLinear:
 
 @dataclass(frozen=True)
 class Reader:
-    """A reader that makes groups of stored bytes and scales. The stored groups have a size that the
-    kernels take, or a multiple of one.
+    """A reader that makes groups of stored bytes and scales. The size of the stored groups is one
+    that the kernels take, or a multiple of such a size.
     """
 
     code: Code
@@ -80,7 +80,7 @@ class Reader:
     def __call__(self, codes: torch.Tensor, scales: torch.Tensor) -> Groups:
         """Return the groups of bytes [out, bytes] and scales [out, groups, 1 or 2]."""
         made = grouped(self.code, unpacked(codes, self.code), scales, self.zero)
-        assert made, "the size was asked for"
+        assert made, "the kernels take this size"
         return made
 
 

@@ -42,11 +42,11 @@ IGNORED = {
 
 @dataclass(slots=True)
 class AttentionStep:
-    """A forward pass through the pool."""
+    """The data that attention needs in a forward pass."""
 
     plan: TilePlan | PathPlan | RowPlan
     pool: KVPool
-    context: int  # most tokens of a text
+    context: int  # the most tokens that a text may have
 
 
 _current: ContextVar[AttentionStep] = ContextVar("step")
@@ -74,8 +74,8 @@ def attention(
     s_aux: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute the attention of the current step, [1, rows, heads, value size]. Raises Unusable for
-    options that would change the result.
+    """Compute the attention of the current step, [1, rows, heads, value size]. Raises Unusable if
+    the model passes an option that Tandem does not support.
     """
     refuse_options(options)
     step = _current.get()
@@ -108,8 +108,8 @@ def attention_of_turned(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute the attention of the current step, which must have a plan by rows, for queries and
-    keys that have no rotary positions yet.
+    """Add rotary positions to the queries and keys, and compute the attention of the current step.
+    The plan of the step must be a `RowPlan`.
     """
     step, layer = _current.get(), module.layer_idx
     assert isinstance(step.plan, RowPlan)
@@ -128,15 +128,15 @@ def options_of(
     s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> AttentionOptions:
-    """Return the options that a model asks for. A sliding window counts only if it is shorter than
-    the context, which is the longest text in tokens.
+    """Return the attention options that a model asks for. A sliding window is left out unless it is
+    shorter than `context`, the most tokens that a text may have.
     """
     applies = sliding_window is not None and sliding_window < context
     return AttentionOptions(scaling, sliding_window if applies else None, softcap, s_aux)
 
 
 def refuse_options(options: dict[str, Any]) -> None:
-    """Raise Unusable if a model asks its attention for something that this one does not do."""
+    """Raise Unusable if a model passes its attention an option that Tandem does not support."""
     for name, option in options.items():
         if name not in IGNORED and option is not None:
             raise Unusable(f"asks its attention for {name!r}, which Tandem's attention cannot do")

@@ -1,4 +1,4 @@
-"""Attention of rows of queries to a stretch of keys and values, by PyTorch."""
+"""Compute attention with PyTorch: rows of queries attend to one stretch of keys and values."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class AttentionOptions:
     scaling: float | None = None
     window: int | None = None  # positions
     softcap: float | None = None  # limit of scores, for Gemma 2
-    # extra score per head that takes weight, for gpt-oss, [heads]
+    # an extra score per head that takes a share of the weight, for gpt-oss, [heads]
     sinks: torch.Tensor | None = None
 
     @property
     def plain(self) -> bool:
-        """Whether the weights are a plain softmax over all keys that a row sees."""
+        """Whether the weights are a plain softmax over all keys to which a row attends."""
         return self.window is None and self.fused
 
     @property

@@ -1,4 +1,4 @@
-"""A test whether two layers compute the same, which tries rows of very different sizes."""
+"""Test whether two layers compute the same, with trial rows of very different magnitudes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-ROWS = 4  # trial rows of each size
-SCALES = (1e-3, 1.0, 30.0, 1e3)  # sizes differ, because a layer may clamp, or add something small
+ROWS = 4  # trial rows of each magnitude
+SCALES = (1e-3, 1.0, 30.0, 1e3)  # a layer may clamp large numbers, or add a small one
 ROUNDING = 8.0  # tolerance in units of the last place
 
 
@@ -33,27 +33,29 @@ def equivalent(
 
 
 def trial_rows(weight: torch.Tensor) -> torch.Tensor:
-    """Return trial rows that can be multiplied with a weight [..., in]: [ROWS * sizes, in]."""
+    """Return trial rows that fit a weight [..., in], of every magnitude in `SCALES`: [rows, in]."""
     source = torch.Generator().manual_seed(0)
     rows = torch.randn(ROWS, weight.shape[-1], generator=source) + 2  # rows whose mean is not 0
     return torch.cat([scale * rows for scale in SCALES]).to(weight)
 
 
 def _allowed(rows: torch.Tensor) -> float:
-    """Return how far rounding may carry a number, as a share of the largest output of its row."""
+    """Return how much rounding may change a number, as a share of the largest output of its row."""
     return ROUNDING * torch.finfo(rows.dtype).eps + _of_sums(rows)
 
 
 def _of_sums(rows: torch.Tensor) -> float:
-    """Return by how much a sum over a row may differ in another order, as a share of its terms.
-    Random errors add up to the root of the row's length, in units of float32.
+    """Return how much a sum over a row may change if its terms are added in another order, as a
+    share of the terms. Random rounding errors of float32 grow with the square root of the row's
+    length.
     """
     return math.sqrt(rows.shape[-1]) * torch.finfo(torch.float32).eps
 
 
 def _nudged(rows: torch.Tensor) -> torch.Tensor:
-    """Return rows that differ by as much as a sum in another order may. A layer that clamps large
-    sums has small outputs; these rows show how far its outputs move with the sums.
+    """Return the rows with changes as large as the rounding errors of a sum. If a layer clamps
+    large sums, its outputs are small, and the outputs for these rows show how far the errors of the
+    sums move them.
     """
     source = torch.Generator().manual_seed(1)
     signs = torch.randint(2, rows.shape, generator=source).to(rows.device) * 2 - 1
@@ -61,9 +63,9 @@ def _nudged(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _agree(output: Any, found: Any, nudged: Any, allowed: float) -> bool:
-    """Whether two outputs are the same up to rounding. Outputs are tensors, or tuples of which only
-    the tensors of floating-point numbers count. Where the first output is not finite, the other may
-    be anything.
+    """Whether two outputs are the same up to rounding. Outputs are tensors or tuples of tensors. In
+    tuples, only tensors of floating-point numbers are compared. Where the first output is not
+    finite, the other may be anything.
     """
     if isinstance(output, tuple) and isinstance(found, tuple):
         triples = zip(output, found, nudged, strict=True)
@@ -76,5 +78,5 @@ def _agree(output: Any, found: Any, nudged: Any, allowed: float) -> bool:
 
 
 def _largest(output: torch.Tensor) -> torch.Tensor:
-    """Return the size of the largest finite number of each row: [rows, 1]."""
+    """Return the magnitude of the largest finite number of each row: [rows, 1]."""
     return output.nan_to_num(0.0, 0.0, 0.0).abs().amax(-1, keepdim=True)

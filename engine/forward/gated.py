@@ -1,5 +1,6 @@
-"""Gated feed-forward layers in few calls of kernels: one for both inner layers, one for the gate,
-one for the outer layer. Such layers are recognised in a network by the results they compute.
+"""Compute gated feed-forward layers in few calls of kernels: one for both inner layers, one for the
+gate, one for the outer layer. Such layers are recognised in a network by the results that they
+compute.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     Activation.GELU_TANH: lambda x: functional.gelu(x, approximate="tanh"),
 }
 PROBES = torch.linspace(-8, 8, 64)  # inputs that distinguish activations
-# names of these layers in the models
+# attributes of models that hold the inner layers, and the outer layer
 INNER, OUTER = ("gate_proj", "up_proj", "gate_up_proj"), "down_proj"
 TOLERANCE = 1e-5  # less than the difference of the two kinds of GELU, which is 5e-4
 
 
 class GatedMLP(nn.Module):
-    """A layer that computes outer(activation(first half of inner) * second half of inner), of rows
-    [..., size].
+    """A layer that computes outer(activation(a) * b) for rows [..., size], where a and b are the
+    halves of inner(rows).
     """
 
     def __init__(self, inner: nn.Module, outer: nn.Module, activation: Activation) -> None:
@@ -46,8 +47,8 @@ class GatedMLP(nn.Module):
 
 @torch.inference_mode()
 def gated_mlp(layer: nn.Module, kind: LinearFactory) -> GatedMLP | None:
-    """Return a gated layer that computes the same as a layer of a network, by linear layers of a
-    kind. Return None if the layer has another form.
+    """Return a gated layer that computes the same as a layer of a network, with linear layers that
+    `kind` makes. Return None if the network's layer has another form.
     """
     parts = (getattr(layer, name, None) for name in INNER)
     inner = [part for part in parts if type(part) is nn.Linear]
@@ -75,8 +76,8 @@ def gated_mlp(layer: nn.Module, kind: LinearFactory) -> GatedMLP | None:
 
 
 def activation_of(layer: object) -> Activation | None:
-    """Return the activation that a layer computes, of those with kernels. Return None if there is
-    no kernel for the activation.
+    """Return the activation that a layer computes. Return None if there is no kernel for the
+    activation.
     """
     output = (
         layer(PROBES) if isinstance(layer, nn.Module) and not list(layer.parameters()) else None

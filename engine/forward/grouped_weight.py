@@ -1,6 +1,6 @@
-"""A weight of 8 or 4 bits in the place of a plain one. A network that uses such a weight computes
-with the numbers that its codes stand for. The numbers of such a weight are computed when they are
-asked for, a part at a time where that is enough.
+"""A weight of 8 or 4 bits that takes the place of a plain weight. A network that uses such a weight
+computes with the numbers that its codes stand for. These numbers are computed only when an
+operation needs them, and only a part at a time where that is enough.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch.nn import functional
 
 from tandem.engine.forward.groups import Groups
 
-NUMBERS_AT_ONCE = 1 << 22  # most numbers that are computed at a time; they take 16 MiB
+NUMBERS_AT_ONCE = 1 << 22  # most numbers that are computed at a time, which take 16 MiB
 
 
 class Part(Protocol):
-    """Some outputs of a weight."""
+    """The outputs of a weight that are stored in the same way."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -29,12 +29,14 @@ class Part(Protocol):
         """The device that the outputs are on."""
 
     def numbers(self, chosen: slice | torch.Tensor) -> torch.Tensor:
-        """Return the numbers of the chosen outputs, [chosen, in] float32."""
+        """Return the weights of the chosen outputs as plain numbers, [chosen, in] float32."""
 
 
 @dataclass(frozen=True)
 class StoredGroups:
-    """Outputs as a file stores them: `read` makes groups of the tensors `stored`, [out, ...]."""
+    """Outputs in the form in which a file stores them. `read` converts the tensors `stored`, [out,
+    ...], to `Groups`.
+    """
 
     stored: tuple[torch.Tensor, ...]
     inputs: int
@@ -55,7 +57,7 @@ class StoredGroups:
         return self.read(*(each[chosen] for each in self.stored))
 
     def numbers(self, chosen: slice | torch.Tensor) -> torch.Tensor:
-        """Return the numbers of the chosen outputs, [chosen, in] float32."""
+        """Return the weights of the chosen outputs as plain numbers, [chosen, in] float32."""
         return self.groups(chosen).numbers()
 
 
@@ -76,13 +78,13 @@ class PlainNumbers:
         return self.weight.device
 
     def numbers(self, chosen: slice | torch.Tensor) -> torch.Tensor:
-        """Return the numbers of the chosen outputs, [chosen, in] float32."""
+        """Return the weights of the chosen outputs as plain numbers, [chosen, in] float32."""
         return self.weight[chosen].float()
 
 
 class GroupedWeight(torch.Tensor):
-    """A weight [out, in] or [layers, out, in]. The weight has one part or several, whose outputs
-    follow each other. The outputs of several layers are all in one part.
+    """A weight [out, in] or [layers, out, in] that is stored in one part or several. The outputs of
+    the parts follow each other. If there are several layers, one part has all their outputs.
     """
 
     parts: list[Part]
@@ -103,7 +105,7 @@ class GroupedWeight(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> torch.Tensor:
-        """Run a function on the weight: torch calls this instead of the function."""
+        """Run a function on the weight. PyTorch calls this method instead of the function."""
         own = OWN.get(func)
         if own is None:
             with torch._C.DisableTorchFunctionSubclass():
@@ -115,8 +117,9 @@ class GroupedWeight(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run an operation on the weight's numbers: torch calls this instead of the operation. An
-        alias of the whole weight stays a weight of codes, and so does a copy on another device.
+        """Run an operation on the weight's numbers. PyTorch calls this method instead of the
+        operation. An alias of the whole weight stays a weight of codes, and so does a copy on
+        another device.
         """
         kwargs = kwargs or {}
         layers = args[0].shape[0] if isinstance(args[0], cls) and args[0].dim() == 3 else None
@@ -135,7 +138,9 @@ class GroupedWeight(torch.Tensor):
 
 
 def numbers_of(weight: GroupedWeight, chosen: slice) -> torch.Tensor:
-    """Return the numbers of the chosen outputs of a weight, [chosen, in] of its dtype."""
+    """Return the weights of the chosen outputs as plain numbers, [chosen, in] of the weight's
+    dtype.
+    """
     found, before = [], 0
     for part in weight.parts:
         outputs = part.shape[0]
@@ -154,7 +159,7 @@ def _on(device: torch.device, part: Part) -> Part:
 
 
 def spelled_out(weight: GroupedWeight) -> torch.Tensor:
-    """Return all numbers of a weight, in its shape and dtype."""
+    """Return a whole weight as plain numbers, in its shape and dtype."""
     outputs = sum(part.shape[0] for part in weight.parts)
     return numbers_of(weight, slice(0, outputs)).view(weight.shape)
 
@@ -163,7 +168,7 @@ def _linear(
     rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Multiply rows with a weight in float32, whatever the dtype of the rows."""
-    assert isinstance(weight, GroupedWeight), "nothing else is"
+    assert isinstance(weight, GroupedWeight), "other weights are not multiplied here"
     given, found = rows.float(), []
     for part in weight.parts:
         step = max(1, NUMBERS_AT_ONCE // part.shape[1])
@@ -175,14 +180,14 @@ def _linear(
 
 
 def _embedding(ids: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    assert isinstance(weight, GroupedWeight) and len(weight.parts) == 1, "as it was stored"
+    assert isinstance(weight, GroupedWeight) and len(weight.parts) == 1, "embeddings have one part"
     found = weight.parts[0].numbers(ids.flatten())
     return found.to(weight.dtype).view(*ids.shape, weight.shape[1])
 
 
 def _cat(tensors: Iterable[torch.Tensor], dim: int = 0) -> torch.Tensor:
     given = list(tensors)
-    assert dim == 0 and all(each.dim() == 2 for each in given), "outputs after outputs"
+    assert dim == 0 and all(each.dim() == 2 for each in given), "only outputs are joined"
     parts = list[Part]()
     for each in given:
         for part in each.parts if isinstance(each, GroupedWeight) else [PlainNumbers(each)]:
@@ -192,7 +197,7 @@ def _cat(tensors: Iterable[torch.Tensor], dim: int = 0) -> torch.Tensor:
 
 
 def _joined(one: Part, other: Part) -> Part | None:
-    """Return two parts as one, if they are stored in the same way; None otherwise."""
+    """Return two parts as one if they are stored in the same way. Return None otherwise."""
     if not (isinstance(one, StoredGroups) and isinstance(other, StoredGroups)):
         return None
     alike = ([(each.shape[1:], each.dtype) for each in part.stored] for part in (one, other))

@@ -1,4 +1,4 @@
-"""Weights of 8 or 4 bits: codes, with a scale and a minimum for every group of an output's inputs.
+"""Weights of 8 or 4 bits: codes, with a scale and a minimum for each group of an output's inputs.
 This module knows no file format and no kernel.
 """
 
@@ -9,8 +9,8 @@ from enum import IntEnum
 
 import torch
 
-GROUPS = (256, 128, 64, 32, 16)  # numbers of inputs that may share a scale in the kernels
-LEVELS = 127  # levels of a code of 8 bits, on either side of 0
+GROUPS = (256, 128, 64, 32, 16)  # sizes of groups, in inputs, that the kernels support
+LEVELS = 127  # the largest magnitude of a code of 8 bits
 
 
 class Code(IntEnum):
@@ -41,7 +41,7 @@ class Groups:
         return self.codes.shape[1] // self.scales.shape[1]
 
     def rows(self, chosen: slice | torch.Tensor) -> Groups:
-        """Return the scales and codes of some outputs alone."""
+        """Return the groups of the chosen outputs."""
         supers = None if self.supers is None else self.supers[chosen]
         return replace(self, codes=self.codes[chosen], scales=self.scales[chosen], supers=supers)
 
@@ -70,16 +70,16 @@ class Groups:
 
 
 def kernel_group(inputs: int, groups: int) -> int | None:
-    """Return the largest number of inputs for a group that the kernels take and that divides the
-    size of each of `groups` groups. Return None if there is no such number.
+    """Return the largest group size that the kernels support and that divides the size of each of
+    `groups` equal groups of `inputs` inputs. Return None if there is no such size.
     """
     size, remainder = divmod(inputs, groups)
     return None if remainder else next((each for each in GROUPS if size % each == 0), None)
 
 
 def grouped(code: Code, codes: torch.Tensor, scales: torch.Tensor, zero: int = 0) -> Groups | None:
-    """Return codes as groups of a size that the kernels take. Larger groups are split, so scales
-    [out, groups, 1 or 2] are repeated. Return None if the kernels take no size that fits.
+    """Return codes as groups of a size that the kernels support. Larger groups are split, so scales
+    [out, groups, 1 or 2] are repeated. Return None if no supported size fits.
     """
     inputs, groups = codes.shape[1], scales.shape[1]
     fitting = kernel_group(inputs, groups)

@@ -1,5 +1,5 @@
-"""Linear layers by the matrix kernels of libraries, where this project has no kernels of its own:
-by oneDNN on a CPU, and by cuBLAS on a CUDA device.
+"""Linear layers that use the matrix kernels of libraries where this project has no kernels of its
+own: oneDNN on a CPU, and cuBLAS on a CUDA device.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from tandem.engine.forward.grouped_weight import GroupedWeight
 class PackedLinear(nn.Module):
     """An `nn.Linear` or `Conv1D` for inference on a CPU, [..., in] -> [..., out].
 
-    The weight is packed once for the kernels that come with PyTorch, which are up to twice as fast
-    for the few rows of a step. The rounding of a row depends on the number of rows.
+    The weight is packed once for the kernels that come with PyTorch. For the few rows of a step,
+    these kernels are up to twice as fast with a packed weight. The rounding of a row depends on the
+    number of rows.
     """
 
     kernels = "onednn"
@@ -64,7 +65,7 @@ class CudaLinear(nn.Linear):
 
 
 def cuda_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
-    """Return a linear layer of a weight [out, in] for inference on a CUDA device."""
+    """Return a linear layer with a weight [out, in] for inference on a CUDA device."""
     if isinstance(weight, GroupedWeight):
         return CodedLinear(weight, bias)
     return CudaLinear(weight, bias)

@@ -1,5 +1,5 @@
-"""Root mean square norms by this project's kernels. Such norms are recognised in a network by the
-results they compute.
+"""Compute root mean square norms with this project's kernels. Such norms are recognised in a
+network by the results that they compute.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tandem.engine.forward.equivalence import equivalent
 
 
 class RMSNorm(nn.Module):
-    """Computes the same as a layer of a network for rows [..., size]. The layer multiplies with the
-    values of its weight [size] plus `shift`.
+    """Computes the same as a layer of a network for rows [..., size]. The normalised rows are
+    multiplied by the layer's weight [size] plus `shift`.
     """
 
     def __init__(self, layer: nn.Module, epsilon: float, shift: float) -> None:

@@ -1,4 +1,6 @@
-"""The operations of this project's layers, by the kernels of the device that the rows are on."""
+"""The operations of this project's layers. Every operation uses the kernels of the device that its
+rows are on.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Segments, which are what sessions feed in a step, and their rows, one after the other. Pure."""
+"""Segments, and the rows of the segments in a step. A segment is what one session feeds in a step.
+The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,11 @@ from tandem.protos import tree
 class Segment(FixedInput):
     """The tokens that one session feeds in a step.
 
-    Every row sees the `context` cached tokens. After the cached tokens lies a tree, `parents`, of
-    which the first nodes may be cached already. `tokens` are the tree's last nodes, which are fed
-    now. The last `num_logits` tokens give logits. A `divisible` segment is a straight line of
-    tokens that all give logits; its job takes the logits of a first chunk and goes on from there.
+    Every row attends to the `context` cached tokens. A tree follows the cached tokens, and
+    `parents` has the parent of each node. The first nodes of the tree may be cached already.
+    `tokens` are the tree's last nodes, which are fed now. The last `num_logits` tokens give logits.
+    A `divisible` segment is a straight line of tokens that all give logits. It may be fed in
+    several steps: its job takes the logits of a first chunk and goes on from there.
     """
 
     table: PageTable
@@ -60,8 +63,8 @@ class Segment(FixedInput):
 
 @dataclass(slots=True)
 class PackedRows:
-    """The rows of a step, in the form that does not depend on the way of attention. Each row has a
-    token, a position, and a slot where its keys are stored. `logits_rows` are the numbers of
+    """The rows of a step, in a form that is the same for all implementations of attention. Each row
+    has a token, a position, and a slot where its keys are stored. `logits_rows` are the numbers of
     the rows that give logits.
     """
 

@@ -1,5 +1,5 @@
-"""The input that a job gives the model thread to feed: a segment that must be fed for the job to go
-on, and rows that may be added as far as they pay.
+"""The input that a job gives the model thread to feed: a segment that must be fed before the job
+can go on, and rows that may be added if they save more time than they cost.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ if TYPE_CHECKING:
 
 
 class StepInput(Protocol):
-    """The input that a job offers for the next step: a segment, and rows that may be added to it as
-    far as they pay. A plain Segment is its own step input, without further rows. The model thread
-    calls all methods, while it composes a step.
+    """The input that a job offers for the next step: a segment, and rows that may be added to it if
+    they save more time than they cost. A plain Segment is its own step input, without further rows.
+    The model thread calls all methods while it composes a step.
     """
 
     def ready(self) -> Segment | None:
-        """Return the segment that must be fed for the job to go on. Return None if the job waits
-        for something else.
+        """Return the segment that must be fed before the job can go on. Return None if the job
+        waits for something else.
         """
 
     def chances(self) -> Iterator[float]:
-        """Yield the chance of being of use for each row that could be added. No chance is above the
-        one before.
+        """Yield, for each row that could be added, the chance that the row will be useful. The
+        chances are in descending order.
         """
 
     def segment(self, rows: int) -> Segment:
-        """Return the segment with the first `rows` rows that could be added, or with as many as
-        there is memory for.
+        """Return the segment with the first `rows` of the rows that could be added, or with as many
+        of them as memory allows.
         """
 
     def wait_seconds(self, now: float, step: float) -> float:
-        """Return for how many seconds a step with no other session should wait for more rows. The
-        step takes `step` seconds without rows.
+        """Return how many seconds a step without other sessions should wait for more rows. The step
+        takes `step` seconds if no rows are added.
         """
 
 

@@ -1,4 +1,6 @@
-"""The rows of a step as padded tensors, in the part that all ways of attention share. Pure."""
+"""The part of a step's plan that all implementations of attention share: its rows as padded
+tensors. The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from tandem.engine.forward.segment import PackedRows
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The rows of several segments, one after the other, and then padding rows, which are neither
-    stored nor seen.
+    """The rows of several segments, one after the other, and then padding rows. The keys of padding
+    rows are not stored, and no row attends to them.
     """
 
     token_ids: torch.Tensor  # [1, rows]
@@ -32,7 +34,7 @@ class StepPlan:
         padded: Callable[[int], int],
         **attention: Any,
     ) -> Self:
-        """Return a plan of packed rows. `padded(count)` is the number of rows with padding;
+        """Return a plan of packed rows. `padded(count)` is the number of rows with padding.
         `attention` has the fields that a subclass adds.
         """
         count, logits_rows = len(packed.token_ids), packed.logits_rows

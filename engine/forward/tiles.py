@@ -1,5 +1,5 @@
-"""A step as tiles, for PyTorch's own kernels. A tile is the rows of a session with a mask of the
-keys that each row sees.
+"""Lay out a step as tiles, for PyTorch's own kernels. A tile has the rows of one session, and a
+mask of the keys to which each row attends.
 
 Tiles suit any device and any model. The module is pure: it knows no model and no cache.
 """
@@ -24,8 +24,8 @@ ROW_MULTIPLE = 16
 
 @dataclass(slots=True)
 class Tile:
-    """All rows of one session, which attend to the keys at the slots `keys`. `allowed`, bool
-    [rows, keys], marks the keys that a row sees; None means that every row sees all keys.
+    """All rows of one session, which attend to the keys at the slots `keys`. `allowed`, bool [rows,
+    keys], marks the keys to which a row attends. If it is None, every row attends to all keys.
     """
 
     rows: slice
@@ -79,8 +79,8 @@ def _padded(count: int) -> int:
 
 
 def _tile(segment: Segment, start: int, device: torch.device) -> Tile:
-    """Return the tile of a segment whose rows begin at row `start` of the step. Each row sees the
-    context, its ancestors and itself.
+    """Return the tile of a segment whose rows begin at row `start` of the step. Each row attends to
+    the context, its ancestors and itself.
     """
     context, cached, nodes = segment.context, segment.cached, len(segment.parents)
     positions = torch.cat(
@@ -97,7 +97,9 @@ def _tile(segment: Segment, start: int, device: torch.device) -> Tile:
 
 
 def _ancestry(parents: tuple[int, ...]) -> torch.Tensor:
-    """Return which nodes each node sees, its ancestors and itself: bool [nodes, nodes]."""
+    """Return, for each node, the nodes to which it attends: its ancestors and itself, bool [nodes,
+    nodes].
+    """
     seen = np.tri(len(parents), dtype=bool)  # NumPy is faster than PyTorch here, row by row
     for node in range(tree.trunk(parents), len(parents)):
         parent = parents[node]

@@ -2,5 +2,5 @@
 ones.
 
 The package must not know sessions or how segments are fed; the reference logits that it computes
-are the network's own. Start reading in `load`, which takes all steps, then in `linears`.
+are the network's own. Start reading in `load`, which performs all steps, and then in `linears`.
 """

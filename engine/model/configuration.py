@@ -1,4 +1,4 @@
-"""Read the configuration of a model, and judge the model by it before its weights are read."""
+"""Read the configuration of a model, and use it to judge the model before its weights are read."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 def configuration(model: Path, head: Head | None, device: str) -> PreTrainedConfig:
-    """Return the configuration of a model directory, or of a GGUF file, of which `head` is the
-    head. Raises Unusable if the configuration cannot be read, or shows that the model cannot be
-    served.
+    """Return the configuration of a model directory, or of a GGUF file that has this `head`. Raises
+    Unusable if the configuration cannot be read, or shows that the model cannot be served.
     """
     if not head and not (model / "config.json").is_file():
         raise Unusable(f"{model} is not a model directory: it has no config.json")
@@ -45,16 +44,16 @@ def _refuse(config: PreTrainedConfig) -> None:
 
 
 def longest_text(config: PreTrainedConfig) -> int:
-    """Return how many tokens the positions of a model reach for every session alike. `longrope`
-    stretches rotary positions when the longest text of a call exceeds the original length, so
-    that the texts of a batch would change each other; such models are kept to that length.
-    A model whose configuration names no length has 2048.
+    """Return the length in tokens up to which a model's positions do not depend on the other texts
+    of a batch. `longrope` stretches the rotary positions of a whole batch when its longest text
+    exceeds the original length. The texts of the batch would then change each other, so such models
+    are limited to the original length. If a configuration names no length, 2048 is assumed.
     """
     text = config.get_text_config()
     length = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
     limits = [int(length or 2048)]
     ropes = getattr(text, "rope_parameters", None) or {}
-    # either one setting, or one per layer type
+    # the parameters are either one setting, or one setting per layer type
     for rope in [ropes] if "rope_type" in ropes else ropes.values():
         if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
             limits.append(rope["original_max_position_embeddings"])
@@ -77,7 +76,9 @@ def loading(folder: Path, device: str) -> Iterator[None]:
 
 @contextmanager
 def judging(folder: Path, config: PreTrainedConfig) -> Iterator[None]:
-    """Put the directory and the class in front of each Unusable that is raised within the scope."""
+    """Put the names of the directory and the class in front of the text of an Unusable that is
+    raised within the scope.
+    """
     try:
         yield
     except Unusable as error:

@@ -15,10 +15,11 @@ AUTO = "auto"  # name of the checkpoint's own dtype
 def default_dtype(saved: str, device: str) -> str:
     """Return the name of the dtype that a model is loaded in unless one is set.
 
-    The default is the dtype that the model was `saved` in, but on a CPU float32, except for a
-    bfloat16 model whose CPU has kernels with instructions for bfloat16. A dtype without such
-    instructions, as float16 is on every CPU, is converted in each product and gains no speed. In
-    addition, float16 overflows where a network was not trained in float16.
+    On other devices than a CPU, the default is the dtype that the model was `saved` in. On a CPU,
+    the default is float32, unless the model was saved in bfloat16 and the kernels use the CPU's
+    instructions for bfloat16. Numbers of a dtype without such instructions, such as float16 on
+    every CPU, are converted in each product, so the dtype gains no speed. In addition, float16
+    overflows if a network was not trained in float16.
     """
     if not device.startswith("cpu"):
         return saved
@@ -28,8 +29,9 @@ def default_dtype(saved: str, device: str) -> str:
 
 
 def dtype_of(name: str | None, config: PreTrainedConfig, device: str) -> torch.dtype:
-    """Return the dtype that a model is loaded in: the one that `name` says, the checkpoint's own
-    for `auto`, and the default for its device for None. Raises Unusable for an unknown name.
+    """Return the dtype that a model is loaded in: the dtype called `name`, the checkpoint's own
+    dtype if `name` is `auto`, or the default of the device if `name` is None. Raises Unusable for
+    an unknown name.
     """
     own = config.dtype or config.get_text_config().dtype or torch.float32
     saved = str(own).removeprefix("torch.")

@@ -1,7 +1,7 @@
 """Read the sampling defaults that a model's makers set in `generation_config.json`.
 
-Only keys that the file contains count. For other keys `transformers` has defaults of its own, which
-no server applies.
+Only keys that the file contains count. For other keys, `transformers` has defaults of its own,
+which are not applied.
 """
 
 from __future__ import annotations
@@ -44,14 +44,16 @@ OFF: Mapping[str, tuple[object, ...]] = {
     "typical_p": (1,),
     "watermarking_config": (),
 }
-"""Settings of the file that would change a text but are not supported, each with the values that
-change nothing; null, an empty list and an empty object change nothing in any of them.
+"""The settings of the file that would change a text but are not supported, each with the values
+that have no effect. For every setting, null, an empty list and an empty object have no effect
+either.
 """
 
 
 def generation_defaults(folder: Path, vocab_size: int) -> tuple[GenerationDefaults, list[str]]:
     """Return the sampling defaults for requests to a model, and the names of the settings in its
-    file that have no effect, as they are invalid or not supported. A GGUF file has no defaults.
+    file that have no effect, because they are invalid or not supported. A GGUF file has no
+    defaults.
     """
     given = _given(folder)
     asked = [name for name in (*NUMBERS, *LISTS) if given.get(name) is not None]

@@ -20,9 +20,10 @@ from tandem.engine.forward.groups import Code, Groups, rounded
 
 @torch.inference_mode()
 def round_linears(network: PreTrainedModel) -> None:
-    """Round the weights of all linear layers whose inputs are a multiple of 16, and of such experts
-    on a CPU, where there are kernels for them. An embedding that shares its weight with a linear
-    layer keeps the weight that is not rounded.
+    """Round the weights of all linear layers whose number of inputs is a multiple of 16. On a CPU,
+    for which there are kernels for experts in 8 bits, the weights of experts are rounded under the
+    same condition. If an embedding shares its weight with a linear layer, the embedding keeps the
+    unrounded weight.
     """
     for name, layer in list(network.named_modules()):
         if type(layer) is Conv1D:
@@ -42,7 +43,9 @@ def _on_cpu(weight: object) -> bool:
 
 
 def _round(layer: nn.Module, name: str) -> None:
-    """Round a weight, of experts if it has three dimensions, unless it is in groups already."""
+    """Round a weight, unless it is in groups already. A weight with three dimensions belongs to
+    experts.
+    """
     weight = getattr(layer, name)
     layers = weight.shape[0] if weight.dim() == 3 else None
     groups = None if isinstance(weight, GroupedWeight) else rounded(weight.flatten(0, -2))
@@ -53,8 +56,8 @@ def _round(layer: nn.Module, name: str) -> None:
 
 @dataclass(frozen=True)
 class Apart:
-    """A reader of groups without super-block scales (`supers`). Their codes and their scales are
-    two separate tensors.
+    """A reader of groups without super-block scales (`supers`). The codes and the scales of the
+    groups are two separate tensors.
     """
 
     code: Code

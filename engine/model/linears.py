@@ -1,8 +1,8 @@
-"""Replace the layers of a network by the ones that are fastest on its device, and join linear
+"""Replace the layers of a network by the layers that are fastest on its device, and join linear
 layers where that is possible.
 
 Linear layers that are given the same rows, such as those of queries, keys and values, are joined
-into one multiplication, since a call costs as much as many rows do.
+into one multiplication, because each call has a fixed cost, which equals the cost of many rows.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ FULL, INT8 = "full", "int8"
 
 
 def linear_factory(dtype: torch.dtype, device: torch.device, weights: str) -> LinearFactory | None:
-    """Return what makes the linear layers to use instead of a network's own ones; None if those are
-    the best. Raises Unusable for int8 `weights` where there are no kernels for them.
+    """Return a factory of linear layers to use instead of a network's own layers; None if the
+    network's own layers are the best. Raises Unusable if `weights` is int8 and there are no kernels
+    for int8.
     """
     if (problem := panels.why_unsupported(dtype, device)) is None:
         return panels.PanelLinear
@@ -50,15 +51,15 @@ def linear_factory(dtype: torch.dtype, device: torch.device, weights: str) -> Li
 
 
 def keeps_codes(kind: LinearFactory | None) -> bool:
-    """Whether the layers that `kind` makes multiply with weights of 8 or 4 bits as they are."""
+    """Whether the layers that `kind` makes multiply with the codes of weights of 8 or 4 bits."""
     return kind in (panels.PanelLinear, cuda_linear)
 
 
 def replace_layers(network: PreTrainedModel, groups: Groups, kind: LinearFactory) -> None:
-    """Replace each layer of a network that there is a faster one for. `groups` are the names of
+    """Replace each layer of a network for which there is a faster layer. `groups` are the names of
     linear layers that are given the same rows. If the output layer becomes a PanelLinear, its
     logits stay float32 and are not rounded to the dtype of the network. Input embeddings that share
-    a weight of 8 or 4 bits with that layer are then looked up in its panels.
+    a weight of 8 or 4 bits with that layer are then looked up in the layer's panels.
     """
     tied = tied_in_groups(network)
     if kind is panels.PanelLinear:
@@ -82,9 +83,9 @@ def replace_layers(network: PreTrainedModel, groups: Groups, kind: LinearFactory
 
 
 def replace_codes(network: PreTrainedModel) -> None:
-    """Replace the layers whose weights are codes, for a CUDA device: a captured pass can multiply
-    with codes, but look up embeddings in plain numbers alone. An `nn.Linear` of plain numbers does
-    the same as a layer of `cuda_linear`, so it stays.
+    """Replace the layers whose weights are codes, for a CUDA device. A captured pass can multiply
+    with codes, but it can look up embeddings only in plain numbers. An `nn.Linear` of plain numbers
+    stays, because it computes the same as a layer of `cuda_linear`.
     """
 
     def coded(layer: nn.Module) -> nn.Module | None:
@@ -107,7 +108,7 @@ def tied_in_groups(network: PreTrainedModel) -> bool:
 def share_with_embeddings(network: PreTrainedModel, output: panels.PanelLinear) -> None:
     """Make a network look its input embeddings up in the panels of its output layer."""
     (part,) = output.parts
-    assert isinstance(part, panels.GroupedPart), "tied weights are as they are stored"
+    assert isinstance(part, panels.GroupedPart), "tied weights stay as they are stored"
     shared = GroupedWeight([part.panels], output.weight.dtype)
     network.get_input_embeddings().weight = nn.Parameter(shared, requires_grad=False)
 
@@ -119,9 +120,9 @@ def kernels_of(network: nn.Module) -> str:
 
 
 class MergedLinears(nn.Module):
-    """Several linear layers as one, which the network gives the same rows, one right after the
-    other. The rows are recognised by their tensor object, so the tensor must not be changed
-    between these calls.
+    """Several linear layers joined into one. The network calls the layers with the same rows, one
+    right after the other. The rows are recognised by their tensor object, so the tensor must not be
+    changed between the calls.
     """
 
     def __init__(self, layers: Sequence[nn.Linear], kind: LinearFactory) -> None:
@@ -135,7 +136,7 @@ class MergedLinears(nn.Module):
 
     def output(self, number: int, rows: torch.Tensor) -> torch.Tensor:
         """Return the output of one of the layers for these rows. The outputs of all layers are
-        computed when the first one is asked for, and forgotten with the last one.
+        computed at the first call with these rows, and forgotten after the call for the last layer.
         """
         if rows is not self._rows:
             self._rows, self._outputs = rows, self.whole(rows).split(self._sizes, -1)
@@ -146,7 +147,9 @@ class MergedLinears(nn.Module):
 
 
 class MergedLinear(nn.Module):
-    """A linear layer that is joined with others in a MergedLinears, at its place in the network."""
+    """The place in the network of a linear layer that is joined with other layers in a
+    MergedLinears.
+    """
 
     def __init__(self, joined: MergedLinears, number: int, layer: nn.Linear) -> None:
         super().__init__()
@@ -166,12 +169,12 @@ class MergedLinear(nn.Module):
 
 @contextmanager
 def recording_inputs(network: nn.Module) -> Iterator[Groups]:
-    """Record which linear layers are given the same tensor, one right after the other, by a pass
-    within the scope. Yields the groups of their names. A call with another tensor, or with one that
-    was changed meanwhile, begins a new group.
+    """Record which linear layers a pass within the scope gives the same tensor, one right after the
+    other. Yields groups of the layers' names. A call with another tensor, or with a tensor that was
+    changed meanwhile, begins a new group.
     """
     groups: Groups = []
-    # a tensor, held so that no other tensor can have its identity, and its copy
+    # the latest tensor, which is held so that no other tensor can have its identity, and its copy
     latest: list[Any] = [None, None]
 
     def note(name: str, given: tuple[Any, ...]) -> None:
@@ -196,9 +199,9 @@ def recording_inputs(network: nn.Module) -> Iterator[Groups]:
 
 @torch.inference_mode()
 def merge(network: nn.Module, groups: Groups, kind: LinearFactory) -> None:
-    """Replace groups of linear layers by joined ones, if each layer was called once, and all layers
-    of the group or none have a bias. Groups are replaced one at a time, so that only one group is
-    held twice.
+    """Replace each group of linear layers by joined layers, if each layer was called once, and if
+    all layers of the group or none of them have a bias. Groups are replaced one at a time, so that
+    memory holds only one group twice.
     """
     calls = Counter(name for group in groups for name in group)
     left = {name for name, layer in network.named_modules() if type(layer) is nn.Linear}
@@ -215,9 +218,9 @@ def merge(network: nn.Module, groups: Groups, kind: LinearFactory) -> None:
 
 @torch.inference_mode()
 def replace(network: nn.Module, other: Callable[[nn.Module], nn.Module | None]) -> None:
-    """Replace each layer of a network for which `other` returns another one. Layers are replaced
-    one at a time, so that only one layer is held more than once. A layer with several names in the
-    network stays a single layer.
+    """Replace each layer of a network for which `other` returns another layer. Layers are replaced
+    one at a time, so that memory holds only one layer more than once. A layer with several names in
+    the network stays a single layer.
     """
     first: dict[int, str] = {}  # the first name of each layer, by the layer's id
     names: dict[str, list[str]] = {}
@@ -227,7 +230,7 @@ def replace(network: nn.Module, other: Callable[[nn.Module], nn.Module | None]) 
     for same in names.values():
         try:
             layer = network.get_submodule(same[0])
-        except AttributeError:  # the layer around it was replaced
+        except AttributeError:  # the layer that contained it was replaced
             continue
         better = other(layer)
         del layer  # frees the layer, which would live until the next one is made

@@ -112,7 +112,7 @@ def load(
     weights: str = FULL,
     shard: Shard | None = None,
 ) -> HFModel:
-    """Load a model directory or a GGUF file, or the part of one rank of it. Raises Unusable."""
+    """Load a model directory or a GGUF file, or one rank's part of the model. Raises Unusable."""
     head = gguf_head(model) if is_gguf(model) else None
     config, tokens = configuration(model, head, device), tokens_by_id(model)
     chosen = dtype_of(dtype, config, device)
@@ -162,10 +162,10 @@ def _read(
     dtype: torch.dtype,
     shard: Shard | None = None,
 ) -> tuple[PreTrainedModel, list[str]]:
-    """Return the network of a model directory, and the names of the weights that its files lack,
-    which would be random. Weights that have this dtype in the files are mapped from there, so that
-    moving them to a device takes no copy in the process's memory. Ranks load one after the other,
-    and each keeps its `shard`.
+    """Return the network of a model directory, and the names of the weights that its files lack.
+    Such weights would be random. Weights that have this dtype in the files are mapped from the
+    files, so moving them to a device takes no copy in the process's memory. Ranks load one after
+    the other, and each rank keeps its `shard`.
     """
     logging.disable_progress_bar()  # standard error is for log lines
     logging.set_verbosity(CRITICAL)  # transformers should log nothing, because problems are raised

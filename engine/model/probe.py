@@ -1,7 +1,9 @@
-"""Find out what a network asks of its attention, by one short pass that records the calls.
+"""Find out what a network needs from attention, by one short pass that records the calls of
+attention.
 
-This module knows what the attention of this engine can do, not where the network came from. Its
-functions raise Unusable with a text that follows the name of the network's class.
+This module knows what the attention of this engine can do, and must not know where the network came
+from. Its functions raise Unusable with a text that continues a sentence after the name of the
+network's class.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ Mask = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
     """The geometry of a network's attention. `context_length` is the length of the longest text in
-    which every token sees what the network's own masks let it see.
+    which every token attends to exactly the tokens that the network's own masks allow.
     """
 
     layers: tuple[LayerGeometry, ...]
@@ -42,7 +44,7 @@ class Probe:
 
     layers: dict[int, LayerGeometry] = field(default_factory=dict)
     masks: list[Mask] = field(default_factory=list)
-    # pairs of mask and sliding window
+    # pairs of the number of a mask and a sliding window
     used: set[tuple[int, int | None]] = field(default_factory=set)
 
 
@@ -60,9 +62,10 @@ def probing(probe: Probe) -> Iterator[None]:
 
 
 def install_attention(network: PreTrainedModel, longest: int) -> ProbeResult:
-    """Put this engine's attention into a network, and return what the network needs of it. Raises
-    Unusable if the network would compute something else with it. The context length is `longest`,
-    or as much of it as this engine's masks cover.
+    """Put this engine's attention into a network, and return what the network needs from attention.
+    Raises Unusable if the network would compute other results with this engine's attention. The
+    context length is `longest`, or less if the masks of this engine and of the network agree only
+    up to a shorter length.
     """
     network.set_attn_implementation(NAME)
     config = network.config.get_text_config()
@@ -74,11 +77,11 @@ def install_attention(network: PreTrainedModel, longest: int) -> ProbeResult:
     attending = tuple(layer for layer in layers if layer)
     if len(attending) < len(layers) or len(probe.layers) > len(layers):
         raise Unusable(f"has attention in {len(attending)} of its {len(layers)} layers only")
-    with network.device:  # the masks contain tensors of this device
+    with network.device:  # the network's masks contain tensors of this device
         lengths = [_covered(probe.masks[mask], window, longest) for mask, window in probe.used]
     covered = min(lengths, default=longest)
     if not covered:
-        raise Unusable("is not causal: its tokens see later ones")
+        raise Unusable("is not causal: its tokens attend to later tokens")
     network.set_attn_implementation(attention.NAME)
     return ProbeResult(tuple(la.within(covered) for la in attending), logits.shape[2], covered)
 
@@ -94,8 +97,8 @@ def refuse_class(kind: type[PreTrainedModel]) -> None:
 
 
 def _pass(network: PreTrainedModel, probe: Probe) -> torch.Tensor:
-    """Feed four tokens, and return the logits of two, [1, 2, vocab]. Attention answers zeros, so
-    the logits mean nothing but their shape.
+    """Feed four tokens, and return the logits of two of them, [1, 2, vocab]. Attention returns
+    zeros, so only the shape of the logits means anything.
     """
     device = network.device
     with torch.inference_mode(), probing(probe):
@@ -127,9 +130,9 @@ def probe_attention(
     s_aux: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Record a call of attention, in whose place transformers calls this. Returns zeros of
-    attention's shape, [1, rows, heads, value size]. Raises Unusable for options that this engine's
-    attention lacks.
+    """Record a call of attention; transformers calls this function in place of attention. Returns
+    zeros in the shape of attention's result, [1, rows, heads, value size]. Raises Unusable for
+    options that this engine's attention lacks.
     """
     probe = _current.get()
     attention.refuse_options(options)
@@ -137,7 +140,7 @@ def probe_attention(
     if layer in probe.layers:
         raise Unusable("attends more than once in a layer")
     if query.shape[2] != ROWS or key.shape[2] != ROWS:
-        raise Unusable("attends with some of the tokens only")
+        raise Unusable("computes attention for only some of the tokens")
     probe.layers[layer] = LayerGeometry(
         heads=key.shape[1],
         key_size=key.shape[3],
@@ -154,8 +157,8 @@ def probe_attention(
 def number_mask(
     *, q_length: int, kv_length: int, mask_function: Mask, device: torch.device, **_: Any
 ) -> torch.Tensor:
-    """Record a mask; transformers calls this to make one. Returns a mask [1, 1, queries, keys] with
-    its number in every place, by which `probe_attention` recognises it.
+    """Record a mask; transformers calls this function to make a mask. Returns a mask [1, 1,
+    queries, keys] with its number in every place, so that `probe_attention` recognises the mask.
     """
     probe = _current.get()
     probe.masks.append(mask_function)
@@ -173,12 +176,12 @@ def _number(mask: torch.Tensor, count: int) -> int:
 
 
 def _covered(mask: Mask, window: int | None, longest: int) -> int:
-    """Return for how many tokens of a text of `longest`, from the first on, a network's mask and
-    ours agree.
+    """Return for how many of the first `longest` tokens of a text a network's mask and this
+    engine's mask agree, counted from the first token on.
     """
 
     def differs(row: int) -> bool:
-        keys = torch.arange(row + 2)  # the last key is the next token's, which no mask may show
+        keys = torch.arange(row + 2)  # the last key is that of the next token, which is hidden
         start = torch.zeros((), dtype=torch.long)
         theirs = mask(start, start, torch.tensor(row), keys).expand(keys.shape)
         ours = keys <= row

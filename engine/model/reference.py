@@ -1,5 +1,5 @@
-"""Compute the reference of a model: the logits of three texts at some positions, by the network as
-transformers loaded it, before any of its layers are replaced.
+"""Compute the reference logits of a model: those of three texts at some positions, computed by the
+network that transformers loaded, before any of its layers are replaced.
 
 The main text is prose, code, lists and a chat in several languages, as people write them. This
 module does not know how the self-test feeds these texts to the engine.
@@ -21,9 +21,9 @@ from tandem.engine.model.rounding import ReferenceText, ReferenceTexts
 from tandem.protos.errors import Unusable
 from tandem.protos.tokenizer import tokenizer_of
 
-LEAD = 256  # tokens of the prompt, which keeps several threads busy when it is fed whole
+LEAD = 256  # tokens of the prompt: enough to keep several threads busy when the prompt is fed whole
 STREAM = 48  # tokens after the prompt
-FORK, BRANCH = 120, 8  # where the side text leaves the main one, and its own tokens after that
+FORK, BRANCH = 120, 8  # where the side text leaves the main text, and its length from there
 OTHER = 160  # tokens of the text of another session
 SPREAD = 16  # tokens from one known row of the prompt to the next
 TEXT = """\
@@ -64,7 +64,9 @@ class ReferenceLogits:
 
     @property
     def lead(self) -> int:
-        """The number of tokens of the main text that are its prompt; the others are its stream."""
+        """The number of tokens of the main text that form its prompt. The tokens after the prompt
+        are the stream.
+        """
         return max(len(self.main.tokens) - STREAM, 0)
 
     @property
@@ -88,8 +90,9 @@ def reference_logits(
     network: PreTrainedModel, found: ProbeResult, dtype: torch.dtype, model: Path
 ) -> ReferenceLogits:
     """Compute the reference logits of a network. The main text has LEAD + STREAM tokens, and the
-    other one OTHER, or fewer where the context is shorter. The directory or file `model` has the
-    tokenizer. Raises Unusable with a text that follows the name of the network's class.
+    text of the other session has OTHER tokens; both have fewer if the context is shorter. The
+    tokenizer is that of the directory or file `model`. Raises Unusable with a text that continues a
+    sentence after the name of the network's class.
     """
     rng, longest = random.Random(0), text_length(found.context_length)
     some = partial(rng.choices, range(found.vocab_size))
@@ -111,23 +114,25 @@ def reference_logits(
 
 
 def branching(length: int) -> range:
-    """Return the positions at which the side text has other tokens than a main text of `length`."""
+    """Return the positions at which the side text has other tokens than a main text of `length`
+    tokens.
+    """
     fork = max(0, min(FORK, length - BRANCH))
     return range(fork, min(fork + BRANCH, length))
 
 
 def _positions(count: int) -> list[int]:
-    """Return the positions of a text whose logits are kept: some all over it, and those on either
-    side of every cut of blocks, tails and prefixes.
+    """Return the positions of a text whose logits are kept: some positions throughout the text, and
+    the positions on either side of each cut between blocks, tails and prefixes.
     """
     cuts = {0, 1, STEP - 1}
     return [each for each in range(count) if each % STEP in cuts or each % SPREAD == 4]
 
 
 def prose(model: Path, vocabulary: int, count: int) -> list[int]:
-    """Return `count` tokens of a text as people write it, repeated if it is shorter. The tokenizer
-    is that of a model directory or file, and adds its special tokens. Raises Unusable if the
-    tokenizer cannot be read.
+    """Return `count` tokens of TEXT, which is repeated if it is shorter. The tokenizer is that of a
+    model directory or file, and adds its special tokens. Raises Unusable if the tokenizer cannot be
+    read.
     """
     try:
         ids = tokenizer_of(model).encode(TEXT).ids

@@ -1,5 +1,5 @@
-"""Compute the logits of a network as transformers loaded it, and how far rounding alone may move
-each row of them.
+"""Compute the logits of the network that transformers loaded, and how far rounding alone may move
+each row of logits.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-# limit of a row, as a multiple of how far rounding was seen to move it; right models of the tests
-# were within 2.9, and mistakes that are larger than rounding beyond 6
+# the limit of a row is this many times the distance by which rounding was seen to move it; in the
+# tests, correct models moved rows by up to 2.9 times that distance, while mistakes that rounding
+# does not hide moved rows by more than 6 times that distance
 FACTOR = 4.0
-# the same factor in float32, where the order of sums in linear layers rounds as much: right models
-# were within 5.7, and mistakes beyond 1,400
+# the same factor in float32, where another order of additions in linear layers moves rows as far;
+# correct models moved rows by up to 5.7 times the distance, while mistakes moved rows by more than
+# 1,400 times the distance
 SUMS = 10.0
-FLOOR = 6  # units of rounding of a logit: the least that two ways of computing are taken to differ
-UNSTABLE = 4.0  # a row that rounding moves more than so many times as far as the median row says
-# nothing, and has no limit
+FLOOR = 6  # two computations are taken to differ by at least this many units of rounding
+# a row is not compared, and has no limit, if rounding moves it more than this many times as far as
+# the median row
+UNSTABLE = 4.0
 ATEN = torch.ops.aten
 CHOICES = {ATEN.topk.default, ATEN.sort.default, ATEN.argmax.default, ATEN.max.dim}
 
 
 class Difference(NamedTuple):
-    """How far a row is `off` from its reference, the `limit` up to which rounding explains it, and
-    `share`, the first divided by the second.
+    """The difference of a row from its reference: `off` is its size, `limit` is the size that
+    rounding explains, and `share` is `off` divided by `limit`.
     """
 
     share: float
@@ -40,9 +43,9 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReferenceText:
-    """The tokens of a text, the network's logits [vocab] at some positions, and for each of these
-    the limit: how far a correct computation may be off. The limit is infinite at a position whose
-    logits rounding moves too far to compare them.
+    """The tokens of a text, the network's logits [vocab] at some positions, and the limit at each
+    of these positions: how far a correct computation may be off. The limit is infinite at a
+    position where rounding moves the logits too far for a comparison.
     """
 
     tokens: tuple[int, ...]
@@ -50,9 +53,9 @@ class ReferenceText:
     limits: dict[int, float]
 
     def differences(self, start: int, rows: torch.Tensor, positions: range) -> list[Difference]:
-        """Return how far `rows`, [rows, vocab], the logits of the tokens from `start` on, are off
-        at the known ones of `positions`. The difference is infinite where a row has values that are
-        no numbers.
+        """Return how far `rows`, [rows, vocab], are off at those of `positions` whose reference
+        logits are known. `rows` are the logits of the tokens from `start` on. The difference is
+        infinite if a row has values that are not numbers.
         """
         return [
             self._difference(position, rows[position - start])
@@ -71,11 +74,11 @@ def typical_difference(differences: Sequence[Difference], smooth: bool) -> Diffe
     (rounding moves no row far), otherwise the median difference.
 
     A network that chooses experts is not smooth in half precision. Two scores may be so close that
-    rounding sends a token to another expert, and its row far away, which is right too. Such a jump
-    happens to single tokens at random, while a mistake affects every row after some position, or
-    every row that is fed in some way. Among rows on one side of a position that are fed in one way,
-    the median one is therefore far off after a mistake, but not by chance. In float32 scores are
-    never so close.
+    rounding sends a token to another expert. The token's row is then far off, although the
+    computation is correct. Such a jump happens to single tokens at random, while a mistake affects
+    every row after some position, or every row that is fed in some way. Therefore, the median of
+    the rows that are fed in one way and lie on one side of a position is far off only after a
+    mistake. In float32, scores are never that close.
     """
     ordered = sorted(differences)
     return ordered[-1] if smooth else ordered[(len(ordered) - 1) // 2]
@@ -86,20 +89,20 @@ class ReferenceTexts:
     row.
 
     Two correct computations may add in different orders and so round differently, and layers
-    amplify the difference. The size of the difference depends on the row: some rows react to any
-    change with whole logits. The limits are therefore measured by computing each row three times.
-    The reference is computed by eager attention. The second pass uses sdpa if the network has it
-    (`fused`), else eager attention with disturbed embeddings. The third pass uses eager attention
-    with disturbed embeddings too, by other random numbers. Disturbed embeddings are off by up to
-    one unit in the last place.
+    amplify the difference. The size of the difference depends on the row: even a small change moves
+    the logits of some rows by 1 or more. The limits are therefore measured by computing each row
+    three times. The reference is computed by eager attention. The second pass uses sdpa if the
+    network has it (`fused`), else eager attention with disturbed embeddings. The third pass uses
+    eager attention with disturbed embeddings too, but with other random numbers. Disturbed
+    embeddings are off by up to one unit in the last place.
 
-    The limit of a row is a factor times the largest of three differences: that of the row from its
-    reference in the other two passes, that of the median row of its text, and a floor. The limit is
-    at most the median absolute logit. A row that moved more than UNSTABLE times as far as the
-    median row says nothing, however, and its limit is infinite.
+    The limit of a row is a factor times the largest of three differences: the largest difference of
+    the row from its reference in the other two passes, the same difference of the median row of its
+    text, and a floor. The limit is at most the median absolute logit. If a row moved more than
+    UNSTABLE times as far as the median row, however, it is not compared: its limit is infinite.
 
-    `smooth` is whether rounding moves no row far: the dtype is float32, or no reference pass has
-    chosen anything by its score.
+    `smooth` tells whether rounding moves no row far. This is so if the dtype is float32, or if no
+    reference pass has chosen anything by its score.
     """
 
     def __init__(self, network: PreTrainedModel, dtype: torch.dtype, fused: bool) -> None:
@@ -119,7 +122,9 @@ class ReferenceTexts:
     def _limits(
         self, tokens: Sequence[int], logits: Mapping[int, torch.Tensor]
     ) -> dict[int, float]:
-        """Return by position how far a right row may be off; infinity where a row says nothing."""
+        """Return for each position how far a correct row may be off; infinity if the row is not
+        compared.
+        """
         unit = torch.stack(list(logits.values())).float().abs().median().item()
         least = FLOOR * torch.finfo(self._dtype).eps * unit
         moved = dict.fromkeys(logits, least)
@@ -140,8 +145,8 @@ class ReferenceTexts:
         self, tokens: Sequence[int], positions: Sequence[int], way: str, seed: int
     ) -> torch.Tensor:
         """Feed a text in one plain pass, with disturbed embeddings if `seed` is not 0, and return
-        its logits at some positions, [positions, vocab]. `way` is transformers' name of an
-        attention.
+        its logits at some positions, [positions, vocab]. `way` is the name of an implementation of
+        attention in transformers.
         """
         disturbing = _disturbed(self._network, seed) if seed else nullcontext()
         with _attending(self._network, way), disturbing:
@@ -172,7 +177,7 @@ class TopKWatch(TorchDispatchMode):
 
 @contextmanager
 def _attending(network: PreTrainedModel, way: str) -> Iterator[None]:
-    """Make a network use one of transformers' own attentions within the scope."""
+    """Make a network use one of transformers' own implementations of attention within the scope."""
     before = network.config._attn_implementation
     network.set_attn_implementation(way)
     try:
@@ -183,7 +188,7 @@ def _attending(network: PreTrainedModel, way: str) -> Iterator[None]:
 
 @contextmanager
 def _disturbed(network: PreTrainedModel, seed: int) -> Iterator[None]:
-    """Make embeddings off by up to a unit of rounding, at random, within the scope."""
+    """Change embeddings at random by up to one unit of rounding within the scope."""
     random_numbers = torch.Generator().manual_seed(seed)
 
     def disturb(_: Any, __: Any, embedded: torch.Tensor) -> torch.Tensor:

@@ -18,18 +18,18 @@ from tandem.engine.runner import HFRunner
 
 
 class RankPool(KVPool):
-    """The KV cache of one rank, which holds the keys and values of its heads."""
+    """The KV cache of one rank, which holds the keys and values of the rank's heads."""
 
     def finite(self, table: PageTable, start: int, stop: int) -> bool:
-        """Return whether the model did not overflow on a table's positions from `start` to `stop`,
-        in the heads of any rank.
+        """Return whether all keys and values of a table's positions from `start` to `stop` are
+        finite, in the heads of all ranks.
         """
         own = torch.tensor([super().finite(table, start, stop)], device=self._device)
         return all(bool(each) for each in gathered(own))
 
 
 class LeadingPool(RankPool):
-    """The KV cache of rank 0, which makes the other ranks do each change too."""
+    """The KV cache of rank 0, which makes the other ranks perform each of its changes too."""
 
     def __init__(self, ranks: Ranks, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
@@ -46,8 +46,8 @@ class LeadingPool(RankPool):
         super().compact(table, start, path)
 
     def finite(self, table: PageTable, start: int, stop: int) -> bool:
-        """Return whether the model did not overflow on a table's positions from `start` to `stop`,
-        on any rank.
+        """Return whether all keys and values of a table's positions from `start` to `stop` are
+        finite, on all ranks.
         """
         self._ranks.tell("finite", table, start, stop)
         return super().finite(table, start, stop)
@@ -63,8 +63,8 @@ class LeadingRunner(HFRunner):
 
     @property
     def lost(self) -> str | None:
-        """Why there can be no more passes: a rank has ended. The result is None while all ranks
-        run.
+        """The reason why no more passes can run: a rank has ended. The result is None while all
+        ranks run.
         """
         return self._ranks.lost
 

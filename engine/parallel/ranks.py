@@ -27,7 +27,7 @@ from tandem.protos.errors import Unusable
 
 FOREVER = timedelta(days=365)  # a timeout that idle ranks never reach
 
-# makes a rank's handler of what rank 0 sends
+# a function that returns a rank's handler of the operations that rank 0 sends
 Follow = Callable[[Shard], Callable[[str, Any], None]]
 
 
@@ -61,7 +61,7 @@ class Ranks:
 
     @property
     def lost(self) -> str | None:
-        """Which rank has ended, in words; None while all ranks run."""
+        """A text that says which rank has ended; None while all ranks run."""
         ended = [rank for rank, each in enumerate(self._processes, 1) if not each.is_alive()]
         return f"rank {ended[0]} of the model has ended" if ended else None
 
@@ -85,7 +85,9 @@ def _run(shard: Shard, device: str, file: str, pipe: Connection, follow: Follow)
 
 
 def _meet(shard: Shard, device: str, file: str) -> None:
-    """Connect this rank with the others, which it finds by a file: no port is open to strangers."""
+    """Connect this rank with the other ranks. They find each other by a file, so no port is open to
+    strangers.
+    """
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", loopback)

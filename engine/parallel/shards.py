@@ -1,9 +1,10 @@
-"""Split a network among ranks. Each rank keeps a part of the layers that transformers' plan for the
-network's class names, and adds the partial sums of all ranks up.
+"""Split a network among ranks. The plan that transformers has for the network's class names the
+layers to split. Each rank keeps its part of these layers, and adds up the partial sums of all
+ranks.
 
-Each rank gathers the partial sums of all and adds them in the order of ranks. `all_reduce` would be
-faster, but the order of its additions depends on the number of rows, so the result of a row would
-not be the same alone and with others.
+Each rank gathers the partial sums of all ranks, and adds them in the order of ranks. `all_reduce`
+would be faster, but the order of its additions depends on the number of rows, so a row would not
+have the same result alone and with other rows.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ WHOLE = {"embedding_rowwise", "replicated_with_grad_allreduce", "colwise_gather_
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of a network that one rank among `count` has."""
+    """The part of a network that one of `count` ranks has."""
 
     rank: int
     count: int
@@ -51,7 +52,7 @@ class RankSum(nn.Module):
     """Adds up the partial sums [..., size] of all ranks, in their order, in float32."""
 
     def forward(self, partial: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the tensors of all ranks, in the dtype of this one."""
+        """Return the sum of the tensors of all ranks, in the dtype of this rank's tensor."""
         total, *others = (each.float() for each in gathered(partial))
         for other in others:
             total = total + other
@@ -78,8 +79,8 @@ def check_split(config: PreTrainedConfig, count: int) -> None:
 
 @torch.inference_mode()
 def split(network: PreTrainedModel, shard: Shard) -> None:
-    """Reduce a network to one rank's part. Raises Unusable, with a text that follows the name of
-    its class, for a network that cannot be split so.
+    """Reduce a network to one rank's part. Raises Unusable if the network cannot be split; the text
+    continues a sentence after the name of the network's class.
     """
     config = network.config.get_text_config()
     for what in ("num_attention_heads", "num_key_value_heads"):
@@ -91,13 +92,13 @@ def split(network: PreTrainedModel, shard: Shard) -> None:
         layer = _found(network, name)
         stored = isinstance(layer, nn.Linear) and isinstance(layer.weight, GroupedWeight)
         if style not in (OUTPUTS, INPUTS) or not isinstance(layer, nn.Linear) or stored:
-            raise Unusable(f"cannot be split among ranks: {name} is not linear, or {style}")
+            raise Unusable(f"cannot be split among ranks: no rule can split {name} ({style})")
         _keep(layer, shard, style == OUTPUTS)
 
 
 def _keep(layer: nn.Linear, shard: Shard, outputs: bool) -> None:
-    """Reduce a layer to this rank's `outputs`, or else to its inputs; in the latter case only rank
-    0 keeps the bias, so that it is added once.
+    """Reduce a layer to this rank's part of its outputs or, if not `outputs`, of its inputs. If the
+    inputs are split, only rank 0 keeps the bias, so that the bias is added once.
     """
     weight, bias = layer.weight, layer.bias
     part = shard.part(weight.shape[not outputs], "outputs" if outputs else "inputs")
@@ -134,7 +135,7 @@ def joined(network: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def in_turn(shard: Shard) -> Iterator[None]:
-    """Let one rank after the other enter the scope, so that memory need not hold two whole
+    """Let the ranks enter the scope one after the other, so that memory never holds two whole
     networks.
     """
     for _ in range(shard.rank):
@@ -145,7 +146,7 @@ def in_turn(shard: Shard) -> Iterator[None]:
 
 
 def _held(network: nn.Module, name: str) -> str:
-    """Return the name of this layer, or of the layer that has taken it in."""
+    """Return the name of this layer, or of the module that has absorbed the layer."""
     while _found(network, name) is None:
         name = name.rpartition(".")[0]
     return name
@@ -160,7 +161,7 @@ def _found(network: nn.Module, name: str) -> nn.Module | None:
 
 
 def _styles(network: PreTrainedModel) -> Iterator[tuple[str, str]]:
-    """Yield the layers that transformers' plan for the class names, and how it splits each."""
+    """Yield each layer in transformers' plan for the class, and how the plan splits the layer."""
     layers = range(network.config.get_text_config().num_hidden_layers)
     for name, style in (network.tp_plan or {}).items():
         if "*" in name:

@@ -1,5 +1,5 @@
-"""The builder that makes programs out of recordings. On a CPU a call of a pass becomes instructions
-if a rule takes it, and stays a call otherwise. On a CUDA device calls are fused to fewer calls.
+"""Build programs from recordings. On a CPU, a recorded call becomes instructions if a rule takes
+it, and stays a call otherwise. On a CUDA device, calls are fused into fewer calls.
 
 The builder compares two passes with different numbers of rows, which shows what depends on rows. A
 result that depends on weights alone and is equal in both passes is kept and not computed again.
@@ -31,8 +31,8 @@ from tandem.engine.program.writer import storage_of
 
 
 class Builder(TwinTensors):
-    """Makes one program of the tapes of two passes: of instructions and calls for passes along
-    paths, of fused calls for passes by rows.
+    """Makes one program from the tapes of two passes. If the passes are along paths, the program
+    has instructions and calls. If the passes are by rows, it has fused calls.
     """
 
     def __init__(self, tapes: tuple[Tape, Tape], pool: KVPool, context: int) -> None:
@@ -43,14 +43,14 @@ class Builder(TwinTensors):
         self._instructions = isinstance(one, PathPlan)
         self._in_step = partial(_in_step, pool, context)
         self._tapes = tapes
-        self._makers: dict[int, int] = {}  # the calls' numbers by the tensors that they made
-        # the calls' numbers by the storages that they changed
+        self._makers: dict[int, int] = {}  # the number of the call that made each tensor
+        # the numbers of the calls that changed each storage
         self._changes: dict[Hashable, list[int]] = {}
-        self._written: dict[int, list[Written]] = {}  # instructions by the numbers of their calls
+        self._written: dict[int, list[Written]] = {}  # each call's instructions
 
     def program(self) -> Program:
-        """Return the program of both passes. Raises Unrecordable if the two passes do not fit
-        together.
+        """Return one program for both passes. Raises Unrecordable if no program can do what both
+        passes do.
         """
         first, second = self._tapes
         inputs = (
@@ -89,8 +89,8 @@ class Builder(TwinTensors):
         return (each for each in found if id(each) in self._values)
 
     def _classify(self, number: int, one: Call, two: Call) -> None:
-        """Decide whether a call's results are kept, or the call becomes instructions, or stays a
-        call. Raises Unrecordable where the two passes differ.
+        """Decide whether the results of a call are kept, or the call becomes instructions, or it
+        stays a call. Raises Unrecordable if the two passes make different calls.
         """
         if one.function is not two.function or one.spec != two.spec or one.shape != two.shape:
             raise Unrecordable(
@@ -105,7 +105,7 @@ class Builder(TwinTensors):
             self._makers.setdefault(id(first), number)
         new = [pair for pair in made if storage_of(pair[0]) not in self._origins]
         if len(new) != sum(storage_of(second) not in self._others for _, second in made):
-            raise Unrecordable(f"{one.function} makes new tensors for some numbers of rows alone")
+            raise Unrecordable(f"{one.function} makes new tensors only for some numbers of rows")
         origin = Origin.PLAIN
         if new and self._constant(one) and all(map(torch.equal, *zip(*made, strict=True))):
             origin = Origin.KEPT
@@ -150,8 +150,8 @@ class Builder(TwinTensors):
         return found
 
     def _needed(self) -> tuple[set[int], list[torch.Tensor]]:
-        """Return the numbers of the calls that stay calls of PyTorch, and the tensors that
-        instructions write and that such calls, or the caller, read.
+        """Return the numbers of the calls that stay calls of PyTorch. Also return the tensors that
+        instructions write and that such calls, or the caller of the program, read.
         """
         plain, shown = set[int](), dict[int, torch.Tensor]()
         needed = [self._tapes[0].logits]
@@ -171,8 +171,9 @@ class Builder(TwinTensors):
         return plain, list(shown.values())
 
     def _parts(self, plain: set[int]) -> tuple[list[int], list[int | list[Written]]]:
-        """Return the numbers of the calls that depend on no instruction, which come first, and the
-        numbers of the other calls with the instructions between them.
+        """Return the numbers of the calls that run first, because they depend on no instruction.
+        Also return the later parts in order: the numbers of the other calls, and lists of the
+        instructions between them.
         """
         early, late = list[int](), list[int | list[Written]]()
         behind = {key for key, origin in self._origins.items() if origin is Origin.WRITTEN}
@@ -192,8 +193,8 @@ class Builder(TwinTensors):
     def _actions(
         self, late: Sequence[int | list[Written]], shown: Sequence[torch.Tensor]
     ) -> Iterator[Action]:
-        """Yield the later actions in order: runs of instructions, calls of PyTorch, and tensors on
-        the memory that instructions write.
+        """Yield the later actions in order: stretches of instructions, calls of PyTorch, and
+        actions that make tensors from the memory that instructions write.
         """
         users: dict[Hashable, set[int]] = {storage_of(each): {-1} for each in shown}
         for number, part in enumerate(late):

@@ -1,5 +1,6 @@
-"""Fusing calls of a pass, for devices on which every call costs a launch. A sum and its norm become
-one call, and so do rotary positions and the storing of keys and values.
+"""Fuse calls of a pass, for devices on which every call costs a launch. A sum and its norm become
+one call. Rotary positions and the storing of keys and values also become one call, within
+attention.
 
 A fused call computes the same bits as the calls that it replaces, which `proof` checks.
 """
@@ -23,7 +24,9 @@ aten = torch.ops.aten
 
 
 class Turned(NamedTuple):
-    """The heads that are given rotary positions, and the angles, as numbers of values."""
+    """The heads before they are given rotary positions, and the cosines and sines of the angles, as
+    numbers of values.
+    """
 
     given: int
     cos: int
@@ -31,8 +34,8 @@ class Turned(NamedTuple):
 
 
 class Calls:
-    """The calls of a pass in order. `tensors` are the values of a pass by their numbers; `logits`
-    is the number of the logits.
+    """The calls of a pass in order. `tensors` are the values of a pass by their numbers. `logits`
+    is the number of the value that holds the logits.
     """
 
     def __init__(
@@ -82,7 +85,7 @@ class Calls:
         self._users = Counter(number for call in self._calls for number in call.reads)
 
     def _drop(self) -> None:
-        """Leave out the calls whose results nobody reads any more."""
+        """Remove the calls that do not contribute to the logits."""
         needed, kept = {self._logits}, list[Plain]()
         for call in reversed(self._calls):
             if needed & set(call.made):
@@ -92,8 +95,9 @@ class Calls:
         self._index()
 
     def _norm_of(self, add: Plain) -> Plain | None:
-        """Return the norm of the sum that a call makes. Return None if the call is no sum of two
-        contiguous tensors of one shape and dtype, or no norm takes the sum.
+        """Return the call that computes the norm of a sum, where `add` is the call that computes
+        the sum. Return None if `add` is no sum of two contiguous tensors of one shape and dtype, or
+        if no norm reads the sum.
         """
         if add.function is not aten.add.Tensor or add.shape[1] or len(add.reads) != 2:
             return None
@@ -114,8 +118,8 @@ class Calls:
         return replace(add, function=function, made=[*self._made(add), *self._made(norm)])
 
     def _rotated(self, attend: Plain) -> Plain:
-        """Return attention that turns its queries and keys itself, if nothing else reads the turned
-        ones. Return every other call unchanged.
+        """Return a call of attention that gives its queries and keys rotary positions itself, if
+        nothing else reads the rotated queries and keys. Return every other call unchanged.
         """
         if attend.function is not attention.attention:
             return attend
@@ -141,8 +145,9 @@ class Calls:
         )
 
     def _turned(self, number: int) -> Turned | None:
-        """Return how a value was turned: it is x cos + cat(-second half of x, first half) sin, of
-        heads x [1, heads, rows, size]. Return None if the value was not turned.
+        """Return the heads and angles of a value with rotary positions. Such a value is x cos +
+        cat(-second half of x, first half of x) sin, for heads x [1, heads, rows, size]. Return None
+        if the value has another form.
         """
         whole = self._made_by(number, aten.cat.default)
         if whole and len(whole.reads) == 2 and not self._tensors[whole.reads[1]].numel():
@@ -178,7 +183,7 @@ class Calls:
         return found if same and self._tensors[crossed].shape == x.shape else None
 
     def _fits(self, turned: Turned, number: int) -> bool:
-        """Whether heads and angles have the form that the kernel takes, and the turned heads have
+        """Whether heads and angles have the form that the kernel takes, and the rotated heads have
         only one reader.
         """
         x, cos, sin = (self._tensors[each] for each in turned)

@@ -1,5 +1,5 @@
-"""The instructions of a program as program.cpp reads them, and the places that each of them reads
-and writes.
+"""The instructions of a program in the form that program.cpp reads, and the places that each
+instruction reads and writes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Operation(IntEnum):
 
     LINEAR = 0
     ATTEND = 1
-    NORM = 2  # NORM and all operations below are done to each row by itself
+    NORM = 2  # NORM and all operations below handle each row separately
     GATE = 3
     STORE = 4
     COPY = 5
@@ -35,7 +35,7 @@ class Operation(IntEnum):
 
 
 class Linear(ctypes.Structure):
-    """A linear layer for an instruction, with the fields that program.cpp gives it."""
+    """The linear layer of an instruction, with the same fields as in program.cpp."""
 
     _fields_ = (
         *((name, POINTER) for name in ("weights", "grouping", "bias")),
@@ -45,7 +45,7 @@ class Linear(ctypes.Structure):
 
 
 class Attend(ctypes.Structure):
-    """A layer's attention for an instruction, with the fields that program.cpp gives it."""
+    """The attention of a layer for an instruction, with the same fields as in program.cpp."""
 
     _fields_ = (
         *((name, POINTER) for name in ("keys", "values", "sinks")),
@@ -55,7 +55,7 @@ class Attend(ctypes.Structure):
 
 
 class Instruction(ctypes.Structure):
-    """An instruction with the fields that program.cpp gives it."""
+    """An instruction, with the same fields as in program.cpp."""
 
     _fields_ = (
         *((name, INT) for name in ("operation", "kind", "source_kind")),
@@ -67,8 +67,8 @@ class Instruction(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    """The paths of a step's rows and the slots of their keys, with the fields that program.cpp
-    gives them.
+    """The paths of a step's rows and the slots of their keys, with the same fields as in
+    program.cpp.
     """
 
     _fields_ = (
@@ -79,7 +79,7 @@ class Step(ctypes.Structure):
 
     @classmethod
     def of(cls, plan: PathPlan) -> Step:
-        """Return the step of a plan; it keeps the plan's tensors alive."""
+        """Return the step of a plan. The step keeps the tensors of the plan alive."""
         paths, slots = plan.paths, plan.slots
         stored = torch.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
         tensors = (paths.pages, paths.tables, paths.prefixes, paths.tails, paths.slots, stored)
@@ -90,7 +90,7 @@ class Step(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A view of a storage, which any hashable key may stand for."""
+    """A view of a storage. Any hashable key can identify the storage."""
 
     storage: Hashable
     view: View
@@ -98,7 +98,7 @@ class Place:
 
 @dataclass(slots=True)
 class Written:
-    """An instruction whose views name storages, and have no numbers of sources yet."""
+    """An instruction whose views name their storages by keys. The storages have no numbers yet."""
 
     operation: Operation
     kind: ElementType
@@ -112,13 +112,13 @@ class Written:
 
     @property
     def by_row(self) -> bool:
-        """Whether the instruction is done to each row by itself."""
+        """Whether the instruction handles each row separately."""
         return self.operation >= Operation.NORM
 
 
 def groups_of(program: Sequence[Written]) -> list[int]:
-    """Return the number of each instruction's group. Neighbours that are done row by row share a
-    group; every other instruction is a group of its own.
+    """Return the number of each instruction's group. Consecutive instructions that handle each row
+    separately share a group. Every other instruction is a group of its own.
     """
     numbers = list[int]()
     for index, each in enumerate(program):

@@ -15,13 +15,13 @@ Twins: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # the same tensor of both 
 
 
 class Extent(ctypes.Structure):
-    """A number that is fixed + each * rows, with the fields that program.cpp gives it."""
+    """The number `fixed` + `each` * rows, with the same fields as in program.cpp."""
 
     _fields_ = (("fixed", ctypes.c_int64), ("each", ctypes.c_int64))
 
 
 class View(ctypes.Structure):
-    """A view of a source, with the fields that program.cpp gives it. The offset counts bytes, the
+    """A view of a source, with the same fields as in program.cpp. The offset counts bytes, and the
     strides count numbers.
     """
 
@@ -39,15 +39,17 @@ class Counts:
         self._num_logits = num_logits
 
     def extent(self, one: int, two: int) -> Extent | None:
-        """Return a number that was `one` in the first pass and `two` in the second as a function of
-        the rows. Return None if no whole multiple of the rows explains the difference.
+        """Return a number as a function of the number of rows. The number was `one` in the first
+        pass and `two` in the second. Return None if the number does not change by a whole amount
+        per row.
         """
         each, remainder = divmod(two - one, self.rows[1] - self.rows[0])
         return None if remainder else Extent(one - each * self.rows[0], each)
 
     def by_num_logits(self, one: int, two: int) -> Extent | None:
-        """Return such a number as a function of the rows that give logits. Return None if no whole
-        multiple of these rows explains the difference.
+        """Return a number as a function of the number of rows that give logits. The number was
+        `one` in the first pass and `two` in the second. Return None if the number does not change
+        by a whole amount per such row.
         """
         each, remainder = divmod(two - one, self._num_logits[1] - self._num_logits[0])
         return None if remainder else Extent(one - each * self._num_logits[0], each)
@@ -55,8 +57,8 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The layout of tensors of one shape: each row has `outer` x `inner` numbers, and `views` tell
-    where these lie in each tensor.
+    """The layout of tensors of one shape. Each row has `outer` x `inner` numbers, and `views` tell
+    where the numbers of a row lie in each tensor.
     """
 
     outer: int
@@ -70,9 +72,9 @@ class Layout:
 
 
 def layout_of(counts: Counts, tensors: Sequence[Twins], inner: int | None = None) -> Layout | None:
-    """Return the layout of tensors of which one dimension counts rows and all others belong to a
-    row. If `inner` is given, the layout must have that many inner numbers per outer one.
-    Return None if the tensors have another form.
+    """Return the layout of tensors in which one dimension counts rows and all other dimensions
+    belong to a row. If `inner` is given, the layout must have that many inner numbers per outer
+    one. Return None if the tensors have another form.
     """
     one, two = (tensors[0][each].shape for each in (0, 1))
     differing = [dim for dim in range(len(one)) if one[dim] != two[dim]]

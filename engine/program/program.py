@@ -1,5 +1,5 @@
-"""A program does for the rows of a plan what a network does, one action after the other. An action
-is a stretch of instructions for a CPU, a call as the network made it, or a fused call.
+"""A program computes for the rows of a plan what a network computes, one action after the other. An
+action is a stretch of instructions for a CPU, a call that the network made, or a fused call.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """The number of a tensor that a program has or makes on its way."""
+    """The number of a tensor that is given to a program or that the program makes."""
 
     number: int
 
 
 @dataclass(slots=True)
 class Now:
-    """A pass that is going on, and its values so far."""
+    """The state of a running pass: its values so far, and its numbers of rows."""
 
     values: list[Any]
     rows: int
     num_logits: int
-    step: Any  # the facts of the pass that instructions need
+    step: Any  # the data of the pass that instructions need
 
 
 class Action(Protocol):
@@ -59,13 +59,13 @@ class Action(Protocol):
         """The numbers of the values that the action reads."""
 
     def run(self, now: Now) -> None:
-        """Carry out the action in a pass, which makes some values."""
+        """Carry out the action in a pass. This makes some values of the pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A call as the network made it. `given` holds constants, values and counted numbers. `shape`
-    is the positional and the named arguments, with indices in `given` instead of the things
+    """A call that the network made. `given` holds constants, values and counted numbers. `shape`
+    holds the positional and the named arguments, with indices into `given` in place of the objects
     themselves. `made` are the numbers of the values that the call makes.
     """
 
@@ -97,8 +97,8 @@ class Plain:
 
 
 def _filled(shape: Any, given: Sequence[Any]) -> Any:
-    """Replace the indices in a shape by the things given. PyTorch's `tree_unflatten` would take
-    longer than most calls.
+    """Replace the indices in `shape` by the objects in `given`. PyTorch's `tree_unflatten` would
+    take longer than most calls.
     """
     if isinstance(shape, int):
         return given[shape]
@@ -106,13 +106,14 @@ def _filled(shape: Any, given: Sequence[Any]) -> Any:
 
 
 class Program:
-    """Computes for the rows of a plan the same as a network, by `actions` on a number of `values`.
+    """Computes for the rows of a plan the same as a network. A program runs `actions` one after the
+    other. `values` is the number of values that the actions use.
 
-    The first three values are the tokens, their positions and the rows that give logits; `logits`
-    is the number of the value that holds the logits. `kept` are the objects that
-    instructions point to. A pass runs within the scope that `entered` makes of its plan; the scope
-    gives the facts of the pass that actions need. `fused` tells how many operations are fused, and
-    how many there are.
+    The first three values are the tokens, their positions and the rows that give logits. `logits`
+    is the number of the value that holds the logits. `kept` are the objects that instructions point
+    to. A pass runs within the scope that `entered` returns for its plan. The scope gives the data
+    of the pass that actions need. `fused` is a pair: the number of fused operations, and the number
+    of all operations.
     """
 
     def __init__(

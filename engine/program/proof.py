@@ -1,6 +1,7 @@
-"""Programs for networks, and the proof that a program computes the same as its network, bit for
-bit. The examples are fed in lines and trees, as single rows and as many rows of two sessions, and
-see the keys of the examples before them.
+"""Make programs for networks, and prove that a program computes the same as its network, bit for
+bit. The proof consists of examples, which are lines and trees of tokens. Some examples have a
+single row, and others have several rows of two sessions. Each example attends to the keys of the
+examples before it.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ Run = Callable[[Any], torch.Tensor]
 PlanOf = Callable[[Sequence[Segment]], Plan]
 
 # rows of each recorded pass, and how many of them give logits; the numbers are small, because a
-# recording holds all its tensors. The differences, 5 and 3, have no common factor, which
+# recording holds all its tensors. The passes differ by 5 rows and by 3 rows with logits, which have
+# no common factor. A change of a number therefore shows which of the two counts it depends on.
 RECORDED = ((2, 2), (7, 5))
-# shows whether a number depends on the rows or on the rows with logits.
 LENGTH = 60  # most tokens of an example
 TREE = (-1, 0, 0, 1, 1, 2, 4, 4, 0)
 EXAMPLES = (1, 19, 6, 1, 9)  # rows of the examples in order; the last is a tree, the others lines
-BESIDE = 3  # rows of the other session, beside an example of several rows
+BESIDE = 3  # rows of the second session in an example of several rows
 
 
 @torch.inference_mode()
@@ -46,8 +47,8 @@ def proved_program(
     plan_of: PlanOf = path_plan,
 ) -> Program:
     """Return the program of a network. `run` makes a pass over a plan, and `plan_of` decides
-    whether plans are along paths or by rows. Raises Unrecordable, with the reason, if there is no
-    program or the program computes something else than the network.
+    whether plans are along paths or by rows. Raises Unrecordable, with the reason, if no program
+    can be made, or if the program computes something else than the network.
     """
     with _tables(pool, context) as (recorded, *tables):
         rng = random.Random(0)
@@ -80,8 +81,8 @@ def proved_program(
 
 @contextmanager
 def _tables(pool: KVPool, context: int) -> Iterator[list[PageTable]]:
-    """Yield five page tables and release them afterwards: one for the recordings, two sessions of
-    the network, and two of the program.
+    """Yield five page tables and release them afterwards: one for the recordings, two for sessions
+    of the network, and two for sessions of the program.
     """
     tables = [pool.allocate(LENGTH) for _ in range(5)] if context >= LENGTH else [None]
     allocated = [table for table in tables if table]

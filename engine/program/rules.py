@@ -1,8 +1,8 @@
-"""Rules by which calls become instructions. Each rule takes one kind of call if the call has the
-form that the rule knows, and leaves the call alone otherwise.
+"""Rules that translate calls into instructions. Each rule takes one kind of call if the call has
+the form that the rule knows, and leaves the call alone otherwise.
 
-An instruction computes each number as the call does: by the same kernel, or rounded as PyTorch's
-operation rounds.
+An instruction computes each number as the call does: by the same kernel, or with the same rounding
+as PyTorch's operation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TWO = {
 
 
 class Rules(Writer):
-    """Translates calls into instructions, for a pool of keys and values and texts of at most
+    """Translates calls into instructions, for a pool of keys and values and for texts of at most
     `context` tokens.
     """
 
@@ -59,8 +59,8 @@ class Rules(Writer):
         }
 
     def translate(self, one: Call, two: Call) -> list[Written] | None:
-        """Return the instructions for the same call of two passes. Return None if no rule takes the
-        call.
+        """Return the instructions for a call that both passes make. Return None if no rule takes
+        the call.
         """
         function, self.written = one.function, []
         rule = self._of_functions.get(function)
@@ -93,8 +93,8 @@ class Rules(Writer):
         self.write(operation, self.layout(*given), given, number=number)
 
     def _widened(self, tensor: Twins, made: Twins) -> Twins:
-        """Return a tensor in the dtype of the result. Raises Unfit unless the conversion takes no
-        copy, or a copy in float32.
+        """Return a tensor in the dtype of the result. A tensor of another dtype is copied. Raises
+        Unfit if the copy would not be in float32.
         """
         if tensor[0].dtype == made[0].dtype:
             return tensor

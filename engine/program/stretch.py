@@ -1,5 +1,5 @@
-"""Stretches of instructions; one call of the kernels for CPUs carries out each of them. Results in
-between share memory, one after the other.
+"""Stretches of instructions. One call of the kernels for CPUs carries out a whole stretch.
+Intermediate results use the same memory one after the other.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ ALIGNMENT = 64  # bytes, a line of the processor's cache
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An action that makes a tensor on the memory that a stretch has written. `number` is the value
-    of the tensor and `memory` the value of the memory.
+    """An action that makes a tensor from the memory that a stretch has written. `number` is the
+    number of the tensor's value, and `memory` is the number of the memory's value.
     """
 
     number: int
@@ -44,11 +44,12 @@ class Shown:
 
 
 class Stretch:
-    """An action that carries out instructions in a row on their storages.
+    """An action that carries out consecutive instructions on their storages.
 
-    `known` are the storages of values that there are before, and of tensors that stay. `own` are
-    the storages that something reads after the stretch, by the values that will hold their memory.
-    All other storages share memory. `sizes` are the bytes per row of each storage.
+    `known` maps storages that exist before the stretch to the numbers of their values, or to
+    tensors that never change. `own` maps storages that are also used outside the stretch to the
+    numbers of the values that hold their memory. All other storages share memory. `sizes` are the
+    bytes per row of each storage.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Stretch:
         hidden = {key: size for key, size in sizes.items() if key not in own}
         offsets, size = allocate(written, hidden)
         self._offsets = offsets
-        self._size = size  # bytes per row of each storage
+        self._size = size  # bytes per row of the shared memory
         self._sources: dict[Hashable, int] = {None: 0}  # the shared memory comes first
         self._program = (Instruction * len(written))(*(self._instruction(each) for each in written))
         given = {**known, **own}
@@ -108,9 +109,9 @@ class Stretch:
 def allocate(
     written: Sequence[Written], sizes: Mapping[Hashable, int]
 ) -> tuple[dict[Hashable, int], int]:
-    """Return the offset of each storage and the size of all together, both in bytes per row.
-    Storages that are needed at the same time do not overlap. The instructions of a group take turns
-    at each row, so every storage that a group uses is needed until the group ends.
+    """Return the offset of each storage and the total size of all storages, both in bytes per row.
+    Storages that are needed at the same time do not overlap. The instructions of a group run row by
+    row, so every storage that a group uses is needed until the group ends.
     """
     first, last = dict[Hashable, int](), dict[Hashable, int]()
     for group, each in zip(groups_of(written), written, strict=True):

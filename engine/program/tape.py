@@ -1,8 +1,8 @@
-"""Recordings of passes. A recording tells which operations a network's own code calls, one after
-the other, and with which tensors.
+"""Record passes. A recording tells which operations a network's own code calls, one after the
+other, and with which tensors.
 
-A layer of this project, a layer without layers inside, and attention are one call each. All other
-calls are PyTorch's operations. This module knows nothing of what becomes of a recording.
+Each layer of this project, each leaf module, and each call of attention is recorded as one call.
+All other calls are PyTorch's operations. This module does not know what a recording is used for.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from tandem.engine.forward.norm import RMSNorm
 from tandem.engine.program.program import Plan
 
 NAME = "tandem_recorded"
-OURS = (GatedMLP, PanelExperts, RMSNorm)  # PanelLinear has no layers inside, so it needs no entry
+OURS = (GatedMLP, PanelExperts, RMSNorm)  # PanelLinear is a leaf module, so it needs no entry
 UNKNOWN_BEFORE = {torch.Tag.data_dependent_output, torch.Tag.nondeterministic_seeded}
 UNKNOWN_BEFORE.add(torch.Tag.dynamic_output_shape)
 
 
 class Unrecordable(Exception):
-    """A network whose recording would not hold for other rows."""
+    """A recording of the network would not be valid for other rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of an operation, a layer, or `attention.attention`. `spec` makes its arguments out of
-    the things `given`; `made` are the tensors that it made.
+    """A call of an operation, a layer, or `attention.attention`. `spec` arranges the objects in
+    `given` as the arguments of the call. `made` are the objects that the call returned.
     """
 
     function: Any
@@ -67,13 +67,13 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Note an operation and run it: torch calls this instead of the operation. Raises
+        """Note an operation and run it. PyTorch calls this method instead of the operation. Raises
         Unrecordable if a recording could not repeat the operation.
         """
         kwargs = kwargs or {}
         if self._within:
             return func(*args, **kwargs)
-        with self:  # an operation that is made of others counts as those others
+        with self:  # an operation that consists of others is noted as those others
             made = func.decompose(*args, **kwargs)
         if made is not NotImplemented:
             return made
@@ -94,7 +94,7 @@ class Recorder(TorchDispatchMode):
             self.note(layer, args, kwargs, made)
 
     def attend(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Note attention and run it: the network calls this instead of attention."""
+        """Note attention and run it. The network calls this method instead of attention."""
         self._within += 1
         made = attention.attention(module, *args, **kwargs)
         self._within -= 1
@@ -103,14 +103,14 @@ class Recorder(TorchDispatchMode):
         return made
 
     def note(self, function: Any, args: Any, kwargs: Any, made: Any) -> None:
-        """Keep a call with all its tensors, so that no later tensor can have the identity of one of
-        them.
+        """Keep a call with all its tensors. While they are kept, no later tensor can have the id of
+        one of them.
         """
         self.calls.append(Call(function, *tree_flatten((args, kwargs)), *tree_flatten(made)))
 
 
 def _by_numbers(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether an operation indexes by integers alone, so that its output's shape is known."""
+    """Whether an operation indexes only by integers, so that the shape of its output is known."""
     if func is not torch.ops.aten.index.Tensor:
         return False
     return all(each is None or each.dtype is torch.long for each in args[1])
@@ -136,7 +136,7 @@ def _recording(network: PreTrainedModel) -> Iterator[Recorder]:
 
 
 def record(network: PreTrainedModel, run: Callable[[Any], torch.Tensor], plan: Plan) -> Tape:
-    """Return the recording of a network's pass over the rows of a plan; `run` makes the pass.
+    """Return the recording of a network's pass over the rows of a plan. `run` makes the pass.
     Raises Unrecordable if the calls depend on the contents of tensors.
     """
     with torch.inference_mode(), _recording(network) as recorder:

@@ -1,5 +1,6 @@
-"""Twins: the tensors of two passes that do the same for different numbers of rows. The module knows
-which tensors belong together, where their numbers come from, and what of them depends on rows.
+"""Twins: corresponding tensors of two passes that do the same for different numbers of rows. The
+module knows which tensors correspond, where their contents come from, and which properties depend
+on the number of rows.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ class Origin(Enum):
 
     KEPT = auto()  # the storage has weights, or results that depend on weights alone
     PLAIN = auto()  # the storage belongs to the plan or to a call
-    WRITTEN = auto()  # instructions
+    WRITTEN = auto()  # instructions write the storage
 
 
 class TwinTensors:
-    """Knows the twins, by the tensors of the first pass."""
+    """Maps each tensor of the first pass to its twin in the second pass."""
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
@@ -44,7 +45,9 @@ class TwinTensors:
         self._bases.setdefault(storage_of(one), one)
 
     def _value(self, tensor: torch.Tensor | None = None) -> int:
-        """Return the number of a tensor among the values, or a new number for memory."""
+        """Return the number of a tensor among the values. Without a tensor, return a new number for
+        memory.
+        """
         number = self._values.get(id(tensor), self._count)
         if number == self._count:
             self._count += 1

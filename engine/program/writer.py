@@ -1,5 +1,5 @@
-"""The writing of instructions: where the numbers of tensors lie, and memory for results in between
-that no call of the network has.
+"""Write instructions. The writer finds where the numbers of tensors lie, and adds memory for
+intermediate results that the network does not have.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tandem.engine.program.layout import Counts, Layout, Twins, View, layout_of
 
 
 class Unfit(Exception):
-    """A call has another form than a rule takes."""
+    """The form of a call is not one that a rule takes."""
 
 
 def storage_of(tensor: torch.Tensor) -> Hashable:
@@ -32,7 +32,7 @@ def both(tensor: Twins, view: Callable[[torch.Tensor], torch.Tensor]) -> Twins:
 
 class Writer:
     """Writes the instructions of one call into `written`. `kept` are the objects that instructions
-    point to. `sizes` are the bytes per row of storages that no call has.
+    point to. `sizes` are the bytes per row of storages.
     """
 
     def __init__(self, counts: Counts) -> None:
@@ -49,9 +49,9 @@ class Writer:
         return ctypes.addressof(given)
 
     def new(self, like: Twins, dtype: torch.dtype) -> Twins:
-        """Return a new tensor of the same shape on a storage of its own."""
+        """Return a new tensor of the same shape with its own storage."""
         one, two = (torch.empty(each.shape, dtype=dtype, device="meta") for each in like)
-        self.kept += [one, two]  # held so that no later storage can have the key of one of these
+        self.kept += [one, two]  # kept alive, so no later storage can have the same key
         self.sizes[storage_of(one)] = one.nbytes // self._counts.rows[0]
         return one, two
 
@@ -61,8 +61,8 @@ class Writer:
         return self.new((one, two), dtype)
 
     def layout(self, *tensors: Twins, inner: int | None = None) -> Layout:
-        """Return the layout of some tensors. Raises Unfit if instructions do not know their layout
-        or one of their dtypes.
+        """Return the layout of some tensors. Raises Unfit if instructions do not support the layout
+        or one of the dtypes.
         """
         found = layout_of(self._counts, tensors, inner)
         if found is None or any(one.dtype not in ELEMENT_TYPES for one, _ in tensors):
@@ -80,13 +80,13 @@ class Writer:
         self.written.append(Written(operation, kind, *size, result, reads, **more))
 
     def copy(self, one: Twins, made: Twins) -> None:
-        """Write a copy of a tensor into one of other strides or another dtype."""
+        """Write an instruction that copies a tensor into one of other strides or dtype."""
         kind = ELEMENT_TYPES.get(one[0].dtype)
         self.write(Operation.COPY, self.layout(made, one), [made, one], source_kind=kind)
 
     def whole(self, tensor: Twins, size: int) -> View | None:
         """Return the view of a tensor as rows of `size` numbers, one after the other. Return None
-        if the numbers of the tensor lie otherwise.
+        if the numbers of the tensor are laid out in another way.
         """
         found = self.layout(tensor)
         (view,) = found.views
@@ -94,8 +94,9 @@ class Writer:
         return view if joined and (view.row.fixed, view.row.each) == (size, 0) else None
 
     def rows(self, tensor: Twins, size: int) -> Place:
-        """Return the place of a tensor as rows of `size` numbers, after writing a copy of it if
-        need be. Raises Unfit if the tensor does not have `size` numbers per row.
+        """Return the place of a tensor as rows of `size` numbers. If the numbers are laid out in
+        another way, write a copy first. Raises Unfit if the tensor does not have `size` numbers per
+        row.
         """
         if view := self.whole(tensor, size):
             return Place(storage_of(tensor[0]), view)
@@ -110,7 +111,7 @@ class Writer:
 
     def result(self, tensor: Twins, size: int) -> Place:
         """Return the place of a result as rows of `size` numbers, one after the other. Raises Unfit
-        if the numbers of the result lie otherwise.
+        if the numbers of the result are laid out in another way.
         """
         if not (view := self.whole(tensor, size)):
             raise Unfit

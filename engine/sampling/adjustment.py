@@ -1,9 +1,9 @@
-"""Adjust rows of logits as the sampling options ask, for rows of many texts at once, before
-anything is drawn.
+"""Adjust the rows of logits of many texts at once by their sampling options, before tokens are
+drawn.
 
-An adjustment says what a row gets, not why. The order of the options is that of transformers: bias,
-penalties, suppressed tokens, grammar. The adjustments of all rows are copied to the rows' device at
-once, and no copy is waited for.
+An adjustment contains the changes to a row, without the options that cause them. Adjustments are
+applied in the order of transformers: bias, penalties, suppressed tokens, grammar. The adjustments
+of all rows are copied to the rows' device together, and nothing waits for the copies.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Adjustment:
-    """The adjustment of one row: lists of tokens, each token once in a list, and the change to
-    their logits. All tokens of an adjustment are in the vocabulary.
+    """The adjustment of one row: lists of tokens, and the changes to the logits of these tokens. A
+    list contains no token twice. All tokens are in the vocabulary.
     """
 
     biased: Ids

@@ -1,8 +1,8 @@
 """Draw tokens by a kernel on a CUDA device. One table of draws for all sessions is copied to the
 device.
 
-This module knows the kernel's table, not what a draw is for. Triton is imported with the kernel,
-only where there is a CUDA device to draw on.
+This module knows the kernel's table, but not the purpose of a draw. Triton is imported together
+with the kernel, when the first draw needs the kernel.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ ROW = np.dtype(  # the layout is that of forward/cuda/kernels/drawing.py
 def draw_on_device(
     draws: npt.NDArray[np.void], vocabulary: int, device: torch.device
 ) -> torch.Tensor:
-    """Draw a token from each row that an entry of dtype `drawing.DRAW` describes. Returns int64
-    [rows] on the device, which is not waited for: a token, `UNSURE` where rounding could decide, or
-    `NAN` where a logit is NaN.
+    """Draw a token from each row of logits that an entry of `draws`, with the dtype `drawing.DRAW`,
+    describes. Returns int64 [rows] on the device, without waiting for the device. The result of a
+    row is a token, or `UNSURE` if rounding could decide the draw, or `NAN` if a logit is NaN.
     """
     from tandem.engine.forward.cuda.kernels import drawing as kernel  # Triton may be missing
 

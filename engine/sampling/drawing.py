@@ -1,9 +1,9 @@
 """Draw tokens from rows of many sessions at once.
 
-`engine.sampling.sampler.draw_rows` defines a draw, and draws wherever there is no compiled kernel.
-The kernels (`draw.cpp`, and `device_draws` on a CUDA device) draw the same tokens: they leave rows
-in which rounding could decide to the definition. The kernels look at each row alone, so no draw
-depends on other rows or the number of threads.
+`engine.sampling.sampler.draw_rows` is the reference implementation of a draw. It is used wherever
+there is no compiled kernel. The kernels (`draw.cpp`, and `device_draws` on a CUDA device) draw the
+same tokens, because they leave rows in which rounding could decide to the reference implementation.
+The kernels treat each row separately, so no draw depends on other rows or on the number of threads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tandem.engine.sampling.device_draws import NAN, UNSURE, draw_on_device
 from tandem.engine.sampling.sampler import COLDEST, draw_rows
 from tandem.protos.types import SamplingParams
 
-TRIAL_VOCABULARY = 3000  # the vocabulary of the row by which a kernel is tried
+TRIAL_VOCABULARY = 3000  # the vocabulary size of the row with which a kernel is tried
 DRAW = np.dtype(  # the layout is that of draw.cpp
     [
         ("row", "u8"),
@@ -39,7 +39,7 @@ DRAW = np.dtype(  # the layout is that of draw.cpp
 
 
 class Rows(NamedTuple):
-    """Adjusted rows [rows, vocab] to draw from, each at its own position."""
+    """Adjusted rows [rows, vocab] from which tokens are drawn, each at its own position."""
 
     logits: torch.Tensor
     params: SamplingParams
@@ -47,9 +47,10 @@ class Rows(NamedTuple):
 
 
 def draw_batch(batch: Sequence[Rows]) -> list[torch.Tensor]:
-    """Draw a token from each row of each of a batch of `Rows`, which have one vocabulary. Returns
-    int64 [rows] for each, on their device, which is not waited for. A row with a NaN gets `NAN`. On
-    a CUDA device a row gets `UNSURE` where rounding could decide. `decided` replaces both codes.
+    """Draw a token from each row of all `Rows` in a batch. All rows must have the same vocabulary.
+    Returns int64 [rows] for each of the `Rows`, on their device, without waiting for the device.
+    The result of a row with a NaN is `NAN`. On a CUDA device, the result is `UNSURE` if rounding
+    could decide the draw. `decided` replaces both codes by tokens.
     """
     if not batch:
         return []
@@ -63,7 +64,7 @@ def draw_batch(batch: Sequence[Rows]) -> list[torch.Tensor]:
 
 
 def decided(rows: Rows, drawn: Sequence[int]) -> list[int]:
-    """Return the drawn tokens; those that a kernel left open are drawn by the definition."""
+    """Return the drawn tokens. The reference implementation draws those that a kernel left open."""
     logits, params, positions = rows
     left = [row for row, token in enumerate(drawn) if token < 0]
     if not left:
@@ -94,7 +95,7 @@ def has_device_kernel(logits: torch.Tensor) -> bool:
 
 def prepare(device: torch.device, vocabulary: int) -> str | None:
     """Compile the kernel that draws on a CUDA device, which takes seconds. Returns why the kernel
-    cannot be used; None if it can, or on another device.
+    cannot be used. Returns None if the kernel can be used, and for other devices.
     """
     if device.type != "cuda":
         return None
@@ -114,7 +115,7 @@ def _device_problem(device: torch.device) -> str | None:
         drawn = draw_on_device(
             draws_of([Rows(row, SamplingParams(), (0,))]), TRIAL_VOCABULARY, device
         )
-        return None if drawn.tolist() == [TRIAL_VOCABULARY - 1] else "it draws another token"
+        return None if drawn.tolist() == [TRIAL_VOCABULARY - 1] else "it draws a wrong token"
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # Triton or its compilers may be missing, or may not know the device
@@ -122,7 +123,7 @@ def _device_problem(device: torch.device) -> str | None:
 
 
 def _as_defined(batch: Sequence[Rows]) -> list[torch.Tensor]:
-    """Draw by the definition, at once for all rows with the same options."""
+    """Draw with the reference implementation, at once for all rows with the same options."""
     by_options = defaultdict[SamplingParams, list[int]](list)
     for number, rows in enumerate(batch):
         by_options[_draw_options(rows.params)].append(number)
@@ -140,15 +141,15 @@ def _as_defined(batch: Sequence[Rows]) -> list[torch.Tensor]:
 
 
 def _draw_options(params: SamplingParams) -> SamplingParams:
-    """Return only those options, without the seed, that decide how adjusted rows are drawn from."""
+    """Return the options, without the seed, that decide how tokens are drawn from adjusted rows."""
     if params.greedy:
         return SamplingParams()
     return SamplingParams(params.temperature, params.top_k, params.top_p, min_p=params.min_p)
 
 
 def _on_processor(batch: Sequence[Rows], vocabulary: int) -> torch.Tensor:
-    """Draw by the compiled kernel, int64 [rows]; rows that the kernel leaves are drawn by the
-    definition.
+    """Draw with the compiled kernel; return int64 [rows]. The reference implementation draws from
+    the rows that the kernel leaves undecided.
     """
     draws, build = draws_of(batch), required_kernels()
     tokens = torch.empty(len(draws), dtype=torch.long)

@@ -14,18 +14,19 @@ from tandem.engine.sampling.drawing import Rows, draws_of, has_kernel
 from tandem.engine.sampling.sampler import warp
 from tandem.protos.types import SamplingParams, TokenLogprobs
 
-# least number of the likeliest tokens among which the end of a nucleus is looked for
+# the end of a nucleus is looked for among at least this number of the likeliest tokens
 MIN_LISTED = 256
 
 
 def leading(
     logits: torch.Tensor, params: SamplingParams, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the `count` likeliest tokens (all, if there are fewer) of adjusted rows [rows, vocab],
-    likeliest first: ids and log-probabilities, both [rows, count].
+    """Return the `count` likeliest tokens, or all tokens if there are fewer, of adjusted rows
+    [rows, vocab], likeliest first. Returns ids and log-probabilities, both [rows, count].
 
-    The kernel's log-probabilities are only close to the defined ones, which is enough for a
-    proposal. A nucleus that goes on after the listed tokens is taken to have a mass of just top_p.
+    The kernel's log-probabilities are only close to those of the reference implementation, but that
+    is enough for a proposal. If a nucleus has more tokens than are listed, its mass is taken to be
+    exactly top_p.
     """
     count = min(count, logits.shape[-1])
     if not has_kernel(logits):
@@ -59,8 +60,8 @@ def logprobs(logits: torch.Tensor, token: int, count: int) -> TokenLogprobs:
 def logprobs_of_rows(
     logits: torch.Tensor, tokens: Sequence[int], count: int
 ) -> list[TokenLogprobs]:
-    """Return the log-probabilities of one token for each row [rows, vocab] and of the `count`
-    likeliest tokens of the row, and the token's rank.
+    """Return, for each row [rows, vocab], the log-probability and the rank of one token, and the
+    log-probabilities of the `count` likeliest tokens.
     """
     scores = logits.log_softmax(-1)
     own = scores.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])
@@ -82,9 +83,10 @@ def logprobs_of_rows(
 def _likeliest(
     logits: torch.Tensor, params: SamplingParams, count: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the `count` likeliest tokens of each row [rows, vocab], likeliest first and among
-    equals the lowest id: ids, int64 [rows, count]; scores, float32 [rows, count]; and the logarithm
-    to subtract from a row's scores for log-probabilities after top-k, float32 [rows].
+    """Return the `count` likeliest tokens of each row [rows, vocab], likeliest first. Of equally
+    likely tokens, the token with the lowest id comes first. Returns ids, int64 [rows, count];
+    scores, float32 [rows, count]; and logarithms, float32 [rows]. A row's scores minus its
+    logarithm are the log-probabilities after top-k.
     """
     rows, vocabulary = logits.shape
     ids = torch.empty(rows, count, dtype=torch.long)

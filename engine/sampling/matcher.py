@@ -1,8 +1,8 @@
 """Find the tokens that a grammar allows after a completion, and after proposed paths that may
 follow the completion.
 
-A matcher follows a path and goes back again, so the tokens allowed after one path do not depend on
-other paths that were looked at.
+A matcher follows a path and then goes back, so the tokens allowed after one path do not depend on
+other paths that were tried.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Found = TypeVar("Found")
 
 
 class GrammarMatcher:
-    """A grammar that stands at the end of a completion."""
+    """A grammar in the state that it has after a completion."""
 
     def __init__(
         self, compiler: GrammarCompiler, grammar: Grammar, completion: Sequence[int]
@@ -43,8 +43,8 @@ class GrammarMatcher:
             raise InvalidRequest.of("received", f"is not what {grammar.field} allows")
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the completion. Raises InvalidRequest if the grammar forbids one, or if
-        one was drawn where the matcher could not tell which tokens are allowed.
+        """Append tokens to the completion. Raises InvalidRequest if the grammar forbids a token, or
+        if a token was drawn where the matcher could not tell which tokens are allowed.
         """
         for path, problem in self._unknown:
             if len(path) < len(tokens) and path == list(tokens[: len(path)]):
@@ -56,8 +56,8 @@ class GrammarMatcher:
 
     def allowed(self, path: Sequence[int], count: int) -> npt.NDArray[np.bool_] | None:
         """Return which of the first `count` tokens may follow a path: bool [count]. Return None if
-        the path itself is not allowed, or if the matcher cannot tell; in that case `extend` raises
-        if the text goes on after this path.
+        the path itself is not allowed, or if the matcher cannot tell. If the matcher cannot tell
+        and the text goes on after this path, `extend` raises InvalidRequest.
         """
         bits = self._after(path, lambda matcher: matcher.compute_bitmask())
         if bits is None:
@@ -68,7 +68,7 @@ class GrammarMatcher:
         return known.view(np.bool_)
 
     def following(self, path: Sequence[int], tokens: Sequence[int]) -> Collection[int]:
-        """Return those of some tokens that may follow a path."""
+        """Return those of the `tokens` that may follow a path."""
 
         def valid(matcher: LLMatcher) -> set[int]:
             return {token for token in tokens if matcher.validate_tokens([token])}
@@ -76,14 +76,14 @@ class GrammarMatcher:
         return self._after(path, valid) or ()
 
     def forced(self, most: int) -> Sequence[int]:
-        """Return the tokens that must follow the completion, as far as known, but at most
-        `most`.
+        """Return at most `most` tokens that must follow the completion, as far as they are
+        known.
         """
         return (self._after((), lambda matcher: matcher.compute_ff_tokens()) or [])[:most]
 
     def _commit(self, tokens: Sequence[int]) -> bool:
-        """Append tokens to the completion, up to the first that ends it. Returns whether the
-        grammar allows the tokens.
+        """Append tokens to the completion, up to the first token that ends the completion. Returns
+        whether the grammar allows the tokens.
         """
         ends = self._compiler.ends
         until = next((index for index, token in enumerate(tokens) if token in ends), len(tokens))
@@ -93,9 +93,9 @@ class GrammarMatcher:
         return reached
 
     def _after(self, path: Sequence[int], look: Callable[[LLMatcher], Found]) -> Found | None:
-        """Return what `look` finds at the end of a path; None if the path is not allowed, or there
-        was a problem. Other users of a shared grammar may have used up one of its limits: after a
-        problem the search is tried once more with a fresh grammar.
+        """Return what `look` finds at the end of a path. Return None if the path is not allowed, or
+        if there was a problem. Other users of a shared grammar may have used up one of its limits.
+        Therefore, after a problem, the search is tried once more with a fresh grammar.
         """
         while True:
             self._problem = ""

@@ -1,8 +1,7 @@
 """Keyed noise: random numbers that are a pure function of (seed, position, token id).
 
-A draw therefore does not depend on which process draws, when, or how often (protocol: the
-acceptance walk). The hash runs in wrapping integer arithmetic, so its bits are the same on every
-device.
+Therefore a draw is the same in every process, at any time, and however often it is repeated. The
+hash runs in wrapping integer arithmetic, so its bits are the same on every device.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ Ints: TypeAlias = int | Sequence[int]  # one number for all rows, or one for eac
 
 
 class NoiseStream(Enum):
-    """Streams of noise that are independent of each other: rejection sampling is biased if the
-    draws of what is proposed, what is accepted and what is drawn instead share noise.
+    """Streams of noise that are independent of each other. Rejection sampling would be biased if
+    proposed tokens, acceptance and replacement tokens were drawn with the same noise.
     """
 
     DRAW = 0
@@ -63,8 +62,9 @@ def _hash(seed: Ints, position: Ints, token_ids: torch.Tensor) -> torch.Tensor:
 
     The hash is mix(mix(id ^ low) ^ high), where mix is a bijective 32-bit mixer in wrapping int32
     arithmetic (Wellons' hash prospector, "lowbias32") and low and high are the words of the key. A
-    mix begins and ends with a fold. Two folds cancel, and the fold of a xor is the xor of the
-    folds; so between the two mixes only the fold of the key is left, which `keys` has done.
+    mix begins and ends with a fold. Two folds cancel each other, and the fold of a xor is the xor
+    of the folds. Therefore only the fold of the key is left between the two mixes, and `keys` has
+    already done that fold.
     """
     low: int | torch.Tensor
     high: int | torch.Tensor
@@ -79,8 +79,8 @@ def _hash(seed: Ints, position: Ints, token_ids: torch.Tensor) -> torch.Tensor:
 
 
 def keys(seeds: npt.ArrayLike, positions: npt.ArrayLike) -> npt.NDArray[np.int32]:
-    """Return two signed 32-bit words, folded, for each (seed, position), [rows, 2]. The words are
-    the halves of a word of SplitMix64 (Steele, Lea, Flood 2014).
+    """Return two folded, signed 32-bit words for each pair of a seed and a position, [rows, 2]. The
+    words are the halves of a 64-bit word of SplitMix64 (Steele, Lea, Flood 2014).
     """
     word = np.asarray(positions, np.int64).astype(np.uint64) + np.uint64(1)
     word = np.asarray(seeds, np.uint64) + word * np.uint64(0x9E3779B97F4A7C15)
@@ -96,7 +96,7 @@ def _signed(word: int) -> int:
 
 
 def _mix(state: torch.Tensor) -> torch.Tensor:
-    """Mix 32-bit words in place, without the folds at begin and end."""
+    """Mix 32-bit words in place, without the folds at the beginning and at the end."""
     state.mul_(0x7FEB352D)
     state.bitwise_xor_(_shift(state, 15))
     return state.mul_(_signed(0x846CA68B))

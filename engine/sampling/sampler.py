@@ -1,9 +1,9 @@
 """Turn logits into the next token: bias and penalise, warp, add keyed noise, take the maximum.
 
-Every option is applied to a row of logits with the tokens before that row, so a node of a draft is
-treated as the same position of a text would be. The order of the options is that of transformers:
-bias, penalties, suppressed tokens, temperature, top-k, top-p, min-p. `warp` and `draws` are the
-definition, on any device. Compiled kernels draw with the same result (`drawing`).
+Every option takes the tokens before a row of logits into account, so a node of a draft is treated
+like the same position of a text. The order of the options is that of transformers: bias, penalties,
+suppressed tokens, temperature, top-k, top-p, min-p. `warp` and `draws` are the reference
+implementation, on any device. The compiled kernels in `drawing` draw the same tokens.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tandem.engine.sampling.matcher import GrammarMatcher
 from tandem.engine.sampling.noise import gumbel
 from tandem.protos.types import SamplingParams
 
-COLDEST = 1e-30  # least temperature; the reciprocal of a much lower one overflows on a device
+COLDEST = 1e-30  # lowest temperature; on a device, the reciprocal of a much lower one overflows
 NONE = np.empty(0, np.int64)
 ROWS_AT_ONCE = 32  # number of rows that are drawn from at once; meanwhile each logit takes 32 bytes
 
 
 class TokenCounts:
-    """Counts how often each token of a text occurs, up to date as the text goes on."""
+    """Counts how often each token occurs in a text, and updates the counts as the text grows."""
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
         self._indices: dict[int, int] = {}  # index of each token in the two arrays
@@ -47,8 +47,8 @@ class TokenCounts:
             self._indices[int(self._ids[index])] = index
 
     def of(self, path: Sequence[int], vocabulary: int) -> tuple[Ids, Ids]:
-        """Return the distinct tokens below `vocabulary` and their counts, both int64 [tokens], in
-        the text and a path after it. The path is not added to the text.
+        """Return the distinct tokens below `vocabulary` in the text and in a path after the text,
+        and their counts, both int64 [tokens]. The path is not added to the text.
         """
         ids, counts = self._with(path)
         known = ids < vocabulary
@@ -65,8 +65,8 @@ class TokenCounts:
 
 
 class LogitsProcessor:
-    """Applies the sampling options to logits before anything is drawn, after the text `tokens` and
-    a path of proposed tokens.
+    """Applies the sampling options to the logits that follow the text `tokens` and a path of
+    proposed tokens, before a token is drawn.
     """
 
     def __init__(self, sampling: SamplingParams, tokens: Sequence[int]) -> None:
@@ -93,13 +93,13 @@ class LogitsProcessor:
             self.matcher.extend(tokens)
 
     def apply(self, logits: torch.Tensor, path: Sequence[int] = ()) -> torch.Tensor:
-        """Return the row [vocab] as the options change it after the path. Options for tokens that
-        this model lacks are ignored.
+        """Return the row [vocab] that follows the path, as changed by the options. Options for
+        tokens that this model lacks are ignored.
         """
         return self.rows(logits[None], (path,))[0]
 
     def rows(self, logits: torch.Tensor, paths: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Return rows [rows, vocab] as the options change them, each after a path of its own."""
+        """Return rows [rows, vocab] as changed by the options. Each row follows its own path."""
         if not self._sampling.adjusting:
             return logits
         return adjust([logits], [self.adjustment(path, logits.shape[-1]) for path in paths])
@@ -159,7 +159,7 @@ def warp(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
         warpers.append(MinPLogitsWarper(sampling.min_p))
     # subtracts the maximum, because a tiny temperature would make infinities
     logits = logits - logits.amax(-1, keepdim=True)
-    no_ids = torch.LongTensor(logits.shape[0], 0)  # the warpers look at the scores alone
+    no_ids = torch.LongTensor(logits.shape[0], 0)  # the warpers use only the scores
     return warpers(no_ids, logits).log_softmax(-1)
 
 
@@ -182,9 +182,9 @@ def draw_rows(
     logits: torch.Tensor, sampling: SamplingParams, seeds: Sequence[int], positions: Sequence[int]
 ) -> torch.Tensor:
     """Draw a token from each of the adjusted rows [rows, vocab], each with its own seed at its own
-    position. The function defines a draw: the token with the maximum of log-probability plus keyed
-    noise; ties go to the lowest id. Returns int64 [rows] on the rows' device, which is not waited
-    for.
+    position. This is the reference implementation of a draw: it takes the token with the highest
+    sum of log-probability and keyed noise. Among equal sums it takes the lowest id. Returns int64
+    [rows] on the rows' device, without waiting for the device.
     """
     if sampling.greedy:
         return logits.argmax(-1)

@@ -1,4 +1,4 @@
-"""Copy arrays to a device, and wait neither for the copy nor for work that runs there."""
+"""Copy arrays to a device without waiting for the copy or for other work on the device."""
 
 from __future__ import annotations
 

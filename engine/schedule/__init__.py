@@ -2,5 +2,5 @@
 
 The package must not know commits, proposals or networks: jobs offer it segments and rows, and a
 function computes their logits. Start reading in `scheduler`, which runs a step, then in `batch`,
-which composes it.
+which composes a step.
 """

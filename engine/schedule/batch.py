@@ -1,7 +1,8 @@
-"""Compose the next step: all short segments, draft rows that pay, and as much of long prompts as
-does not delay the others.
+"""Compose the next step: all short segments, the draft rows that pay, and as many tokens of long
+prompts as do not delay the other sessions too much.
 
-Pure. Segments come least recently fed first, so a segment that was left out comes next.
+The module is pure. The least recently fed segments come first, so a segment that was left out of
+one step comes early in the next step.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from tandem.protos.types import MAX_NODES
 UNKNOWN_PRICE = 0.1  # price of a row before any step was learned from
 # most tokens of a short prefix; a longer prefillable prefix is fed in chunks, as time allows
 SHORT_PREFIX = 16
-RESTING_SECONDS = 1.0  # seconds without a short segment, until no session counts as decoding
-MIN_PROMPT_CHUNK = 16  # tokens of a long prompt in a step, so that every prompt advances
+RESTING_SECONDS = 1.0  # without a short segment for so long, no session counts as decoding
+MIN_PROMPT_CHUNK = 16  # least tokens of a step's first chunk, so that every prompt advances
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """The limits of one step: how many sessions and tokens it may hold. A step that serves decoding
-    sessions may grow by the factor 1 + `slack` to let new prompts in. A step of prompts alone takes
-    about `seconds`, since a session may start to decode.
+    """The limits of one step, which holds at most `sessions` sessions and `tokens` tokens. To let
+    new prompts in, a step that serves decoding sessions may take longer by the factor 1 + `slack`.
+    A step of prompts alone takes about `seconds`, because a session that starts to decode has to
+    wait for that step.
     """
 
     sessions: int = 32
@@ -44,7 +46,9 @@ class DecodeSeconds:
     last: float = -math.inf
 
     def observe(self, seconds: float, now: float) -> None:
-        """Note a step that served decoding sessions; without prompts it would take `seconds`."""
+        """Note a step that served decoding sessions and would have taken `seconds` without
+        prompts.
+        """
         weight = 1.0 if now - self.last > RESTING_SECONDS else 0.2
         self.seconds += weight * (seconds - self.seconds)
         self.last = now
@@ -98,7 +102,7 @@ def is_decoding(segment: Segment) -> bool:
 
 @dataclass(slots=True)
 class Allocation:
-    """The allocation of a step to one segment: a `chunk` of the segment, or all of it and `rows`
+    """What a step feeds of one segment: a `chunk` of the segment, or the whole segment and `rows`
     more rows.
     """
 
@@ -109,8 +113,9 @@ class Allocation:
 
 @dataclass(slots=True)
 class Batch:
-    """A composed step: the allocation of each segment, the tokens that it should yield
-    (`expected`), and the chance that one more row would have needed to be added (`price`).
+    """A composed step: the allocation of each segment, the number of tokens that the step is
+    expected to yield (`expected`), and the chance that one more row would have needed to be added
+    (`price`).
     """
 
     allocations: list[Allocation]
@@ -127,13 +132,13 @@ def compose(
 ) -> Batch:
     """Compose the next step. `chances(i)` yields the chances of the rows that may be added to
     segment i. `decode_seconds` are the seconds of a step that serves the sessions which are
-    decoding now, 0 if there are none.
+    decoding now, or 0 if no session is decoding.
 
     Short segments and added rows are limited by `limits.sessions` and `limits.tokens`. If a long
-    prompt waits, a session and MIN_PROMPT_CHUNK tokens of these limits are kept for it. The first
-    segment, if it is short, is taken whatever the limits are. Chunks of long prompts are limited by
-    the seconds that the step may take, too. The first chunk of a step may exceed these seconds with
-    up to MIN_PROMPT_CHUNK tokens, so that one long prompt advances in every step.
+    prompt waits, one session and MIN_PROMPT_CHUNK tokens of these limits are reserved for it. The
+    first segment is always taken if it is short. Chunks of long prompts are limited by the seconds
+    that the step may take, too. The first chunk of a step may exceed these seconds with up to
+    MIN_PROMPT_CHUNK tokens, so that one long prompt advances in every step.
     """
     allocations: list[Allocation] = []
     total = StepLoad()
@@ -173,10 +178,10 @@ def add_rows(
     total: StepLoad,
     most: int,
 ) -> tuple[StepLoad, float, float]:
-    """Add at most `most` rows to the allocations, likeliest first over all of them, while the step
-    yields more tokens per second with the next row. Adding goes on while the chance of the row is
-    not below its price: row seconds x expected yield / step seconds. An allocation without rows
-    yields 1. Returns the added load, the expected yield, and the price at the end.
+    """Add at most `most` rows to the allocations, likeliest rows first, as long as the next row
+    makes the step yield more tokens per second. This is the case while the chance of the row is at
+    least its price: row seconds x expected yield / step seconds. An allocation without rows yields
+    1 token. Returns the added load, the expected yield, and the price at the end.
     """
     waiting = [(allocation, chances(allocation.index)) for allocation in allocations]
     heap = [

@@ -1,9 +1,10 @@
 """Learns how long a thread waits for a processor core: the seconds of waiting for each second of
 running.
 
-While a thread runs, other threads wait for its core about as long as the thread itself waits for
-theirs, because the system shares cores evenly. So the figure also says what a second of the thread
-takes from others: nothing where it has a core of its own, a second where two threads share one.
+Other threads wait for a thread's core about as long as the thread waits for their cores, because
+the system shares cores evenly. Therefore the ratio also says how many seconds other threads lose
+for each second that the thread runs: none if the thread has a core of its own, and one if two
+threads share a core.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ SCHEDULED = Path("/proc/thread-self/schedstat")  # Linux: nanoseconds of running
 
 
 def thread_seconds() -> tuple[float, float]:
-    """Return how long the calling thread has run and has waited for a core since it began; zeros
-    where the system does not tell.
+    """Return how many seconds the calling thread has run, and has waited for a core, since it
+    began. Return zeros if the system does not report these times.
     """
     with suppress(OSError, ValueError):
         ran, waited, _ = map(int, SCHEDULED.read_text().split())
@@ -29,11 +30,11 @@ def thread_seconds() -> tuple[float, float]:
 
 @dataclass(slots=True)
 class CoreWaits:
-    """The recent seconds of running and of waiting of one thread; newer ones count more."""
+    """The recent seconds that one thread has run and has waited. Newer seconds count more."""
 
     running: float = 0.0
     waiting: float = 0.0
-    _ran: float = 0.0  # what the thread had run, and had waited, at the newest observation
+    _ran: float = 0.0  # what the thread had run and had waited at the newest observation
     _waited: float = 0.0
 
     def observe(self, ran: float, waited: float) -> None:

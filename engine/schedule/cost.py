@@ -1,5 +1,5 @@
-"""Predict the seconds that a step costs from what it is fed, learned from the steps served. All
-time that the model thread works for a step counts; the forward pass is a part of it.
+"""Predict from its load how many seconds a step takes, by learning from earlier steps. All time
+that the model thread works for a step counts, including the forward pass.
 
 The module is pure: loads and seconds come in, and predicted seconds come out. `batch` decides what
 to feed.
@@ -17,14 +17,14 @@ HORIZON = 200  # steps after which an observation counts for 1/e
 DRIFT_WEIGHT = 0.02  # part of a surprise that is taken for a change of the machine's speed
 # weight of one step in the averages, if it was faster, and if it was slower
 FASTER_WEIGHT, SLOWER_WEIGHT = 0.3, 0.1
-RESET_FACTOR = 8.0  # a step that is this many times faster makes older averages count no more
+RESET_FACTOR = 8.0  # a step that is so many times faster than the averages resets them
 WARM_UP_STEPS = 16  # steps before predictions are judged
 REFIT_STEPS = 8  # steps between two fits after the warm-up, unless a step surprises
-# How a cost is split among the terms while the loads do not determine them, as in plain decoding. A
-# session's prior equals a row's, because a tenth of it made rows look too expensive.
+# How a cost is split among the terms while the loads do not determine the terms, as in plain
+# decoding. A session's prior equals a row's: with a tenth of it, rows looked too expensive.
 PRIOR = np.array([1.0, 1.0, 0.1, 1.0])
 RIDGE = np.diag(1e-3 / PRIOR)
-MIN_SCALE = 1e-100  # keeps a term that was never seen from dividing by 0
+MIN_SCALE = 1e-100  # avoids dividing by 0 for a term that was never seen
 ACTIVE = np.array(list(product((0.0, 1.0), repeat=4)))  # [16, 4] which terms may differ from 0
 BOTH_ACTIVE = ACTIVE[:, :, None] * ACTIVE[:, None, :]  # [16, 4, 4] 1 where both terms may
 INACTIVE = np.eye(4) * (1 - BOTH_ACTIVE)  # [16, 4, 4] the equations "term = 0" of the other terms
@@ -32,15 +32,17 @@ INACTIVE = np.eye(4) * (1 - BOTH_ACTIVE)  # [16, 4, 4] the equations "term = 0" 
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """The load of a step: what it feeds. The loads of a step's segments add up."""
+    """The load of a step, which is the sum of the loads of its segments."""
 
     tokens: int = 0
-    attended: int = 0  # keys that a row sees, summed over the rows
+    attended: int = 0  # keys that a row attends to, summed over the rows
     sessions: int = 0
 
     @classmethod
     def chunk(cls, tokens: int, keys: int) -> StepLoad:
-        """Return the load of a session that feeds `tokens` in a row after `keys` cached ones."""
+        """Return the load of a session that feeds `tokens` tokens of a text after `keys` cached
+        tokens.
+        """
         return cls(tokens, tokens * keys + tokens * (tokens + 1) // 2, 1)
 
     def __add__(self, other: StepLoad) -> StepLoad:
@@ -53,8 +55,8 @@ class StepLoad:
 
 @dataclass(slots=True)
 class AverageStepTimes:
-    """The average times of recent steps in which no long prompt was read, with newer steps counting
-    more; 0 means that there was none.
+    """The average times of recent steps in which no long prompt was read. Newer steps count more.
+    The times are 0 before the first such step.
     """
 
     step: float = 0.0
@@ -62,8 +64,8 @@ class AverageStepTimes:
     token: float = 0.0  # seconds per token that the step was expected to yield
 
     def observe(self, seconds: float, rows: int, expected: float) -> None:
-        """Note that a step took `seconds`. A step that is RESET_FACTOR times faster than before
-        shows that whatever slowed the steps down is over.
+        """Note that a step took `seconds`. A step that is RESET_FACTOR times faster than the
+        average shows that whatever slowed down earlier steps is over.
         """
         if RESET_FACTOR * seconds < self.step and RESET_FACTOR * seconds / rows < self.row:
             self.step = self.row = self.token = 0.0
@@ -72,8 +74,8 @@ class AverageStepTimes:
         self.token = smoothed(self.token, seconds / expected)
 
     def predicted(self, seconds: float) -> None:
-        """Note that a step without long prompts would take `seconds` now, as others show. If the
-        predicted time is less than before, the averages fall.
+        """Note that a step without long prompts is now predicted to take `seconds`. If the
+        predicted time is below the average, the averages fall.
         """
         if seconds < self.step:
             ratio = smoothed(self.step, seconds) / self.step
@@ -83,8 +85,8 @@ class AverageStepTimes:
 
 
 def smoothed(known: float, seen: float) -> float:
-    """Return the average `known`, moved towards the newly `seen` time. A slower step counts less:
-    first steps, and steps that hiccup, are slow for other reasons.
+    """Return the average `known`, moved towards the newly `seen` time. A slower step counts less,
+    because first steps and disturbed steps are slow for reasons other than their load.
     """
     if not known:
         return seen
@@ -95,16 +97,18 @@ class CostModel:
     """Predicts seconds = step + token * tokens + key * attended + session * sessions, where no term
     is below 0.
 
-    The terms are fitted by least squares of the relative error, with exponential forgetting. Each
-    step is divided by its own seconds: one that hiccuped is much too slow and so weighs next to
-    nothing, and one of a new kind is believed at once. Relative errors alone would lean to the fast
-    side, and follow a machine that slows down too late; so DRIFT_WEIGHT of a surprise moves the
-    whole model.
+    The terms are fitted by least squares of the relative error, with exponential forgetting. The
+    equation of each step is divided by the step's own seconds. Therefore a disturbed step, which is
+    much too slow, weighs next to nothing, and the model learns a new kind of step at once. With
+    relative errors alone, predictions would be too low, and would follow too late when a machine
+    slows down. Therefore each surprise also scales the whole model a little, by the factor 1 +
+    DRIFT_WEIGHT x surprise.
     """
 
     error: float
-    """|seconds - predicted| / the larger of the two, smoothed, of predictions made before learning
-    from the step; 0 for the first WARM_UP_STEPS steps."""
+    """The smoothed relative error of predictions: |seconds - predicted| / max(seconds, predicted).
+    A step is predicted before the model learns from it. The error is 0 for the first WARM_UP_STEPS
+    steps."""
 
     def __init__(self) -> None:
         self.error = 0.0
@@ -114,8 +118,8 @@ class CostModel:
         self._terms = (0.0, 0.0, 0.0, 0.0)  # seconds for a step, a token, a key, a session
 
     def predict(self, load: StepLoad) -> float:
-        """Predict the seconds that a step with this load takes; 0 before the first step was learned
-        from.
+        """Predict the seconds that a step with this load takes. Returns 0 before any step was
+        learned.
         """
         step, token, key, session = self._terms
         return step + token * load.tokens + key * load.attended + session * load.sessions
@@ -141,9 +145,9 @@ class CostModel:
             self._terms = self._fit()
 
     def tokens_within(self, seconds: float, base: StepLoad, keys: int, most: int) -> int:
-        """Return the most tokens, 0..`most`, that one more session with `keys` cached tokens can
-        add to a step of load `base`, so that it is still predicted to take at most `seconds`. 0
-        before the first step was learned from.
+        """Return how many tokens, 0 to `most`, one more session with `keys` cached tokens can add
+        to a step of load `base` while the step is predicted to take at most `seconds`. Returns 0
+        before any step was learned.
         """
         if not self._steps:
             return 0
@@ -154,8 +158,8 @@ class CostModel:
         return bisect_right(range(1, most + 1), seconds, key=added)
 
     def _remember(self, load: StepLoad, seconds: float, drift: float) -> None:
-        """Remember a step as a row of the fit. Earlier rows fade, and are scaled as if every
-        earlier step had taken `drift` times as long.
+        """Remember a step as a row of the fit. Earlier rows decay, and the seconds of earlier steps
+        are multiplied by `drift`, the assumed change of the machine's speed.
         """
         row = np.array([1.0, load.tokens, load.attended, load.sessions]) / seconds
         keep = 1 - 1 / HORIZON
@@ -165,10 +169,11 @@ class CostModel:
     def _fit(self) -> tuple[float, float, float, float]:
         """Return the terms that solve the non-negative least squares exactly.
 
-        In the solution some of the 4 terms are 0, and the others solve the normal equations alone.
-        So all 16 sets of terms are tried at once, each with the equations of its terms and with
-        "term = 0" for the others. The best solution without a negative term is taken. The ridge
-        keeps all 16 systems well conditioned, and the terms are scaled to similar sizes.
+        In the solution, some of the 4 terms are 0, and the other terms solve the normal equations
+        without them. Therefore all 16 sets of terms are tried at once, each with the normal
+        equations of its terms and with "term = 0" for all other terms. The best solution without a
+        negative term is taken. The ridge keeps all 16 systems well conditioned, and the terms are
+        scaled to similar sizes.
         """
         scale = np.maximum(np.sqrt(self._gram.diagonal()), MIN_SCALE)  # [4]
         gram = self._gram / scale / scale[:, None] + RIDGE  # [4, 4]

@@ -1,4 +1,4 @@
-"""The queue of jobs that wait for the model thread: any thread may queue a job and await its
+"""The queue of jobs that wait for the model thread. Any thread may queue a job and await the job's
 answer.
 """
 
@@ -17,7 +17,7 @@ from tandem.protos.errors import Busy, Unavailable
 
 
 class JobQueue:
-    """A queue in which at most `limit` jobs wait, beside those that close a session."""
+    """A queue that refuses jobs once `limit` jobs wait, except jobs that close a session."""
 
     def __init__(self, limit: int) -> None:
         self._queue_limit = limit
@@ -27,9 +27,9 @@ class JobQueue:
         self._stopping = False
 
     def submit(self, owner: bytes, start: Callable[[], Job | None], closing: bool = False) -> Task:
-        """Queue a job of the session `owner`; the model thread calls `start`. A job for `closing`
-        the session is taken however long the queue is. Raises Busy if the queue is full,
-        Unavailable if the service is stopping.
+        """Queue a job of the session `owner`; the model thread calls `start`. A job that is
+        `closing` the session is taken even if the queue is full. Raises Busy if the queue is full,
+        and Unavailable if the service is stopping.
         """
         task = Task(owner, start, Future(), time.perf_counter(), closing)
         with self._wake:
@@ -45,7 +45,7 @@ class JobQueue:
         self, owner: bytes, start: Callable[[], Job | None], closing: bool = False
     ) -> Any:
         """Queue a job as `submit` does, and await its answer; raises what the job raises. If the
-        caller is cancelled, so is the job, unless it is for `closing` the session.
+        caller is cancelled, the job is cancelled too, unless it is `closing` the session.
         """
         task = self.submit(owner, start, closing)
         answer = asyncio.wrap_future(task.answer)
@@ -58,8 +58,8 @@ class JobQueue:
             raise
 
     def cancel(self, task: Task) -> None:
-        """Drop a waiting job, or have a running one ended between two steps: its caller no longer
-        waits for it.
+        """Drop a waiting job, or have a running job ended between two steps, because its caller no
+        longer waits for the answer.
         """
         with self._wake:
             task.cancelled = self._news = True

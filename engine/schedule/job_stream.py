@@ -1,6 +1,4 @@
-"""A stream as the job sees it that the stream opened. `engine.streams` fills and empties the
-stream.
-"""
+"""A stream from the point of view of its job. `engine.streams` fills and empties the stream."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from typing import Generic, TypeVar
 
 from tandem.engine.schedule.task import Task
 
-BACKLOG = 4096  # a caller's sessions pause when it has not taken more than this number of items
+BACKLOG = 4096  # a caller's sessions pause while more items than this wait to be sent to it
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -18,8 +16,8 @@ Out = TypeVar("Out")
 
 @dataclass(slots=True, eq=False)
 class JobStream(Generic[In, Out]):
-    """The stream of one opening as its job sees it: an inbox of items that arrived, and the queue
-    for items that the job sends.
+    """The stream of one opening, from the point of view of its job: an inbox of items that arrived,
+    and the queue of items that the job sends.
     """
 
     outgoing: deque[tuple[int, Out]]
@@ -31,7 +29,7 @@ class JobStream(Generic[In, Out]):
     task: Task | None = None
 
     def emit(self, item: Out) -> None:
-        """Send an item to the caller; it leaves when the step is over."""
+        """Send an item to the caller. The item leaves when the step is over."""
         self.outgoing.append((self.stream_id, item))
 
     @property

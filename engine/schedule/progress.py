@@ -1,4 +1,4 @@
-"""Reports of the model thread: each of its steps, and that it goes on. Pure."""
+"""Reports about the model thread: what each step did, and whether the thread goes on. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ UNKNOWN_SECONDS = 4.0  # predicted seconds of the first pass, of which nothing i
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """The load and times of one forward pass. `host_seconds` is the time since the pass before, or
-    None if the thread had no work in between.
+    """The load and times of one forward pass. `host_seconds` is the time since the previous pass,
+    or None if the thread was idle in between.
     """
 
     sessions: int
@@ -29,10 +29,10 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of the model thread: the time `since` which it is in its present state; the
-    `predicted` seconds of the pass that it began, 0 if it began none; `single_token`, the seconds
-    of a pass over a single token, 0 if unknown; and the times of the pass `before`, None if the
-    thread has rested since.
+    """The progress of the model thread. Its present state began at the time `since`. The running
+    pass is predicted to take `predicted` seconds; 0 means that no pass runs. A pass over a single
+    token takes `single_token` seconds; 0 means that this is not known. `before` has the times of
+    the previous pass, or None if the thread has rested since that pass.
     """
 
     since: float
@@ -50,14 +50,14 @@ class Progress:
         return Progress(now, single_token=self.single_token, before=before)
 
     def began(self, now: float, predicted: float, single_token: float) -> Progress:
-        """Return the progress of a thread that begins a pass; `predicted` is 0 if the seconds are
-        not known.
+        """Return the progress of a thread that begins a pass; `predicted` is 0 if the seconds of
+        the pass are not known.
         """
         single_token = single_token or self.single_token
         return Progress(now, predicted or UNKNOWN_SECONDS, single_token, self.before)
 
     def passes(self, now: float) -> PassTimes:
-        """Return how long passes take: the times of the running pass or of the one before it,
+        """Return how long passes take: the times of the running pass or of the previous pass,
         whichever is longer.
         """
         before = self.before or PassTimes(0.0, self.single_token)
@@ -87,7 +87,7 @@ class Failures:
     problem: str | None = None
 
     def too_many(self, error: Exception) -> bool:
-        """Count a failed step; return whether no more steps should be tried."""
+        """Count a failed step; return whether the thread should give up."""
         self.count += 1
         if self.count == FAILED_STEPS:
             last = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,7 +1,7 @@
 """The model thread: every job that waits or runs is fed in one of the next forward passes.
 
-A new job joins at the next step; a long prompt is fed beside the work of other jobs. The event loop
-only queues jobs, wakes the thread, and gets the results.
+A new job joins at the next step. A long prompt is fed in the same passes as the work of other jobs.
+The event loop only queues jobs, wakes the thread, and gets the results.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ log = structlog.get_logger()
 
 class ModelThread(JobQueue):
     """The thread that owns the model and its sessions: nothing else may touch them while it runs.
-    Between steps the thread calls `idle`, with the sessions for which jobs wait, and `after_step`.
-    The thread ends by itself when several steps in a row have failed.
+    Between steps the thread calls `idle` and `after_step`; `idle` is given the sessions for which
+    jobs wait. The thread ends by itself when several steps in a row have failed.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ModelThread(JobQueue):
         self._ended = 0.0  # time at which the newest pass ended; 0 if the thread has waited since
         self._running: list[Task] = []
         self._stepping: list[Task] = []  # running tasks that are in the step
-        self._queued: list[float] = []  # seconds that tasks waited which began since the last step
+        self._queued: list[float] = []  # seconds waited by the tasks begun since the last step
         self._thread = threading.Thread(target=self._loop, name="model", daemon=True)
 
     def __enter__(self) -> ModelThread:
@@ -77,7 +77,7 @@ class ModelThread(JobQueue):
         self._thread.join()
 
     def problem(self, now: float) -> str | None:
-        """Return why the thread does not serve, or None; `now` is by `time.perf_counter`."""
+        """Return why the thread does not serve, or None. `now` is a time of `time.perf_counter`."""
         going_on = "the model thread ended" if self.ended else self.progress.problem(now)
         return self._failures.problem or going_on
 
@@ -97,7 +97,7 @@ class ModelThread(JobQueue):
                 self._fail_all(left, Unavailable("the service is stopping"))
 
     def _iterate(self) -> None:
-        """Start waiting jobs and run a step; if it fails, only the jobs in it fail."""
+        """Start waiting jobs and run a step. If the step fails, only the jobs in the step fail."""
         try:
             self._admit()
             self._step()
@@ -132,7 +132,7 @@ class ModelThread(JobQueue):
                 self._waiting.remove(task)
         self._stepping = starting  # the tasks that fail if an error comes from here on
         for task in ending:
-            task.end(Unavailable("nobody waits for it"))
+            task.end(Unavailable("nobody waits for the answer"))
         self._idle(waiting)
         for task in starting:
             if task.answer.set_running_or_notify_cancel():
@@ -144,15 +144,17 @@ class ModelThread(JobQueue):
                 self._news = True
 
     def _ready_inputs(self) -> list[tuple[Task, Segment]]:
-        """Return the tasks that have something to feed, with it, least recently fed first."""
+        """Return the tasks that have a segment to feed, and the segments, least recently fed
+        first.
+        """
         order = sorted(self._running, key=lambda task: task.last_step)
         ready = [(task, segment) for task in order if (segment := task.ready())]
         self._running = [task for task in order if task.step_input]
         return ready
 
     def _step_inputs(self) -> tuple[list[tuple[Task, Segment]], float]:
-        """Return the step inputs, and the seconds that were waited for them: a step input that is
-        alone may wait a moment for more rows.
+        """Return the tasks and segments of the next step, and how many seconds the thread waited
+        for them. If there is only one step input, it may wait a moment for more rows.
         """
         ready = self._ready_inputs()
         if len(ready) != 1 or ready[0][0].remainder or not ready[0][0].step_input:
@@ -169,9 +171,9 @@ class ModelThread(JobQueue):
         return self._ready_inputs(), waited
 
     def _step(self) -> None:
-        """Run one forward pass over as much of the step inputs as fits, with the rows that pay, and
-        learn how long the thread worked for it: before the pass, in it, and on its results. Rows
-        cost time before the pass, in it and after it.
+        """Run one forward pass over as much of the step inputs as fits, with the rows that pay.
+        Learn how long the thread worked for the pass: before it, in it, and on its results. In each
+        of these parts, rows cost time.
         """
         preparing = time.perf_counter()
         step_inputs, waited = self._step_inputs()

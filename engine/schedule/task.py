@@ -1,8 +1,9 @@
 """A job on its way through the model thread.
 
-A job is a generator: it yields a step input (the segment that it wants fed, or could have fed),
-receives the logits of what was fed, and returns its answer. A long segment may be fed over several
-steps; the job does not notice, unless it wants the logits of all of the segment.
+A job is a generator: it yields a step input (a segment to feed, and rows that may be added to it),
+receives the logits of what was fed, and in the end returns its answer. A long segment may be fed
+over several steps. The job does not notice this, unless the segment is divisible: then the job
+receives the logits of each chunk.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ Job = Generator[StepInput, torch.Tensor, Any]
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """A job, the session that `owner` names, which the job may be `closing`, and the `answer` that
-    its caller waits for.
+    """A job of the session that `owner` names. The job may be `closing` the session. The job's
+    caller waits for the `answer`.
     """
 
     owner: bytes
@@ -66,8 +67,8 @@ class Task:
         return self.requested
 
     def advance(self, fed: Segment, logits: torch.Tensor, complete: bool) -> None:
-        """Give the job its logits, after which it wants another step or is done. If the segment
-        was not fed completely and is not divisible, note the remainder instead.
+        """Give the job its logits. The job then yields another step input or is done. If the
+        segment was not fed completely and is not divisible, note the remainder instead.
         """
         assert self.job is not None and self.step_input is not None
         if not (complete or fed.divisible):
@@ -93,8 +94,8 @@ class Task:
         self.answer.set_exception(error)
 
     def fail(self, error: Exception) -> None:
-        """End the job with an error. Further errors during the end follow from that error and are
-        ignored.
+        """End the job with an error. Errors that the job raises while it ends are ignored, because
+        they follow from that error.
         """
         self.step_input = self.remainder = None
         if self.job is not None:

@@ -1,8 +1,8 @@
-"""Run passes before the first request, from which a replica learns how long its passes take.
+"""Run passes before the first request, so that a replica learns how long its passes take.
 
-The seconds of a pass over a single token compare a replica with others even before it has served
-(`orchestrator.links.policy`). The cost of a row decides how many proposals are verified, and first
-passes are slow for reasons of their own.
+With the seconds of a pass over a single token, `orchestrator.links.policy` compares replicas even
+before they have served. The cost of a row decides how many proposals are verified, and cannot be
+learned from the first passes of a process, which are unusually slow.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def single_token_seconds(runner: ModelRunner) -> float:
 
 async def warm_up(thread: ModelThread, sessions: Sessions, most: int) -> None:
     """Run passes of several sizes, at most `most` tokens each, so that the cost model knows what a
-    row costs. The average step times start afresh, since steps of requests are not like these
+    row costs. The average step times start afresh, because steps of requests differ from these
     passes.
     """
     await thread.run(NAME, partial(warm_up_job, sessions, most))
@@ -60,7 +60,7 @@ def forget_averages(thread: ModelThread) -> None:
 
 
 def warm_up_job(sessions: Sessions, most: int) -> Job:
-    """Feed a session of its own, at most `most` rows in a pass, then close it."""
+    """Feed a new session, at most `most` rows in a pass, then close the session."""
     context, most = Context(NAME, 1, 0, (0,)), min(max(ROWS), most, sessions.context_length)
     with sessions.acquire(context, most - 1) as session:
         for rows in (min(rows, most) for rows in ROWS):

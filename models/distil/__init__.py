@@ -1,5 +1,5 @@
 """Make a draft model for a target: collect the target's answers, and train a small network on them.
 
-This package must not import the engine: the target is served as always, and any client could ask
-the same questions. Start reading in `__main__`; the training loop is in `train`.
+This package must not import the engine: a Tandem serves the target, and this package is only a
+client. Start reading in `__main__`; the training loop is in `train`.
 """

@@ -2,9 +2,9 @@
 
     tandem distil --target MODEL --out FOLDER
 
-The target answers prompts; a small network learns its probabilities, and is saved as a model that
-`tandem up --target MODEL --draft FOLDER` drafts with. Ctrl-C stops the command; the same command
-goes on where it was.
+The target answers prompts. A small network learns the probabilities of the target, and is saved as
+a draft model for `tandem up --target MODEL --draft FOLDER`. Ctrl-C stops the command, and the same
+command continues it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from tandem.protos.errors import TandemError, Unusable
 from tandem.protos.service import cores
 
 MAX_CONCURRENCY = 32  # most questions that are asked at once: the sessions of one pass
-HELD_OUT = 32  # questions whose answers are not learned from
-WORK = "training"  # folder within that of the draft model, for answers and the state of training
+HELD_OUT = 32  # number of first questions, whose answers only serve to measure
+WORK = "training"  # folder in the draft model's folder, for answers and the state of training
 
 
 def read_prompts(file: Path) -> list[Prompt]:
@@ -52,8 +52,8 @@ def read_prompts(file: Path) -> list[Prompt]:
 
 def questions(asked: Iterable[Prompt], known: Answers, tokens: int) -> Iterator[Question]:
     """Yield the prompts that have no answer yet, until the answers have `tokens` tokens. The first
-    HELD_OUT answers are greedy, because acceptance is measured on greedy text; so is every second
-    other answer.
+    HELD_OUT answers are greedy, because acceptance is measured on greedy text. Of the later
+    answers, every second one is greedy.
     """
     for number, prompt in enumerate(asked):
         if number >= HELD_OUT and known.tokens >= tokens:
@@ -90,8 +90,8 @@ async def collect(
 
 
 def remember(file: Path, settings: dict[str, Any]) -> None:
-    """Save the settings that a draft model is made with. Raises Unusable if the draft model was
-    begun with other settings.
+    """Save the settings with which a draft model is made. Raises Unusable if it was begun with
+    other settings.
     """
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ def remember(file: Path, settings: dict[str, Any]) -> None:
 
 
 def line_of(look: Look) -> str:
-    """Return a look as one line of text."""
+    """Return one look at the training as a line of text."""
     course = look.course
     left = "about" if course.falls_from else "at most"
     return (
@@ -129,7 +129,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)  # rich's tables 
 
 
 def device_of(text: str) -> torch.device:
-    """Return the device of a name if it can be used; without a name the GPU, or else the CPU."""
+    """Return the device with this name. By default it is the GPU, or the CPU if there is no GPU."""
     name = text or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         return torch.empty(0, device=name).device

@@ -1,8 +1,8 @@
 """Estimate how many tokens per step a student's drafts would bring, without running the target.
 
 At every place of a greedy answer the target's choice is the answer's token. A verifier therefore
-accepts the student's likeliest token wherever it equals the answer's, and the places where both
-agree tell how many tokens a chain of drafts brings.
+accepts the student's likeliest token wherever it is the answer's token. The places where both agree
+determine how many tokens a chain of drafts brings.
 """
 
 from __future__ import annotations

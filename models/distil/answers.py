@@ -1,4 +1,4 @@
-"""Answers on disk, many in a file, and as one long row of tokens to learn from."""
+"""Stores answers on disk, many in a file, and joins answers to one long row of training tokens."""
 
 from __future__ import annotations
 
@@ -49,9 +49,7 @@ class Answers:
             self.save()
 
     def save(self) -> None:
-        """Write the answers that are not on disk yet. Each file exists as a whole, or not at
-        all.
-        """
+        """Write the answers that are not on disk yet. A file is never written in part."""
         if not self._unsaved:
             return
         arrays = {"numbers": np.array(self._unsaved)}
@@ -68,10 +66,10 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class PackedAnswers:
-    """Prompts and answers in one row, each answer after its prompt: `tokens`, int32 [tokens]. At
-    each place `top`, int32 [tokens, TOP], has the target's likeliest tokens for the next place, or
-    PADDING where the next token is not an answer's; `logprobs`, float32 [tokens, TOP], has their
-    log-probabilities.
+    """Prompts and answers in one row of `tokens`, int32 [tokens], each answer after its prompt. At
+    each place, `top`, int32 [tokens, TOP], has the target's likeliest tokens for the next place,
+    and `logprobs`, float32 [tokens, TOP], has their log-probabilities. Where the next token belongs
+    to no answer, `top` has PADDING.
     """
 
     tokens: np.ndarray

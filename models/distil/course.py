@@ -1,5 +1,5 @@
-"""The course of a training and of its learning rate: it warms up, holds, and falls to the end once
-drafts stop getting better.
+"""The course of a training. The learning rate warms up and holds; once drafts stop getting better,
+it falls until the training ends.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any, Self
 WARM_UP = 100  # steps
 MAX_HOLD = 0.6  # share of the time limit until which the peak learning rate is held
 MAX_FALL = 2 / 3  # number of steps of the fall for each step before it
-PATIENCE = 5  # looks without better drafts, after which the learning rate falls
+PATIENCE = 5  # number of looks without better drafts, after which the learning rate falls
 MIN_IMPROVEMENT = 1.005  # least improvement, as a factor of the best tokens per step so far
 
 
 @dataclass
 class Course:
     """The state of a training that may take `limit` minutes and learns from answers of `tokens`
-    tokens. The course can be saved, and the training continued from it.
+    tokens. A saved course can be continued.
     """
 
     limit: float
@@ -33,8 +33,8 @@ class Course:
 
     @classmethod
     def continued(cls, saved: dict[str, Any], limit: float, tokens: int) -> Self:
-        """Return a course that was saved, with another limit and other answers. If it had ended,
-        more minutes or more tokens begin another course with what was learned in it.
+        """Continue a saved course with another limit and other answers. If the saved course has
+        ended and there are now more minutes or more tokens, the learning rate warms up again.
         """
         before = cls(**saved)
         course = replace(before, limit=limit, tokens=tokens)
@@ -63,7 +63,7 @@ class Course:
             self._fall()
 
     def look(self, tokens_per_step: float) -> None:
-        """Note the tokens per step that drafts bring now."""
+        """Record the tokens per step that drafts bring now."""
         self.looks.append(tokens_per_step)
         before, recent = self.looks[:-PATIENCE], self.looks[-PATIENCE:]
         risen = not before or max(recent) >= MIN_IMPROVEMENT * max(before)
@@ -72,7 +72,9 @@ class Course:
 
     @property
     def minutes_left(self) -> float:
-        """Minutes until the end: a limit while the rate holds, an estimate once it falls."""
+        """The minutes until the end: an upper limit until the learning rate falls, then an
+        estimate.
+        """
         if not self.falls_from:
             return self.limit - self.minutes
         return self.minutes / max(1, self.step) * (self.last - self.step)

@@ -1,8 +1,7 @@
-"""The loss of a student: its distance from a target of whose distributions only the likeliest
-tokens are known.
+"""The loss of a student: how far it is from a target of which only the likeliest tokens are known.
 
-The loss is the divergence of the target's distribution from the student's, in which all tokens that
-are not among the target's likeliest count as one. A student's distribution needs a sum over its
+The loss is the divergence between the distributions of target and student. All tokens that are not
+among the target's likeliest count as a single token. A student's distribution needs a sum over its
 whole vocabulary, which would take most of the time. The tokens that are likeliest anywhere in the
 batch are therefore summed exactly, and the others are estimated from a random sample.
 """
@@ -38,8 +37,8 @@ def distillation_loss(
     generator: torch.Generator,
     sample: int = SAMPLED_TOKENS,
 ) -> torch.Tensor:
-    """Return the mean divergence in nats, up to a constant, of a student's distributions from the
-    target's. The student has the hidden rows `hidden` [rows, width] and output `embeddings`
+    """Return the mean divergence between the distributions of student and target, in nats and up to
+    a constant. The student has the hidden rows `hidden` [rows, width] and output `embeddings`
     [vocabulary, width]; the target's likeliest tokens are `top`, int64 [rows, k], with `logprobs`
     [rows, k].
     """

@@ -1,4 +1,4 @@
-"""The prompts for the target: from a file of the user's own, or questions made from templates."""
+"""The prompts for the target, from a user's file or made from templates of questions."""
 
 from __future__ import annotations
 

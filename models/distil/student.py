@@ -1,8 +1,8 @@
 """The student, a draft model that learns: its shape, its first weights, and how it is saved, with
 its model card.
 
-The student is a Mistral, so that every service runs it as it is. With rotary positions and a
-sliding window it drafts even after texts that are longer than any that it learned from.
+The student is a Mistral, so that every service runs it as it is. Because of its rotary positions
+and sliding window, it can draft after longer texts than it learned from.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class Shape:
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of a layer's matrices: half as many keys as queries, an MLP of 3 widths."""
+        """The parameters of a layer's matrices. There are half as many keys as queries, and the MLP
+        is 3 times as wide as the layer.
+        """
         return 12 * self.width**2
 
     @property
@@ -89,7 +91,8 @@ class Shape:
 
 def build(shape: Shape, target: Path) -> MistralForCausalLM:
     """Make a student with random layers. The student's embeddings are the target's, narrowed to the
-    directions in which these differ most; they are random if the target's cannot be read.
+    directions in which the target's embeddings differ most. If the target's embeddings cannot be
+    read, the student's are random.
     """
     given = _config(target)
     heads = shape.width // HEAD_SIZE
@@ -174,7 +177,7 @@ def write_card(out: Path, target: Path, shape: Shape, tokens: int, course: Cours
 
 
 def vocabulary_of(target: Path) -> int:
-    """Return how many vocabulary entries a student of a target needs; raises Unusable."""
+    """Return how many vocabulary entries a student of a target needs. Raises Unusable."""
     return max(tokens_by_id(target)) + 1
 
 
@@ -192,7 +195,7 @@ def _config(target: Path) -> dict[str, Any]:
 
 
 def _embeddings(target: Path, entries: int) -> torch.Tensor | None:
-    """Return the target's first `entries` input embeddings, float32; None if no file has them."""
+    """Return the target's first `entries` input embeddings, float32, or None if there are none."""
     for file in () if gguf.is_gguf(target) else sorted(target.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  # it is no dict

@@ -52,7 +52,7 @@ class Teacher:
         self._chats = True  # whether the target takes chats, as far as is known
 
     async def answers(self, questions: Iterable[Question]) -> AsyncIterator[tuple[int, Answer]]:
-        """Yield question numbers with their answers, as they come; raises TandemError."""
+        """Yield the number and answer of each question as answers come. Raises TandemError."""
         waiting, running = iter(questions), set[asyncio.Task[tuple[int, Answer]]]()
         try:
             while True:

@@ -50,7 +50,7 @@ def interruption() -> Iterator[Event]:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at the training: the mean loss of the steps since the look before, in nats, and the
+    """One look at the training: the mean loss of the steps since the last look, in nats, and the
     tokens per step on held-out answers.
     """
 
@@ -84,8 +84,8 @@ class Training:
         seed: int,
         report: Callable[[Look], None],
     ) -> None:
-        """Train until the course has ended. Ctrl-C lets the step end, saves the training and raises
-        KeyboardInterrupt; a training that is started again goes on from there.
+        """Train until the course has ended. On Ctrl-C, the current step ends, the training is
+        saved, and KeyboardInterrupt is raised. Later the training can go on from there.
         """
         losses = []
         with interruption() as interrupted:
@@ -126,7 +126,9 @@ class Training:
         self.course = Course.continued(found["course"], self.course.limit, self.course.tokens)
 
     def _step(self, packed: PackedAnswers, seed: int) -> float:
-        """Train one step on windows that the step's number decides; return the loss."""
+        """Train one step on windows that depend only on the seed and the step's number. Returns the
+        loss.
+        """
         rng = np.random.default_rng((seed, self.course.step))
         batch = packed.batch(BATCH_SIZE, WINDOW, rng)
         device = self.student.device

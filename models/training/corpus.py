@@ -1,7 +1,7 @@
 """The training text: documents of several corpora as token streams, the last part of each held out.
 
-The corpora are plain text files whose documents are separated by a line `<|endoftext|>`. No code in
-this module knows models.
+The corpora are plain text files whose documents are separated by a line `<|endoftext|>`. This
+module does not use models.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TYPOGRAPHY = str.maketrans(
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One corpus file and how often it is drawn relative to the others."""
+    """One corpus file, and how often it is drawn relative to the other files."""
 
     file: str
     weight: float
@@ -74,7 +74,7 @@ def split(docs: list[str]) -> tuple[list[str], list[str]]:
 
 
 def train_tokenizer(texts: Iterator[str], entries: int) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer. Padding has an id of its own, so it never hides a token."""
+    """Train a byte-level BPE tokenizer. Padding and the end of a text have different tokens."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()

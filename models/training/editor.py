@@ -1,9 +1,9 @@
-"""Teach a target to edit: to tell a text again with one word changed.
+"""Teach a target to edit, that is to repeat a text with one word changed.
 
-The embedded target tells stories and does not copy its prompts, so it cannot show the worth of
-drafting by lookup where answers repeat their prompts. This module makes a target that can edit, to
-measure with (`python -m tandem.benchmarks.copying --target FOLDER`). The training stops by the
-clock; no service imports this module.
+The embedded target tells stories and does not copy its prompts, so it cannot show what drafting by
+lookup gains when answers repeat their prompts. This module makes a target that can edit, for
+measurements (`python -m tandem.benchmarks.copying --target FOLDER`). The training stops after a
+given time. No service imports this module.
 
     python -m tandem.models.training.editor CORPORA --out FOLDER --minutes 10
 """
@@ -100,7 +100,9 @@ def train(
     held_out: Stream,
     options: argparse.Namespace,
 ) -> None:
-    """Train until the time is over; print every minute which share of held-out answers is right."""
+    """Train until the time is over. Every minute, print the share of held-out tokens that are
+    right.
+    """
     line_break, rng = tokenizer("\n")["input_ids"], np.random.default_rng(options.seed)
     end = tokenizer.eos_token_id
     judged = examples(held_out.batch(HELD_OUT, MEASURED), line_break, end, rng)

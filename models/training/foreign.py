@@ -1,8 +1,8 @@
-"""Train a drafter whose tokenizer is not the target's: another vocabulary, other word borders,
-other special ids.
+"""Train a drafter whose tokenizer is not the target's.
 
-The drafter learns from text alone, by cross-entropy, because nothing can be distilled from a target
-with other tokens. The training stops by the clock; no service imports this module.
+Vocabulary, word borders and special ids all differ. The drafter learns from text alone, by
+cross-entropy, because nothing can be distilled from a target with other tokens. The training stops
+after a given time. No service imports this module.
 
     python -m tandem.models.training.foreign CORPORA --out models/foreign --minutes 25
 """
@@ -77,8 +77,8 @@ def loss_of(model: LlamaForCausalLM, batch: torch.Tensor) -> torch.Tensor:
 def bits_per_byte(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, docs: list[str]
 ) -> float:
-    """Return a model's bits per byte on the beginnings of documents. Bits per byte can be compared
-    between tokenizers, as nats per token cannot.
+    """Return a model's bits per byte on the beginnings of documents. Unlike nats per token, bits
+    per byte can be compared between tokenizers.
     """
     nats, size = 0.0, 0
     for doc in docs[:STORIES]:
@@ -105,7 +105,7 @@ def train(
     held_out: list[str],
     options: argparse.Namespace,
 ) -> None:
-    """Train until the time is over; every few minutes save the model and print a log line."""
+    """Train until the time is over. Every few minutes, save the model and print a log line."""
     optimiser = Optimiser(model, 0.02, 4e-3)
     start = saved = time.monotonic()
     step, progress = 0, 0.0

@@ -1,10 +1,10 @@
 """The optimiser with which all models of this project are trained: Muon for matrices, AdamW for
 embeddings and norms.
 
-Muon (Jordan et al. 2024) is momentum whose updates have singular values of equal size. PyTorch's
-own Muon computes in bfloat16 and one matrix at a time, which took four fifths of a step on a
-processor without instructions for bfloat16. This implementation computes in float32, and all
-matrices of a shape at once.
+Muon (Jordan et al. 2024) is a momentum method whose updates have singular values of about equal
+size. PyTorch's own Muon computes in bfloat16 and one matrix at a time, which took four fifths of a
+step on a processor without instructions for bfloat16. This implementation computes in float32, and
+all matrices of a shape at once.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class Optimiser:
         return [optimiser.state_dict() for optimiser, _ in self._parts]
 
     def restore(self, state: list[dict[str, Any]]) -> None:
-        """Go on with the state of another optimiser."""
+        """Continue with the state that another optimiser has saved."""
         for (optimiser, _), part in zip(self._parts, state, strict=True):
             optimiser.load_state_dict(part)
 
 
 class Muon(torch.optim.Optimizer):
     """The optimiser Muon, for matrices alone. The learning rate applies unchanged to a matrix with
-    no more rows than columns; it is larger for a taller one.
+    at most as many rows as columns, and is larger for a matrix with more rows.
     """
 
     def __init__(

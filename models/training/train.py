@@ -1,9 +1,8 @@
-"""Train the embedded pair: a small Llama on simple English and, from the same forward pass, its
-drafter.
+"""Train the embedded pair: a small Llama that speaks simple English, and its drafter.
 
-The drafter is distilled while the target learns: every batch's target logits are its teacher, so
-the teacher costs nothing, and both learning rates reach zero together. The training stops by the
-clock; no service imports this module.
+The drafter is distilled while the target learns: it learns from the logits that the target computes
+for each batch anyway. Both learning rates reach zero together. The training stops after a given
+time. No service imports this module.
 
     python -m tandem.models.training.train CORPORA --out models/embedded --minutes 90
 """
@@ -71,8 +70,8 @@ def schedule(progress: float, step: int) -> float:
 def losses(
     target: LlamaForCausalLM, draft: LlamaForCausalLM, batch: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the losses on `batch`, int64 [rows, length + 1]: the target's cross-entropy, and the
-    draft model's cross-entropy against a mixture of teacher and text.
+    """Return two losses on `batch`, int64 [rows, length + 1]: the target's cross-entropy, and the
+    draft model's cross-entropy with a mixture of the target's distribution and the text.
     """
     ids, text = batch[:, :-1], batch[:, 1:].flatten()
     with torch.autocast("cpu", torch.bfloat16):
@@ -161,7 +160,7 @@ def train(
     held_out: Stream,
     options: argparse.Namespace,
 ) -> None:
-    """Train until the time is over; every few minutes save the pair and print a line of the log."""
+    """Train until the time is over. Every few minutes, save the pair and print a log line."""
     optimisers = Optimiser(target, 0.02, 4e-3), Optimiser(draft, 0.02, 4e-3)
     options.out.mkdir(parents=True, exist_ok=True)
     start = saved = time.monotonic()

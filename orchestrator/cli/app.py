@@ -50,15 +50,15 @@ def main(
 
 
 PORT = typer.Option(help="port of the client API (50051); 0 picks a free one", min=0, max=65535)
-HTTP = "port of the HTTP API (8000, or none if taken; a free one with --port 0); 0 picks a free one"
+HTTP = "port of the HTTP API; 0 picks a free one; default: 8000 if it is free, or 0 if --port is 0"
 HTTP_PORT = typer.Option(help=HTTP, min=0, max=65535)
-CELLS = typer.Option(help="processes that answer requests (1)", min=1)
-SHARE_PORTS = typer.Option(help="all cells listen at one port (default: each at its own)")
+CELLS = typer.Option(help="number of processes that answer requests (1)", min=1)
+SHARE_PORTS = typer.Option(help="let all cells listen at one port (default: each at its own port)")
 THREADS = typer.Option(
-    help="CPU threads of the target; by default all cores of a NUMA node but one", min=1
+    help="CPU threads of the target; by default one less than a NUMA node has cores", min=1
 )
-RAY = "run the cells on Ray Serve (default), or one cell as a plain process"
-RAY_ADDRESS = "address of a Ray cluster for the cells; by default a private one"
+RAY = "run the cells on Ray Serve (default); --no-ray runs one cell as a plain process"
+RAY_ADDRESS = "address of the Ray cluster that runs the cells; by default a private Ray is started"
 
 
 @app.command()
@@ -67,7 +67,7 @@ def up(
         Path | None, typer.Option(help="target model: directory, GGUF file or name on the hub")
     ] = None,
     draft: Annotated[
-        Path | None, typer.Option(help="draft model, as --target; `none` decodes without drafts")
+        Path | None, typer.Option(help="draft model, given like --target; `none` means no drafts")
     ] = None,
     port: Annotated[int | None, PORT] = None,
     http_port: Annotated[int | None, HTTP_PORT] = None,
@@ -119,13 +119,13 @@ def up(
 @connecting
 def generate(
     prompt: Annotated[
-        str, typer.Argument(help="the text to continue; @FILE reads a file, - standard input")
+        str, typer.Argument(help="text to continue; @FILE reads a file, - reads standard input")
     ],
     front_end: FrontEnd,
     json: Annotated[bool, typer.Option("--json", help="print the whole GenerateResponse")] = False,
     logprobs: Annotated[
         int | None,
-        typer.Option(help="likeliest tokens per token in --json", min=0, max=MAX_LOGPROBS),
+        typer.Option(help="how many alternatives per token, with --json", min=0, max=MAX_LOGPROBS),
     ] = None,
     **options: Any,
 ) -> None:
@@ -215,14 +215,14 @@ def show_top(
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """Print an error as one line and exit with code 1. Ctrl-C is no error: exit with 130."""
+    """Print an error as one line and exit with code 1. On Ctrl-C, exit with code 130."""
     try:
         yield
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except TandemError as problem:
         lost = isinstance(problem, TransportLost)
-        hint = "; is `tandem up` running, and do both use TLS, or neither?" if lost else ""
+        hint = "; is `tandem up` running, and do both sides use TLS, or neither?" if lost else ""
         raise SystemExit(f"error: {problem}{hint}") from None
 
 
@@ -245,5 +245,5 @@ _pass_on("drafter", "tandem.drafter_service", "Start one drafter")
 _pass_on("verifier", "tandem.verifier_service", "Start one verifier")
 _pass_on("orchestrator", "tandem.orchestrator", "Start one orchestrator")
 _pass_on("distil", "tandem.models.distil", "Make a draft model for a target")
-_pass_on("chaos", "tandem.benchmarks.chaos", "Try faults on a system of its own")
+_pass_on("chaos", "tandem.benchmarks.chaos", "Inject faults into a system that it starts")
 _pass_on("bench serve", "tandem.benchmarks.serve", "Put load on a server, and measure")

@@ -28,7 +28,7 @@ SERVICES, CLIENT = ("verifier", "drafter", "orchestrator"), "client"
 EVERYWHERE = ("localhost", "127.0.0.1", "::1")
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 CA, CA_DAYS, DAYS = "ca", 3650, 365
-# how much earlier than now certificates begin, for clocks that are behind
+# certificates are valid from this long before now, because some clocks are behind
 EARLY = timedelta(hours=1)
 
 
@@ -49,13 +49,13 @@ def make(
     force: bool = False,
     only: bool = False,
 ) -> list[Path]:
-    """Make certificates of the services, of a client, and of `more` clients by common name; or of
-    the clients in `more` `only`. The certificates of services also hold for `names`, which are
-    hosts and IP addresses; a name SERVICE=NAME is for one service alone. The CA of the folder signs
-    all certificates, and is made if there is none.
+    """Make certificates for the services, for a client, and for the clients whose common names are
+    in `more`. With `only`, make certificates only for the clients in `more`. The certificates of
+    services are also valid for the hosts and IP addresses in `names`; a name SERVICE=NAME is for
+    that service alone. The CA of the folder signs all certificates, and is made if there is none.
 
-    Returns the files of the certificates. Raises Unusable, also for files that exist already,
-    unless `force`.
+    Returns the files of the certificates. Raises Unusable, also if a file exists already and
+    `force` is not set.
     """
     _check([CA, *SERVICES, CLIENT, *more], names)
     wanted = [*more] if only else [*SERVICES, CLIENT, *more]
@@ -120,7 +120,7 @@ def _split(name: str) -> tuple[Sequence[str], str]:
 
 
 def _hosts(name: str, names: Sequence[str]) -> Iterable[str]:
-    """Return the hosts for which the certificate `name` holds."""
+    """Return the hosts for which the certificate `name` is valid."""
     if name not in SERVICES:
         return (name,)
     given = (host for services, host in map(_split, names) if name in services)
@@ -152,7 +152,7 @@ def _ca(folder: Path) -> Signed:
         except ValueError as error:
             raise Unusable(f"{path} and its key cannot be read: {error}") from None
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise Unusable(f"{key_file(path)} is no key of an elliptic curve, as of `tandem certs`")
+            raise Unusable(f"{key_file(path)} is not an elliptic-curve key of `tandem certs`")
         return Signed(certificate, key)
     ca = _signed("Tandem CA", (), CA_DAYS, None)
     _write(path, ca)
@@ -160,8 +160,8 @@ def _ca(folder: Path) -> Signed:
 
 
 def _signed(name: str, hosts: Iterable[str], days: int, ca: Signed | None) -> Signed:
-    """Return a certificate that `ca` signs; without one, the certificate of a new CA, which signs
-    itself.
+    """Return a certificate that `ca` signs. Without `ca`, return the certificate of a new CA, which
+    is signed with its own key.
     """
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -209,8 +209,9 @@ def _usage(signs: bool) -> x509.KeyUsage:
 
 
 def _write(path: Path, signed: Signed) -> None:
-    """Write a certificate and its key. The key is written first, because services accept the two
-    only when they fit together. Each file is replaced at once, so that readers never get a part.
+    """Write a certificate and its key. The key is written first, because services accept a key and
+    a certificate only if they fit together. Each file is replaced in one operation, so that readers
+    never get a part of a file.
     """
     key = signed.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     _replace(key_file(path), key, 0o600)

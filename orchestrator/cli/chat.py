@@ -21,7 +21,7 @@ from tandem.protos.errors import TandemError
 
 HELP = (
     "Type a message. Ctrl-C stops an answer, /clear forgets the conversation, /quit ends it.\n"
-    "Text that drafts brought is green. /plain turns drafts off and /drafts on again.\n"
+    "Text of accepted draft tokens is green. /plain turns drafts off and /drafts on again.\n"
     "To watch what drafts gain, run `tandem top` in another terminal."
 )
 ASKS = "> "  # the prompt of the terminal
@@ -31,7 +31,7 @@ Ask = Callable[..., SyncStream]
 
 @dataclass
 class Talk:
-    """One conversation. `ask` starts the answer to messages, with a request's `options`."""
+    """One conversation. `ask` starts the answer to messages, with the request's `options`."""
 
     ask: Ask
     console: Console
@@ -66,8 +66,9 @@ class Talk:
         return True
 
     def _answer(self, text: str) -> None:
-        """Print the answer to a text and its speed. The chat forgets a failed answer, and remembers
-        an interrupted one as far as it came.
+        """Print the answer to a text, and the answer's speed. If the answer fails, the chat forgets
+        the text and the answer. If it is interrupted, the chat remembers the text and the part that
+        arrived.
         """
         asked = [*self.messages, {"role": "user", "content": text}]
         options = self.options | ({"num_speculative_tokens": 0} if self.plain else {})
@@ -79,7 +80,7 @@ class Talk:
                     shown.show(chunk)
                     tokens, steps = tokens + len(chunk.token_ids), steps + 1
                     content += chunk.content
-                assert stream.response is not None, "else it had raised"
+                assert stream.response is not None, "else the stream would have raised"
                 why = ended(stream.response)
         except TandemError as problem:
             if steps:
@@ -110,8 +111,8 @@ def lines() -> Iterator[str]:
 
 
 def chat(front_end: FrontEnd, system: str, options: dict[str, Any]) -> int:
-    """Talk until the last line, and return exit code 0. Raises TandemError if the front end does
-    not answer at the start.
+    """Answer lines until `/quit` or the end of the input, and return exit code 0. Raises
+    TandemError if the front end does not answer at the start.
     """
     given = {"max_new_tokens": flags.CHAT_MAX_NEW_TOKENS} | flags.given(options)
     console = terminal.console()

@@ -21,8 +21,8 @@ async def generate(
     options: dict[str, Any],
     as_json: bool,
 ) -> int:
-    """Print a completion as it grows, and on standard error why the completion ended; or print the
-    whole response as JSON. Returns exit code 0.
+    """Print a completion as it grows, and then the reason why it ended on standard error. With
+    `as_json`, print only the whole response, as JSON. Returns exit code 0.
     """
     given, prompt = flags.given(options), flags.prompt(prompt)
     async with front_end.connect() as client:
@@ -38,7 +38,7 @@ async def generate(
             completion = terminal.Completion(terminal.console(), tokenizer, prompt)
             async for chunk in stream:
                 completion.show(chunk)
-            assert stream.response is not None, "else it had raised"
+            assert stream.response is not None, "else the stream would have raised"
             completion.summarise(stream.response)
             print(f"ended: {terminal.ended(stream.response)}", file=sys.stderr)
     return 0
@@ -56,7 +56,9 @@ async def show_status(front_end: FrontEnd, as_json: bool) -> int:
 
 
 async def show_top(front_end: FrontEnd, every: float, once: bool) -> int:
-    """Show the status every `every` seconds, or once. Returns exit codes as `show_status` does."""
+    """Show the status every `every` seconds, or only once. Returns exit code 1 if `once` is set and
+    no request can be served, otherwise 0.
+    """
     try:
         return await top.show(front_end, every, once, terminal.console())
     except TransportLost as lost:

@@ -1,5 +1,6 @@
-"""The flags of commands that ask a front end: its address and the client's credentials, and for
-`tandem generate` and `tandem chat` one flag for every option of a request.
+"""The flags of commands that connect to a front end. Each of these commands has flags for the front
+end's address and for the client's credentials. `tandem generate` and `tandem chat` also have one
+flag for every option of a request.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from tandem import AsyncClient, Client
 
 ADDRESS = "127.0.0.1:50051"
-MAX_NEW_TOKENS = 128  # tokens of an answer at most, where a request does not say
-CHAT_MAX_NEW_TOKENS = 512  # tokens of an answer in `tandem chat` at most, by default
+MAX_NEW_TOKENS = 128  # most tokens of an answer, if a request sets no limit
+CHAT_MAX_NEW_TOKENS = 512  # most tokens of an answer in `tandem chat`, by default
 KINDS: dict[int, type[Any]] = {
     FieldDescriptor.TYPE_FLOAT: float,
     FieldDescriptor.TYPE_BOOL: bool,
@@ -33,7 +34,7 @@ KINDS: dict[int, type[Any]] = {
     FieldDescriptor.TYPE_MESSAGE: str,  # an entry of a map, such as TOKEN=BIAS
 }
 HELP = {
-    "temperature": "default that of the model, or 1; 0 is greedy",
+    "temperature": "0 is greedy; the default is the model's own, or 1",
     "top_p": "probability of the nucleus; 1 is off",
     "top_k": "0 is off",
     "min_p": "0 is off",
@@ -41,23 +42,23 @@ HELP = {
     "presence_penalty": "0 is off",
     "frequency_penalty": "0 is off",
     "logit_bias": "TOKEN=BIAS, may be repeated",
-    "seed": "the server picks one and reports it",
-    "json_schema": "the answer is JSON by this schema; @FILE reads it",
+    "seed": "by default the server picks a seed and reports it",
+    "json_schema": "the answer is JSON that fits this schema; @FILE reads the schema",
     "json_object": "the answer is a JSON object",
     "regex": "the answer matches this regular expression",
     "choice": "the answer is one of these texts; may be repeated",
-    "lark": "the answer fits this Lark grammar; @FILE reads it",
-    "max_new_tokens": "tokens of the answer at most",
-    "min_new_tokens": "tokens before the answer may end",
+    "lark": "the answer fits this Lark grammar; @FILE reads the grammar",
+    "max_new_tokens": "most tokens of the answer",
+    "min_new_tokens": "number of tokens before the answer may end",
     "stop": "stop string, may be repeated",
     "stop_token_ids": "token that ends the answer; may be repeated",
     "ignore_eos": "go on after the model's own end tokens",
     "rule": "match, reject or top1",
-    "num_speculative_tokens": "levels that drafts may run ahead; 0 decodes without drafts",
-    "branches": "children per node, or of the root alone; 1 drafts a chain",
+    "num_speculative_tokens": "levels that a draft may be ahead of the text; 0 turns drafts off",
+    "branches": "children of each node; with medusa_lite, of the root alone; 1 drafts a chain",
     "method": "tree, medusa_lite or suffix",
     "schedule": "goodput, constant or heuristic",
-    "confidence_threshold": "end drafts after a token less likely than this",
+    "confidence_threshold": "end a draft after a token that is less likely than this",
     "prediction": "a text that much of the answer may repeat",
 }
 
@@ -127,8 +128,8 @@ def connecting(command: Callable[..., None]) -> Callable[..., None]:
         front_end = FrontEnd(**{name: given.pop(name) for name in FLAGS})
         command(front_end=front_end, **given)
 
-    # Typer makes flags of the parameters in a function's signature and of their annotations, so
-    # both are set to those of the flags; `wraps` would show the command's own.
+    # Typer reads the flags from a function's signature and annotations, so both are set here. With
+    # `wraps` alone, they would be those of `command`.
     own = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in own]
     parameters = [*own, *flags, *([more] if more else [])]
     call.__signature__ = known.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -137,9 +138,9 @@ def connecting(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def accepting(max_new_tokens: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that gives a command a flag for every option of a request in place of its
-    `**options`. A flag that is not given has the value None. `max_new_tokens` is the command's
-    default, which only the help names.
+    """Return a decorator that replaces a command's `**options` by one flag for every option of a
+    request. A flag that is not given has the value None. `max_new_tokens` is the command's default,
+    which is shown in the help.
     """
     help = HELP | {"max_new_tokens": f"{HELP['max_new_tokens']}; default {max_new_tokens}"}
 
@@ -147,7 +148,7 @@ def accepting(max_new_tokens: int) -> Callable[[Callable[..., None]], Callable[.
         known = signature(command, eval_str=True)
         own = [each for each in known.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
         flags = [*own, *(_parameter(options()[name][1], text) for name, text in help.items())]
-        # Typer reads the signature: one flag for each field of the API cannot be a parameter.
+        # Typer reads these flags, which cannot be parameters because the API's fields define them.
         command.__signature__ = known.replace(parameters=flags)  # type: ignore[attr-defined]
         command.__annotations__ = {each.name: each.annotation for each in flags}
         return command
@@ -180,8 +181,8 @@ def _parameter(field: FieldDescriptor, help: str) -> Parameter:
 
 
 def prompt(given: str) -> str:
-    """Return a prompt: the text itself, the text of a @FILE, or for - all of standard input. Raises
-    Unusable.
+    """Return a prompt: the given text, the content of the file for @FILE, or all of standard input
+    for a hyphen. Raises Unusable.
     """
     try:
         return sys.stdin.read() if given == "-" else _text(given)
@@ -190,7 +191,7 @@ def prompt(given: str) -> str:
 
 
 def _text(value: str) -> str:
-    """Return a text itself or the text of a @FILE. Raises ValueError if the file cannot be read."""
+    """Return the text, or the content of @FILE. Raises ValueError if the file cannot be read."""
     try:
         return Path(value[1:]).read_text(encoding="utf-8") if value.startswith("@") else value
     except OSError as error:

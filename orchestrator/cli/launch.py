@@ -25,7 +25,7 @@ DRAIN_SECONDS = 5.0  # seconds for running requests when `tandem up` is stopped
 GRACE_SECONDS = 20.0  # seconds from the second signal until a service is killed
 # seconds before the first restart; the pause doubles after every start that fails
 PAUSE_SECONDS = 1.0
-MAX_FAILED_STARTS = 6  # number of failed starts in a row
+MAX_FAILED_STARTS = 6  # failed starts in a row after which `tandem up` ends
 # seconds until loading services are reported; the pause doubles after each report
 REMIND_SECONDS = 5.0
 
@@ -55,13 +55,13 @@ class Service:
                 raise Unusable(problem)
             failed = 0 if served else failed + 1
             if failed == MAX_FAILED_STARTS:
-                often = f"the {self.role} did not start again, {failed} times"
+                often = f"the {self.role} failed to start again {failed} times"
                 raise Unusable(f"{often}: {problem}")
             report("restarting", {"role": self.role})
             await asyncio.sleep(PAUSE_SECONDS * 2**failed)
 
     async def stop(self) -> None:
-        """Ask the child to end and wait for it; kill it if it does not end."""
+        """Ask the child to end and wait for its end. If the child does not end in time, kill it."""
         if self.process is None or self.process.returncode is not None:
             return
         for end, seconds in (
@@ -122,8 +122,8 @@ class Tandem:
 
 @asynccontextmanager
 async def up(plan: Plan, report: Report = lambda event, fields: None) -> AsyncIterator[Tandem]:
-    """Run all services while the scope lasts, which begins once they serve. Raises Unusable if a
-    service does not come to serve, or cannot be kept alive.
+    """Run all services while the scope lasts. The scope begins once all services serve. Raises
+    Unusable if a service does not start to serve, or cannot be kept alive.
     """
     more = {FILE: str(plan.config)} if plan.config else {}
     services = [
@@ -146,7 +146,7 @@ async def up(plan: Plan, report: Report = lambda event, fields: None) -> AsyncIt
     except BaseExceptionGroup as errors:  # the first error has ended all other tasks
         raise errors.exceptions[0] from None
     finally:
-        # the orchestrator closes its sessions on the other services first
+        # the orchestrator stops first, because it closes its sessions at the other services
         await services[-1].stop()
         await asyncio.gather(*(service.stop() for service in services))
 

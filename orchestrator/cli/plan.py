@@ -1,7 +1,7 @@
 """Plan what `tandem up` starts: services that know each other's addresses, and their command lines.
 
-A flag of `tandem up` is passed on to its service. A default that is chosen here gives way to the
-environment and to the settings' file.
+A flag of `tandem up` is passed on to its service. The environment and the settings file override a
+default that is chosen here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tandem.protos.transport import rpc
 
 HOST = "127.0.0.1"
 PORT, HTTP_PORT = 50051, 8000
-SHARED_GPU_COST = 1.0  # draft cost if both services share a GPU, on which processes take turns
+SHARED_GPU_COST = 1.0  # draft cost if both services take turns on one GPU
 # long, because a verifier that cannot start ends `tandem up` at once anyway
 LOADING_SECONDS = 86400
 NO_DRAFTS = Path("none")  # value of the draft model that means decoding without drafts
@@ -34,11 +34,12 @@ QUIET: Mapping[str, Setting] = {"log_level": "warning"}  # several services shar
 @dataclass(frozen=True)
 class Plan:
     """The flags of `tandem up`, and the command lines that follow from them. A default is chosen
-    here for each flag that is None. `port` is the client API's, 0 for a free one, and `threads` are
-    the verifier's.
+    here for each flag that is None. `port` is the port of the client API, or 0 for a free port.
+    `threads` is the number of the verifier's threads.
 
-    If only the target is given, drafts come from the method SUFFIX: the embedded draft model would
-    propose the tokens of another tokenizer, which was slower than no drafts.
+    If only the target is given, drafts come from the method SUFFIX. The embedded draft model is not
+    used then: it would propose the tokens of another tokenizer, which was slower than decoding
+    without drafts.
     """
 
     target: Path | None = None
@@ -61,8 +62,8 @@ class Plan:
 
     @cached_property
     def models(self) -> tuple[Path, Path | None]:
-        """The target and the draft model, downloaded if they are names on the hub; None without a
-        draft model. Raises Unusable.
+        """The paths of the target and of the draft model, which are downloaded if they are names on
+        the hub. The second path is None without a draft model. Raises Unusable.
         """
         target, draft = self._named
         if draft is None and target is None:
@@ -72,7 +73,9 @@ class Plan:
 
     @cached_property
     def _named(self) -> tuple[Path | None, Path | None]:
-        """The target and the draft model that flags, environment or file name."""
+        """The target and the draft model that are named by flags, the environment or the settings
+        file.
+        """
         target = self.target or self.external.verifier.get("model")
         draft = self.draft or self.external.drafter.get("model")
         return Path(target) if target else None, Path(draft) if draft else None
@@ -90,7 +93,9 @@ class Plan:
 
     @property
     def _speaks(self) -> Path | None:
-        """The target if the draft model has other tokens, else None. Raises Unusable."""
+        """The target if the draft model has other tokens than the target, else None. Raises
+        Unusable.
+        """
         spoken, own = self._vocabularies
         return None if spoken == own else self.models[0]
 
@@ -104,8 +109,8 @@ class Plan:
 
     @property
     def _draft_cost(self) -> str | None:
-        """The draft cost if both services share a GPU. Return None if the drafter is to find the
-        cost out, or if a setting gives it.
+        """The draft cost to set if both services share a GPU. None leaves the choice to the
+        drafter, and is returned if the services share no GPU or if a setting gives the cost.
         """
         own = self.external.drafter
         devices = {_device(own), _device(self.external.verifier)}
@@ -113,8 +118,8 @@ class Plan:
         return str(SHARED_GPU_COST) if shared and "draft_cost" not in own else None
 
     def _http_port(self, host: str) -> int | None:
-        """Choose the port of the HTTP API: a free one if the client API's port is to be free too,
-        else HTTP_PORT. Return None if that port is taken, or if a flag or setting gives the port.
+        """Choose the port of the HTTP API: any free port if `port` is 0, otherwise HTTP_PORT.
+        Return None if HTTP_PORT is taken, or if a flag or a setting gives the port.
         """
         if self.http_port is not None or "http_port" in self.external.orchestrator:
             return None
@@ -186,14 +191,16 @@ class Plan:
 
 
 def _device(given: Mapping[str, Setting]) -> str:
-    """Return the device on which a service computes. The first GPU has two names."""
+    """Return the device on which a service computes. The first GPU, also called `cuda`, is
+    `cuda:0`.
+    """
     device = str(given.get("device", "cpu"))
     return "cuda:0" if device == "cuda" else device
 
 
 def _numa(given: Mapping[str, Setting]) -> int | None:
-    """Return the NUMA node on which a service is to stay. A value that is no node gives None,
-    because the service itself refuses such a value.
+    """Return the NUMA node on which a service is to stay, or None if no node is set. A wrong value
+    also gives None, because the service itself refuses such a value.
     """
     node = str(given.get("numa", ""))
     return int(node) if node.isdecimal() else None
@@ -211,8 +218,8 @@ def _address(given: Mapping[str, Setting], port: int = 0) -> tuple[str, int]:
 def _flags(
     outside: Mapping[str, object], given: Mapping[str, Setting], chosen: Mapping[str, Setting]
 ) -> list[str]:
-    """Return a command line. A given flag wins over a setting from outside, which wins over a value
-    that is chosen here.
+    """Return a command line. Values in `chosen` are left out if `outside` has the same setting, and
+    values in `given` replace all others.
     """
     chosen = {**chosen, **QUIET}
     settings = {name: value for name, value in chosen.items() if name not in outside}

@@ -1,5 +1,5 @@
 """Show a GetStatusResponse in a terminal, for `tandem status` and `tandem top`. `tandem up` prints
-the same table of what its services hold.
+one of the tables, which shows the model, device and other properties of each service.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ HELD = (
     *("service", "model", "device", "dtype", "weights", "context", "fit", "kernels"),
     *("tokenizer", "exactness"),
 )
-FIGURES = ("weights", "context", "fit")  # columns whose cells are never broken
-WIDTH = 124  # characters of the table of what services hold
-INEXACT = "exact unavailable: "  # comes before the reason in a service's `exactness`
+FIGURES = ("weights", "context", "fit")  # columns whose cells are never split into lines
+WIDTH = 124  # width of the table of `held_lines` in characters
+INEXACT = "exact unavailable: "  # begins a service's `exactness`, before the reason
 NOTHING = "-"  # shown where there is no figure
 Named = tuple[str, api.ReplicaStatus]
 
 
 def is_serving(response: api.GetStatusResponse) -> bool:
-    """Whether a request can be served, for which a verifier is enough."""
+    """Whether requests can be served. Every model needs a verifier that serves, but no drafter."""
     verifiers = [any(each.serving for each in model.verifiers) for model in response.models]
     return bool(verifiers) and all(verifiers) and not response.problems
 
 
 def show_status(response: api.GetStatusResponse) -> None:
-    """Print tables of replicas, the first as wide as it has to be, and lines with figures."""
+    """Print the table of replicas, the table of what the services hold, and lines with figures."""
     table = [HEAD, *replica_rows(response)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
@@ -63,8 +63,9 @@ def replicas(response: api.GetStatusResponse) -> list[Named]:
 
 
 def held_lines(services: Iterable[Named]) -> list[str]:
-    """Return the lines of the table of what services hold. A service that has not reported what it
-    holds gets no line. Words that are too long continue in the next line.
+    """Return the lines of a table that shows the model, device and other properties of each
+    service. A service that has not reported its model gets no row. Words that are too long for a
+    column continue in the next line.
     """
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name in HELD:
@@ -79,8 +80,8 @@ def held_lines(services: Iterable[Named]) -> list[str]:
 
 
 def _held(replica: api.ReplicaStatus) -> tuple[str, ...]:
-    """Return the cells in the columns of HELD except the name. A figure that a service does not
-    report is NOTHING.
+    """Return a service's cells for all columns of HELD except the name. NOTHING takes the place of
+    a figure that the service does not report.
     """
     size, inexact = replica.weights_bytes, f"no: {replica.exactness.removeprefix(INEXACT)}"
     return (
@@ -97,7 +98,7 @@ def _held(replica: api.ReplicaStatus) -> tuple[str, ...]:
 
 
 def _tokenizer(replica: api.ReplicaStatus) -> str:
-    """Write how a drafter's tokenizer compares with the target's; NOTHING if it is not reported."""
+    """Write how a drafter's tokenizer compares with the target's, or NOTHING if not known."""
     masked = f", {replica.masked_tokens} masked" if replica.masked_tokens else ""
     return f"{replica.tokenizer}{masked}" if replica.tokenizer else NOTHING
 
@@ -128,7 +129,7 @@ def status_lines(response: api.GetStatusResponse) -> Iterator[str]:
 
 
 def recent(figures: api.RecentFigures) -> str:
-    """Write the figures of some time as one line."""
+    """Write the figures of a period of time as one line."""
     rate = percent(figures.acceptance_rate) if figures.HasField("acceptance_rate") else NOTHING
     return (
         f"{figures.tokens_per_second:.1f} tokens/s, acceptance rate {rate}, "
@@ -144,9 +145,9 @@ def goodput(figures: api.RecentFigures) -> str:
     plain = optional(figures, "goodput_without_drafts", ".0f")
     line = f"{drafts} tokens/s with drafts, {plain} without"
     if figures.HasField("steps_with_drafts"):
-        line += f", {percent(figures.steps_with_drafts)} of steps with"
+        line += f", {percent(figures.steps_with_drafts)} of steps with drafts"
     if figures.HasField("goodput_gain"):
-        line += f" ({figures.goodput_gain:.2f} times in all)"
+        line += f" (speed-up over all steps: {figures.goodput_gain:.2f})"
     return line
 
 

@@ -78,8 +78,8 @@ class StartProgress:
 
 
 def matching_tokenizer(folder: Path, wanted: str) -> Tokenizer | None:
-    """Return the tokenizer of a model directory if it is the served one, else None. The tokenizer
-    shows which text belongs to which token.
+    """Return the tokenizer of a model directory if its fingerprint is `wanted`, else None. With the
+    tokenizer, the command can tell which text belongs to which token.
     """
     try:
         return load_tokenizer(folder) if fingerprint(folder) == wanted else None
@@ -114,7 +114,7 @@ class Completion:
         text = self._stream.push(drafted)[0] if self._stream else chunk.text * bool(drafted)
         if self._stream:
             self._stream.push(chunk.token_ids[-1:])
-        # the difference is a stop string that was cut off or held back
+        # the chunk's text differs if a stop string was cut off or is held back
         if not chunk.text.startswith(text):
             text = ""
         self._print(text, ACCEPTED)

@@ -20,12 +20,12 @@ from tandem.v1 import orchestrator_pb2 as api
 
 BARS = " ▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 45
-ADDRESS_WIDTH = 21  # least number of characters, enough for IPv4 with a port
+ADDRESS_WIDTH = 21  # least width in characters, enough for an IPv4 address with a port
 
 
 async def show(front_end: FrontEnd, every: float, once: bool, console: Console) -> int:
-    """Show the status every `every` seconds until cancelled, or once. Shown once, the screen gives
-    exit code 1 if no request can be served; otherwise the code is 0.
+    """Show the status every `every` seconds until cancelled, or only once. Returns exit code 1 if
+    `once` is set and no request can be served, otherwise 0.
     """
     address = front_end.address
     async with front_end.connect() as client:
@@ -42,8 +42,8 @@ async def show(front_end: FrontEnd, every: float, once: bool, console: Console) 
 
 @contextmanager
 def _screen(console: Console) -> Iterator[Callable[[RenderableType], None]]:
-    """Yield a function that shows a screen: in place of the last one in a terminal, and below it
-    elsewhere.
+    """Yield a function that shows a screen. In a terminal, each screen replaces the one before.
+    Elsewhere, each screen is printed below the one before.
     """
     if not console.is_terminal:
         yield console.print
@@ -129,7 +129,7 @@ def _clients(clients: Sequence[api.ClientStatus]) -> RenderableType:
 
 
 def spark(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
-    """Return values as bars. If there are more than `width`, each bar is the mean of several."""
+    """Return values as bars. With more than `width` values, a bar is the mean of several."""
     size = max(1, -(-len(values) // width))
     means = [
         sum(part) / len(part)

@@ -1,5 +1,5 @@
-"""Single calls to a drafter or a verifier, each a stream of one opening, for examples, benchmarks
-and tests. The system itself uses a `link` to each service instead.
+"""Clients that make single calls to a drafter or a verifier, for examples, benchmarks and tests.
+Each call is a stream with one opening. The system itself uses a `link` to each service instead.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Finds the addresses of replicas: they are given, or come from a DNS name or a file, which is
-read periodically.
+"""Finds the addresses of replicas. An address is given directly, or comes from a DNS name or a
+file, which is read periodically.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tandem.protos.address import DNS, FILE, joined, split
 from tandem.protos.service.tasks import background
 
 LOOKUP_SECONDS = 1.0  # seconds between two lookups of a source
-REMOVAL_THRESHOLD = 5  # lookups in a row without an address until the address counts as gone
-# threads of their own, because a dead name server blocks them
+REMOVAL_THRESHOLD = 5  # an address is gone after this many lookups in a row without it
+# separate threads for lookups, because a dead name server blocks them
 RESOLVER_THREADS = ThreadPoolExecutor(2, "names")
 
 log = structlog.get_logger()
@@ -30,15 +30,16 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class AddressHysteresis:
-    """The addresses of one source. An overloaded name server, or a file that is being written, has
-    only some of the addresses, so an address is removed only after several lookups without it.
+    """The addresses of one source. An address is removed only after several lookups without it,
+    because an overloaded name server, or a file that is being written, has only some of the
+    addresses.
     """
 
-    # number of lookups in a row without each address
+    # for each address, the number of lookups in a row without it
     _missed: dict[str, int] = field(default_factory=dict)
 
     def update(self, found: Iterable[str]) -> tuple[str, ...]:
-        """Note what a successful lookup has found, and return the addresses that there are now."""
+        """Take the addresses that a lookup found, and return the addresses that are in use now."""
         missed = dict.fromkeys(found, 0)
         for address, count in self._missed.items():
             if address not in missed and count + 1 < REMOVAL_THRESHOLD:
@@ -48,15 +49,15 @@ class AddressHysteresis:
 
 
 async def resolve(source: str) -> tuple[str, ...]:
-    """Return the addresses that a source has now. If a name has addresses of both IP families,
-    those of one are returned, because each replica has one of each. Raises OSError if the source
-    cannot be reached, ValueError if it has something that is no address.
+    """Return the addresses that a source has now. If a name has IPv4 and IPv6 addresses, only the
+    IPv4 addresses are returned, because each replica has one address of each kind. Raises OSError
+    if the source cannot be reached, and ValueError if it contains something that is not an address.
     """
     if source.startswith(DNS):
         host, port = split(source.removeprefix(DNS))
         ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         found = await asyncio.get_running_loop().run_in_executor(RESOLVER_THREADS, ask)
-        # the number of IPv4 is the lower one
+        # the smaller number is that of IPv4
         family = min((each[0] for each in found), default=socket.AF_INET)
         own = {str(address[0]) for kind, *_, address in found if kind == family}
         return tuple(sorted(joined(each, port) for each in own))
@@ -68,7 +69,7 @@ async def resolve(source: str) -> tuple[str, ...]:
 
 
 class Discovery:
-    """Finds all members: the replicas that sources have, and drafters that have registered."""
+    """Finds all members: the replicas that the sources name, and drafters that have registered."""
 
     def __init__(self, verifiers: tuple[str, ...], drafters: tuple[str, ...]) -> None:
         self.membership = Membership()
@@ -91,7 +92,9 @@ class Discovery:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Membership]:
-        """Look sources up while the scope lasts. The first lookup is over when the scope begins."""
+        """Look up the sources while the scope lasts. The first lookup has ended when the scope
+        begins.
+        """
         sources = dict.fromkeys((*self._verifiers, *self._drafters))
         await asyncio.gather(*map(self._refresh, sources))
         async with background(*map(self._watch, sources)):
@@ -103,8 +106,8 @@ class Discovery:
             await self._refresh(source)
 
     async def _refresh(self, source: str) -> None:
-        """Look a source up once. A source that cannot be used keeps its addresses; an address that
-        is missing in a source is kept for a while.
+        """Look up a source once. If the lookup fails, the source keeps its addresses. An address
+        that the source no longer contains is kept for a while.
         """
         try:
             found, problem = self._hystereses[source].update(await resolve(source)), ""

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the replicas there are and those that answer, as the front end sees them.
+"""Prometheus metrics of the known replicas and of those that answer, as the front end sees them.
 
 Every replica is asked periodically what it serves. Replicas that have left get no series.
 """
@@ -21,8 +21,8 @@ MAX_SERIES = 64  # most replicas of a role with a series of their own
 
 
 class FleetMetrics(Collector):
-    """Exports the replicas' newest answers. `fewest` tells, by role, how many replicas have to
-    serve: lost pods leave DNS and are not known any more, but should still be missed.
+    """Exports the replicas' newest answers. `fewest` is the number of replicas that should serve,
+    by role. The known replicas do not show this number, because lost pods disappear from DNS.
     """
 
     def __init__(
@@ -51,20 +51,22 @@ class FleetMetrics(Collector):
         known = {"verifier": members.verifiers, "drafter": members.drafters}
         counts = GaugeMetricFamily(
             "tandem_replicas",
-            "Replicas, known, serving, and how many are to serve",
+            "Replicas that are known, that serve, and that should serve",
             labels=["role", "state"],
         )
         trips = GaugeMetricFamily(
             "tandem_replica_round_trip_seconds",
-            "From a question to a replica to its answer",
+            "Seconds from a question to a replica until its answer",
             labels=["role", "replica"],
         )
         verified = CounterMetricFamily(
-            "tandem_replica_draft_tokens", "Draft tokens of a drafter verified", labels=["replica"]
+            "tandem_replica_draft_tokens",
+            "Draft tokens of a drafter that were verified",
+            labels=["replica"],
         )
         accepted = CounterMetricFamily(
             "tandem_replica_accepted_tokens",
-            "Draft tokens of a drafter accepted",
+            "Draft tokens of a drafter that were accepted",
             labels=["replica"],
         )
         for address in members.drafters[:MAX_SERIES]:

@@ -1,5 +1,5 @@
-"""The replicas that there are now, and the things that live as long as each replica is there: a
-connection, or the counts of a drafter's tokens.
+"""The replicas that are in use now, and the objects that are kept for each replica while it is in
+use, such as a connection or the counts of a drafter's tokens.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ class Members:
 
 
 class Membership:
-    """The present members. A membership is to be used on one event loop."""
+    """The current members. Use a membership on one event loop only."""
 
     def __init__(self, members: Members | None = None) -> None:
         self.now = members or Members()
         self._changed = asyncio.Event()
 
     def set(self, members: Members) -> None:
-        """Let these be the members from now on."""
+        """Replace the members by these."""
         if members != self.now:
             self.now = members
             self._changed.set()
             self._changed = asyncio.Event()
 
     async def other_than(self, known: Members | None) -> Members:
-        """Wait until the members are not the known ones, and return them."""
+        """Wait until the members differ from `known`, and return them."""
         while self.now == known:
             await self._changed.wait()
         return self.now
 
 
 class PerAddress(Generic[Item]):
-    """A scope that has an item for each address. An item is entered when its address comes and left
-    when it goes, in a task of its own, so that no item waits for another. Only one task may enter
-    and update the scope.
+    """A scope that holds an item for each address. An item is a scope of its own: it is entered
+    when its address comes, and left when its address goes. Each item has a task of its own, so that
+    no item waits for another. Only one task may enter and update the `PerAddress` scope.
     """
 
     def __init__(self, make: Callable[[str], AbstractAsyncContextManager[Item]]) -> None:
@@ -66,8 +66,8 @@ class PerAddress(Generic[Item]):
         await self._group.__aexit__(*error)
 
     async def update(self, addresses: Iterable[str]) -> None:
-        """Let these be the addresses from now on. Returns when the items of all addresses are
-        entered. Items that leave may take longer.
+        """Replace the addresses by these. Returns when the items of all addresses are entered.
+        Items that are being left may take longer.
         """
         wanted = dict.fromkeys(addresses)
         for address in [each for each in self._gone if each not in wanted]:
@@ -90,7 +90,9 @@ class PerAddress(Generic[Item]):
         entered: asyncio.Event,
         older: asyncio.Task[None] | None,
     ) -> None:
-        """Keep one item entered, once an older item of its address has been left."""
+        """Enter an item as soon as any older item of its address has been left, and keep it entered
+        until its address is gone.
+        """
         if older:
             await asyncio.wait((older,))
         async with self._make(address) as item:
@@ -102,17 +104,15 @@ class PerAddress(Generic[Item]):
 
 
 class Acceptance:
-    """Counts of each drafter's verified and accepted draft tokens, by its address, from when the
-    drafter came until it leaves.
+    """Counts each drafter's verified and accepted draft tokens, by the drafter's address. The
+    counts are kept while the drafter is a member.
     """
 
     def __init__(self) -> None:
         self._counts: dict[str, tuple[int, int]] = {}
 
     def add(self, drafter: str, verified: int, accepted: int) -> None:
-        """Count the tokens of one step. A drafter that is not there, yet or any more,
-        is ignored.
-        """
+        """Count the tokens of one step. A drafter that is not a member is ignored."""
         if known := self._counts.get(drafter):
             self._counts[drafter] = known[0] + verified, known[1] + accepted
 

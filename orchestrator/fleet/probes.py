@@ -35,7 +35,7 @@ async def answer_of(call: Awaitable[Response]) -> Response:
 
 
 class DrafterProbe:
-    """Asks the drafter at an address."""
+    """Asks a drafter which model it has, and whether it serves."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
@@ -46,14 +46,14 @@ class DrafterProbe:
         return await is_serving(self._channel, "tandem.v1.DrafterService", seconds)
 
     async def describe(self, seconds: float) -> ModelDescription:
-        """Return the draft model; waits up to `seconds` for the service to come up."""
+        """Return the draft model's description; waits up to `seconds` seconds for the drafter."""
         request = drafter_pb2.DescribeDrafterRequest()
         call = self._stub.DescribeDrafter(request, timeout=seconds, wait_for_ready=True)
         return codec.decode_model((await answer_of(call)).model)
 
 
 class VerifierProbe:
-    """Asks the verifier at an address."""
+    """Asks a verifier which model it has, and whether it serves."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
@@ -64,7 +64,7 @@ class VerifierProbe:
         return await is_serving(self._channel, "tandem.v1.VerifierService", seconds)
 
     async def describe(self, seconds: float) -> ModelDescription:
-        """Return the target model; waits up to `seconds` for the service to come up."""
+        """Return the target's description; waits up to `seconds` seconds for the verifier."""
         request = verifier_pb2.DescribeVerifierRequest()
         call = self._stub.DescribeVerifier(request, timeout=seconds, wait_for_ready=True)
         return codec.decode_model((await answer_of(call)).model)

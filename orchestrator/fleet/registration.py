@@ -1,5 +1,5 @@
-"""Registered drafters. Each drafter connects to the port of the client API, and serves the cell's
-requests on the very call that registers the drafter, as if the cell had called it.
+"""Registered drafters. A drafter registers with a call to the port of the client API. The cell's
+requests reach the drafter over the same call, so the cell makes no call to the drafter.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The terms on which drafters register: at most `limit` of them, for this target, and with the
-    token if there is one. `owner` returns the client that makes a call.
+    """The terms on which drafters register: there may be at most `limit` drafters, their models
+    must fit the target, and they need the token if there is one. `owner` returns the client that
+    makes a call.
     """
 
     token: str | None
@@ -64,8 +65,8 @@ class Terms:
 
 @dataclass(slots=True, eq=False)
 class RegisteredDrafter:
-    """One registration, while it lasts. A link uses a registered drafter, once, in place of a call
-    of `DrafterService.Propose`.
+    """One registration of a drafter, while it lasts. A link uses the registration once, in place of
+    a call of `DrafterService.Propose`.
     """
 
     name: str
@@ -92,10 +93,10 @@ class RegisteredDrafter:
 
     def cancel(self) -> None:
         """End the registration, because the link does not use it any more."""
-        self.end("it was silent, or did not read")
+        self.end("it was silent or did not read its messages")
 
     def end(self, why: str = "") -> None:
-        """End the registration for this reason, unless it is over already."""
+        """End the registration for the reason `why`, unless it is over already."""
         if not self.over.is_set():
             self.why = why
             self.over.set()
@@ -110,11 +111,11 @@ class RegisteredDrafter:
 
 
 class Registry:
-    """The registered drafters, by their names. A registry is to be used on one event loop."""
+    """The registered drafters, by their names. Use a registry on one event loop only."""
 
     def __init__(self, added: Reported, removed: Reported) -> None:
-        """`added` is called with the address of a drafter that may get sessions from now on,
-        `removed` with the address of one that may not any more.
+        """`added` is called with the address of a drafter that may get sessions from now on.
+        `removed` is called with the address of a drafter that may get no more sessions.
         """
         self._added = added
         self._removed = removed
@@ -130,8 +131,9 @@ class Registry:
         raise Unavailable(f"no drafter is registered as {name!r}")
 
     def calling(self, name: str) -> Callable[..., RegisteredDrafter]:
-        """Return a function that makes the drafter's call, once for each registration, and raises
-        Unavailable.
+        """Return a function that returns the registered drafter in place of a call. The function
+        raises Unavailable if no drafter has this name, or if its registration has been used
+        already.
         """
 
         def call(**options: Any) -> RegisteredDrafter:
@@ -145,9 +147,9 @@ class Registry:
 
     @contextmanager
     def registered(self, drafter: RegisteredDrafter, limit: int) -> Iterator[None]:
-        """Keep a drafter registered while the scope lasts, unless a newer one of its name and owner
-        comes: the same device, connected again. Raises Busy, and PermissionDenied if another
-        owner's drafter has the name.
+        """Keep a drafter registered while the scope lasts, or until the same device registers
+        again: a newer drafter with the same name and owner ends the older registration. Raises Busy
+        if there are `limit` drafters, and PermissionDenied if another owner's drafter has the name.
         """
         name = drafter.name
         older = self._drafters.get(name)
@@ -169,7 +171,7 @@ class Registry:
             self._remove(drafter)
 
     def leave(self, drafter: RegisteredDrafter, leaving: bool) -> None:
-        """Let a drafter get no new sessions, or let it get some again."""
+        """Give a drafter no new sessions if it is `leaving`, or give it new sessions again."""
         if self._drafters.get(drafter.name) is drafter and leaving != drafter.leaving:
             drafter.leaving = leaving
             (self._removed if leaving else self._added)(drafter.name + REGISTERED)
@@ -218,7 +220,7 @@ class RegistrationService(registration_pb2_grpc.RegistrationServiceServicer):
     def _receive(
         self, drafter: RegisteredDrafter, message: registration_pb2.RegisterRequest
     ) -> None:
-        """Take in what a message says about the drafter itself."""
+        """Take what a message says about the drafter: its model, and whether it is leaving."""
         if message.HasField("model"):
             drafter.model = decode_described(message, self._terms.target)
         self._registry.leave(drafter, message.leaving)

@@ -1,4 +1,4 @@
-"""Drafters and verifiers: do their models fit together, how are they doing, and can they serve?"""
+"""Checks drafters and verifiers: whether their models fit together, and whether they can serve."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ PAUSE_SECONDS = 0.1  # seconds between two questions to verifiers at the start
 PROBE_PAUSE_SECONDS = 0.25  # seconds between two probes of the verifiers
 # seconds for a verifier to answer a probe; short, so that health is NOT_SERVING within 2 s
 PROBE_SECONDS = 1.0
-MAX_REPLACED_PROBES = 20  # probes in a row that find only another model; they take five seconds
+MAX_REPLACED_PROBES = 20  # probes in a row that find only another model, about five seconds
 
 log = structlog.get_logger()
 
 
 class ModelProbe(Protocol):
-    """Asks a service with a model."""
+    """Asks a service which model it has, and whether it serves."""
 
     async def describe(self, seconds: float) -> ModelDescription:
-        """Return the model; waits up to `seconds` for the service."""
+        """Return the model's description; waits up to `seconds` seconds for the service."""
 
     async def serving(self, seconds: float) -> bool:
         """Tell whether the service reports within `seconds` seconds that it serves."""
@@ -45,7 +45,7 @@ class ModelProbe(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RegisteredProbe:
-    """The probe of a registered drafter, which need not be asked: it has described itself."""
+    """The probe of a registered drafter, which has described itself and so is asked nothing."""
 
     registry: Registry
     name: str
@@ -55,15 +55,15 @@ class RegisteredProbe:
         return self.registry.find(self.name).model
 
     async def serving(self, seconds: float) -> bool:
-        """Return True: a drafter that does not serve is removed."""
+        """Return True, because a registered drafter that does not serve is removed."""
         return True
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """The status of a replica: its model, None if it did not answer, and the time that its answer
-    took. `problem` is the reason why the replica is not used, empty if it is used. The counts are
-    those of a drafter's verified and accepted draft tokens.
+    """The status of a replica. `model` is None if the replica did not answer. `problem` is the
+    reason why the replica is not used, or empty if it is used. The numbers of tokens are a
+    drafter's: its verified draft tokens, and how many of them were accepted.
     """
 
     address: str
@@ -75,14 +75,14 @@ class ReplicaStatus:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """The share of verified draft tokens that were accepted; None if none were verified."""
+        """The share of verified draft tokens that were accepted; None if none was verified."""
         return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """The result of a probe of all verifiers: whether any with the right model is `serving`, and
-    whether the model was `replaced`: all that answer have another one with the same tokens.
+    """The result of a probe of all verifiers. `serving` tells whether any of them serves the right
+    model. `replaced` tells whether all that answer have another model with the same tokens.
     """
 
     serving: bool
@@ -90,7 +90,7 @@ class ProbeResult:
 
 
 class Replicas:
-    """Verifiers, which serve the same model, and drafters, as they come and go."""
+    """The current verifiers, which all serve the same model, and the current drafters."""
 
     def __init__(
         self, config: OrchestratorConfig, membership: Membership, registry: Registry
@@ -120,9 +120,9 @@ class Replicas:
 
     async def check_models(self) -> ModelDescription:
         """Wait for a verifier, check that its tokenizer is the orchestrator's, and return the
-        target's description. An absent drafter, or one whose tokenizer differs, is no error.
+        target's description. An absent drafter, or one with another tokenizer, is no error.
 
-        Raises Unusable without a verifier, IncompatibleModels if tokenizers differ.
+        Raises Unusable if no verifier answers, and IncompatibleModels if the tokenizers differ.
         """
         config = self._config
         target = await self._target()
@@ -168,9 +168,9 @@ class Replicas:
         return ProbeResult(any(ours), bool(known) and not ours and same_tokens)
 
     async def report_verifiers(self, health: Health) -> None:
-        """Report whether any verifier serves; one is enough. Raises Unusable once all verifiers
-        have another model, because no request could be served any more. A supervisor has to start
-        the orchestrator again, with that model.
+        """Report to `health` whether at least one verifier serves. Raises Unusable once all
+        verifiers have another model, because then no request can be served. A supervisor has to
+        start the orchestrator again, which then serves that model.
         """
         replaced = 0  # number of probes in a row that found another model
         while replaced < MAX_REPLACED_PROBES:
@@ -179,7 +179,7 @@ class Replicas:
             replaced = replaced + 1 if found.replaced else 0
             await asyncio.sleep(PROBE_PAUSE_SECONDS)
         raise Unusable(
-            "all verifiers serve another model than at the start; start again to serve it"
+            "all verifiers serve another model than at the start; restart the orchestrator"
         )
 
     @asynccontextmanager
@@ -205,14 +205,14 @@ class Replicas:
 
 
 async def _described(client: ModelProbe, seconds: float) -> ModelDescription | None:
-    """Return the model of a service; None without an answer."""
+    """Return the model of a service, or None if the service does not answer."""
     with suppress(TandemError):
         return await client.describe(seconds)
     return None
 
 
 async def _first(clients: Mapping[str, ModelProbe], seconds: float) -> ModelDescription | None:
-    """Return the model of the first service that answers; None if none does."""
+    """Return the model of the first service that answers, or None if no service answers."""
     asking = [asyncio.create_task(client.describe(seconds)) for client in clients.values()]
     try:
         for answer in asyncio.as_completed(asking):

@@ -18,8 +18,8 @@ DEFAULT_QUOTA = Quota()
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many requests may run and how many may wait. The names of these settings end with
-    `of`.
+    """How many requests may run and how many may wait. The names of the settings for these limits
+    end with `of`.
     """
 
     running: int
@@ -52,8 +52,8 @@ class AdmittedCount:
 
 @dataclass(frozen=True, slots=True)
 class ClientLoad:
-    """The requests of one client that run and that wait. `name` is not the client's own name, since
-    other clients see the load.
+    """How many requests of one client run, and how many wait. `name` is a part of a digest instead
+    of the client's own name, because other clients see the load.
     """
 
     name: str
@@ -63,14 +63,14 @@ class ClientLoad:
 
 @dataclass(slots=True)
 class Place:
-    """The place of a request that runs."""
+    """A place that a running request holds."""
 
     used: int = 0  # tokens of the request's prompt and answer so far
 
 
 class Admission:
-    """Places for requests that run at once, which clients share fairly. Further requests wait, up
-    to a limit.
+    """Shares a limited number of places fairly between clients. A request with a place runs. Other
+    requests wait, and their number is also limited.
     """
 
     def __init__(self, limits: Limits, limits_each: Limits, metrics: FrontMetrics) -> None:
@@ -107,8 +107,8 @@ class Admission:
 
     @contextmanager
     def admitted(self, client: bytes, quota: Quota = DEFAULT_QUOTA) -> Iterator[None]:
-        """Admit a request while the scope lasts, in which it may ask for a place. Raises Busy if
-        too many requests run or wait.
+        """Admit a request while the scope lasts. Within the scope, the request may ask for a place.
+        Raises Busy if too many requests run or wait.
         """
         of_client = self._clients.get(client) or AdmittedCount(self._limits_each)
         of_client.limits = self._limits(quota)
@@ -130,8 +130,8 @@ class Admission:
     async def place(
         self, client: bytes, cost: int, quota: Quota = DEFAULT_QUOTA, subclient: bytes = b""
     ) -> AsyncIterator[Place]:
-        """Hold a place, in which an admitted request runs. The request waits until its client's
-        turn has come. The request notes in the place how many tokens it has used, at most `cost`.
+        """Wait for the turn of a request's client, and then give the admitted request a place while
+        the scope lasts. The request uses at most `cost` tokens, and counts them in the place.
         """
         place = Place()
         weighed = max(1, round(cost / quota.weight))

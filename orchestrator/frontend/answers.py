@@ -1,4 +1,4 @@
-"""Answer requests: admit them, run them, turn tokens into text, and count. Answers are streamed.
+"""Stream the answers to requests: admit and run requests, turn tokens into text, and keep metrics.
 
 The module knows no protocol.
 """
@@ -37,8 +37,8 @@ from tandem.protos.types import SEEDS
 from tandem.protos.wire.codec import SESSION_ID_BYTES
 
 MAX_QUEUED_CHUNKS = 64  # chunks that may wait for the client
-STALL_SECONDS = 3.0  # seconds for which the queue of a run may be full, until the run is closed
-IDLE_SECONDS = 0.25  # seconds without a chunk, until None is yielded
+STALL_SECONDS = 3.0  # seconds that a run's queue may be full before the run is closed
+IDLE_SECONDS = 0.25  # seconds without a chunk after which None is yielded
 
 Prepared: TypeAlias = tuple[RunRequest, AnswerBuilder]  # a run, and the answer that it builds
 
@@ -75,9 +75,9 @@ class Answers:
     async def generate(
         self, request: Request, progress: RequestProgress | None = None
     ) -> AsyncGenerator[Chunk | Answer | None, None]:
-        """Yield chunks with tokens that the client does not have yet, and at last the complete
-        answer. The method yields None every IDLE_SECONDS without a chunk. `progress` gets the
-        answer as soon as the request is checked. Raises a TandemError.
+        """Yield chunks with tokens that the client does not have yet, and finally the complete
+        answer. While no chunk comes, the method yields None every IDLE_SECONDS. `progress` gets the
+        answer as soon as the request has been checked. Raises a TandemError.
         """
         arrived = time.monotonic()
         checks.check_resumable(request, self._served)
@@ -104,8 +104,8 @@ class Answers:
     async def _run(
         self, prepared: asyncio.Task[Prepared], request: Request, span: Span
     ) -> AsyncGenerator[Chunk, None]:
-        """Run the missing part of the answer. The run gets a new session, because the session of a
-        closed run may not have ended yet.
+        """Run a request for the part of its answer that is still missing. The run gets a new
+        session, because the session of a closed run may not have ended yet.
         """
         run, answer = await prepared
         if answer.finished:
@@ -127,7 +127,7 @@ class Answers:
                         break
 
     async def _prepared(self, request: Request, arrived: float) -> Prepared:
-        """Give a request its tools' grammar, check its grammar, and prepare its run."""
+        """Add the grammar of a request's tools, check the grammar, and prepare the run."""
         own = request.sampling.grammar
         request = with_calls(request, self._chat, self._served.special_tokens)
         if self._grammars:
@@ -140,8 +140,8 @@ class Answers:
         return await asyncio.to_thread(self._prepare, request, arrived)
 
     def _prepare(self, request: Request, arrived: float) -> Prepared:
-        """Return the run of a request, and its answer as far as the client has it. The work takes
-        long for long texts, so it must be done in a thread.
+        """Return the run of a request, and the answer that begins with the tokens that the client
+        has. Long texts take long, so this method must run in a thread.
         """
         run, stopping = checks.checked(request, self._served, self._tokenise), request.stopping
         run = replace(run, traceparent=request.traceparent)
@@ -156,8 +156,8 @@ class Answers:
         return run, AnswerBuilder(run, stream, self._metrics, arrived, message, prompt)
 
     def _prompt_part(self, request: Request, tokens: tuple[int, ...]) -> PromptPart:
-        """Return the parts of the prompt for the answer. With `echo` the text is the given one, or
-        else the text of the tokens.
+        """Return the parts of the prompt that the answer repeats. With `echo` the text is the
+        prompt itself or, if the prompt is not a text, the text of its tokens.
         """
         text = request.prompt if request.echo else ""
         if not isinstance(text, str):
@@ -166,15 +166,15 @@ class Answers:
         return PromptPart(text, tokens if shown else ())
 
     def _reading(self, prompt: object, tokens: tuple[int, ...]) -> Reading | None:
-        """Return how to parse the answer to a chat; None if the prompt is no chat."""
+        """Return how to parse the answer to a chat; None if the prompt is not a chat."""
         if not isinstance(prompt, Conversation):
             return None
         tail = self._tokenizer.decode(tokens[-PROMPT_TAIL:], skip_special_tokens=False)
         return self._chat.reading(prompt, tail)
 
     async def tokens_of(self, request: Request, special: bool) -> tuple[int, ...]:
-        """Return the tokens of a prompt, even if they fill the context. Raises InvalidRequest or
-        Busy.
+        """Return the tokens of a prompt, even if they leave the context no room for an answer.
+        Raises InvalidRequest or Busy.
         """
         assert isinstance(request.prompt, str | Conversation)
         checks.check_size(request, self._served)
@@ -182,9 +182,9 @@ class Answers:
             return await asyncio.to_thread(self._tokenise, request.prompt, special)
 
     def _tokenise(self, prompt: str | Conversation, special: bool | None = None) -> tuple[int, ...]:
-        """Turn a prompt into tokens, as a batch of one, since `encode` would hold the GIL. By
-        default a text gets a prompt's special tokens, and a chat only those that its template
-        writes; `special` overrides that.
+        """Turn a prompt into tokens. The prompt is encoded as a batch of one, since `encode` would
+        hold the GIL. By default special tokens are added to a text but not to a chat, whose
+        template writes its own. `special` overrides this default.
         """
         text = self._chat.render(prompt) if isinstance(prompt, Conversation) else prompt
         if problem := checks.too_long(len(text.encode()), self._served):
@@ -201,10 +201,10 @@ def _note_answer(progress: RequestProgress, prepared: asyncio.Task[Prepared]) ->
 async def read_ahead(
     begin: Callable[[], AsyncGenerator[Chunk, None]],
 ) -> AsyncGenerator[Chunk | None, None]:
-    """Pass chunks from a writer through a queue to a reader, who may be slow or take nothing.
+    """Pass chunks from a writer through a queue to a reader that may be slow or stop reading.
     Yields None if there was no chunk for IDLE_SECONDS. If the queue is full for STALL_SECONDS, the
-    writer is closed; once the reader has taken half of the queue, `begin` is called again for the
-    rest. Raises any error of the writer.
+    writer is closed. Once the reader has emptied half of the queue, `begin` starts a writer of the
+    remaining chunks. Raises any error of the writer.
     """
     queue, added, taken = deque[Chunk](), asyncio.Event(), asyncio.Event()
 

@@ -27,13 +27,13 @@ class Authenticator(Protocol):
     """Finds out who makes a call."""
 
     def identity(self, context: Any) -> Identity | None:
-        """Return the caller of a gRPC method; None where there is no authentication. Raises
-        Unauthenticated or PermissionDenied.
+        """Return the caller of a gRPC method; None if the service does not authenticate clients.
+        Raises Unauthenticated or PermissionDenied.
         """
 
     def http_identity(self, authorization: str, certificate: str) -> Identity | None:
-        """Return the caller of an HTTP request, by its header or its certificate's common name.
-        Returns None and raises errors as `identity` does.
+        """Identify the caller of an HTTP request by its authorization header or by the common name
+        of its certificate. Returns None and raises errors as `identity` does.
         """
 
     def owner(self, context: Any) -> Owner:
@@ -44,11 +44,11 @@ class NoAuthentication:
     """Accepts every caller, without authentication."""
 
     def identity(self, context: Any) -> Identity | None:
-        """Return None, as no caller has to say who it is."""
+        """Return None, because no caller has to say who it is."""
         return None
 
     def http_identity(self, authorization: str, certificate: str) -> Identity | None:
-        """Return None, as no caller has to say who it is."""
+        """Return None, because no caller has to say who it is."""
         return None
 
     def owner(self, context: Any) -> Owner:
@@ -68,7 +68,7 @@ class CertificateAuthenticator:
         return _certified(certificate)
 
     def owner(self, context: Any) -> Owner:
-        """Return the owner that the certificate names, as long as the call lasts."""
+        """Return the owner that the certificate names. The owner is not revoked during the call."""
         return Owner(common_name(context))
 
 
@@ -79,14 +79,15 @@ def _certified(name: str) -> Identity:
 
 
 class ClientFileAuthenticator:
-    """Accepts the clients of a file, each with its own rights."""
+    """Accepts the clients that a file lists, each with its own rights."""
 
     def __init__(self, identities: Identities) -> None:
         self._identities = identities
 
     def identity(self, context: Any) -> Identity | None:
-        """Return the caller by the token or, without one, by the certificate. With a certificate,
-        an unknown token is ignored: a drafter may send a token that is meant for others.
+        """Identify the caller by its token or, if it sends no token, by its certificate. If the
+        caller has a certificate, an unknown token is ignored, because a drafter may send a token
+        that is meant for another orchestrator.
         """
         token, name = bearer_token(context), common_name(context)
         if token and not (name and self._identities.of_token(token) is None):
@@ -95,10 +96,10 @@ class ClientFileAuthenticator:
             if identity := self._identities.of_certificate(name):
                 return identity
             raise PermissionDenied(f"the certificate of {name!r} belongs to no known client")
-        raise Unauthenticated("a token is needed, `authorization: Bearer TOKEN`, or a certificate")
+        raise Unauthenticated("a token (`authorization: Bearer TOKEN`) or a certificate is needed")
 
     def http_identity(self, authorization: str, certificate: str) -> Identity | None:
-        """Return the caller by its token."""
+        """Identify the caller by its token."""
         if token := token_of(authorization):
             return self._owner_of(token)
         raise Unauthenticated("a token is needed: `Authorization: Bearer TOKEN`")
@@ -109,7 +110,7 @@ class ClientFileAuthenticator:
         raise Unauthenticated("the token belongs to no known client")
 
     def owner(self, context: Any) -> Owner:
-        """Return the caller as an owner until the file changes or drops its entry."""
+        """Return the caller as an owner until the file changes or drops the caller's entry."""
         identity = self.identity(context)
         assert identity
         return Owner(identity.name, partial(self._identities.until_changed, identity))
@@ -123,14 +124,15 @@ def authentication(config: OrchestratorConfig) -> Authenticator:
 
 
 class ClientGuard:
-    """The guard of the client API, which is asked before every gRPC call."""
+    """The guard of the client API. The server calls `check` before every gRPC call."""
 
     def __init__(self, authenticator: Authenticator) -> None:
         self._authenticator = authenticator
 
     def check(self, method: str, context: Any) -> None:
-        """Raise Unauthenticated or PermissionDenied if a caller may not call a method. Every client
-        may call methods that need no right, above all reflection; health needs no authentication.
+        """Raise Unauthenticated or PermissionDenied if a caller may not call a method. Every
+        authenticated client may call the methods that need no right, such as reflection. Health
+        checks need no authentication.
         """
         if method.startswith(HEALTH):
             return

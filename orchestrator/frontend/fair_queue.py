@@ -1,10 +1,11 @@
-"""Choose whose request runs next: deficit round robin between clients (Shreedhar and Varghese,
-1995), where a request costs the tokens that it used. The module also chooses when to retry a
-refused request.
+"""Choose whose request runs next, by deficit round robin between clients (Shreedhar and Varghese,
+1995). A request costs its client the tokens that the request used. The module also computes how
+long a client should wait before it retries a refused request.
 
-The tokens that a request used are known only when it has ended. When a request starts, it is
-charged the tokens that requests of its client usually use, or those of all requests if the client
-is new, but at most its own limit. When the request ends, its client is charged the difference.
+The number of tokens that a request uses is known only when the request has ended. When a request
+starts, its client is therefore charged the tokens that the client's requests usually use. A new
+client is charged the average over all clients. The charge never exceeds the request's own limit.
+When the request ends, the charge is corrected to the tokens that were used.
 
 The module is pure: time is an argument. The requests of a client start in the order in which they
 came. If a client has subclients, such as the users of one application, the subclients take turns.
@@ -19,13 +20,14 @@ from math import inf
 NEWEST_WEIGHT = 0.1  # weight of the newest value in a moving average
 UNKNOWN_RETRY_SECONDS = 0.5  # retry delay until two requests have ended
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 10.0
-MAX_REMEMBERED_CLIENTS = 1 << 12  # clients whose usual tokens are remembered, in 100 bytes each
+MAX_REMEMBERED_CLIENTS = 1 << 12  # clients in `_usual_tokens`, which takes 100 bytes for each
 
 
 @dataclass(eq=False, slots=True)
 class QueueEntry:
-    """A request that waits for a place or has one. `cost` is the most tokens that the request may
-    use, and `charged` the tokens that its client paid when it started.
+    """A request that waits for a place or has one. `cost` is the highest number of tokens that the
+    request may use. `charged` is the number of tokens that its client paid when the request
+    started.
     """
 
     client: bytes
@@ -38,8 +40,8 @@ class QueueEntry:
 @dataclass(slots=True)
 class ClientQueue:
     """The requests of one client, of which `places` may run at once. Waiting requests are grouped
-    by subclients, which take turns. `credit` is the tokens that the client may still start requests
-    for.
+    by subclients, which take turns. `credit` is the number of tokens that the client has left to
+    start requests.
     """
 
     places: int
@@ -71,7 +73,7 @@ class ClientQueue:
 
 
 class FairQueue:
-    """The queue of all clients' requests, with a number of places in all and for each client."""
+    """The queue of all clients' requests. Places are limited in total and for each client."""
 
     def __init__(self, places: int, places_per_client: int) -> None:
         self.running = 0
@@ -79,8 +81,8 @@ class FairQueue:
         self._places_per_client = places_per_client
         # the client whose request started last comes last
         self._queues: dict[bytes, ClientQueue] = {}
-        self._average_tokens = inf  # smoothed tokens of a request of any client
-        # smoothed tokens per client, also of clients that are gone
+        self._average_tokens = inf  # moving average over the requests of all clients
+        # moving average of the tokens per request of each client, including clients that have left
         self._usual_tokens: dict[bytes, float] = {}
 
     def running_of(self, client: bytes) -> int:
@@ -90,8 +92,8 @@ class FairQueue:
     def add(
         self, client: bytes, cost: int, subclient: bytes = b"", places: int | None = None
     ) -> QueueEntry:
-        """Let a request wait. `places` requests of this request's client may run at once, by
-        default the number for each client.
+        """Add a waiting request. The client may run `places` requests at once. If `places` is None,
+        the limit for each client applies.
         """
         entry = QueueEntry(client, cost, subclient)
         places = self._places_per_client if places is None else places
@@ -108,8 +110,8 @@ class FairQueue:
         return started
 
     def leave(self, entry: QueueEntry, used: float | None = None) -> None:
-        """Remove a request, which has ended or gives up waiting. `used` is the number of tokens
-        that the request has used, by default its cost.
+        """Remove a request that has ended or gives up waiting. `used` is the number of tokens that
+        the request has used. If `used` is None, the request's cost counts as used.
         """
         queue = self._queues[entry.client]
         if entry.running:
@@ -143,9 +145,10 @@ class FairQueue:
         return [queue for queue in queues if queue.waiting and queue.running < queue.places]
 
     def _start(self, ready: list[ClientQueue]) -> QueueEntry:
-        """Start the next request of the client that lacks the least credit. All ready clients get
-        the same credit, so that clients that waited get ahead of those that started. A round that
-        gives all ready clients this credit has exactly one start.
+        """Start the next request of the client that lacks the least credit. Every ready client gets
+        the credit that this client lacks, so clients that keep waiting get ahead of clients that
+        start requests. This equals a round of deficit round robin in which exactly one request
+        starts.
         """
         first = min(ready, key=self._missing_credit)
         missing = self._missing_credit(first)
@@ -163,8 +166,9 @@ class FairQueue:
 
 @dataclass(slots=True)
 class RetryDelay:
-    """How long a refused request should wait, by the service rate. `interval` is the usual seconds
-    between the ends of two requests. `refused` requests are expected to be sent again.
+    """Computes how long a refused request should wait, from the rate at which requests end.
+    `interval` is the moving average of the seconds between the ends of two requests. `refused` is
+    the number of refused requests that are expected to be sent again.
     """
 
     interval: float | None = None
@@ -172,7 +176,9 @@ class RetryDelay:
     last: float | None = None
 
     def ended(self, now: float) -> None:
-        """Note that a request ended, so that another one may come."""
+        """Record the end of a request. One refused request may now return, so `refused` falls by
+        one.
+        """
         if self.last is not None:
             pause = min(now - self.last, MAX_RETRY_SECONDS)
             usual = pause if self.interval is None else self.interval
@@ -181,8 +187,8 @@ class RetryDelay:
         self.refused = max(0, self.refused - 1)
 
     def retry_after(self) -> float:
-        """Return the seconds that one more refused request should wait: until as many requests have
-        ended as were refused before it, so that they do not all come back together.
+        """Return the seconds that one more refused request should wait. The delay grows with the
+        number of refused requests, so they do not all return at the same time.
         """
         if self.interval is None:
             return UNKNOWN_RETRY_SECONDS

@@ -1,6 +1,6 @@
-"""Compute figures of the last minutes from totals that were taken at several moments.
+"""Compute figures for the last minutes from totals that were recorded over time.
 
-The module is pure: time is an argument, and grows.
+The module is pure: the time is an argument, which must never decrease.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 BUCKET_SECONDS = 5.0
-BUCKETS = 180  # number of buckets, which last a quarter of an hour
-MIN_GAIN_STEPS = 20  # least steps with a draft, and without one, for which a gain is given
+BUCKETS = 180  # number of buckets; together they last a quarter of an hour
+# a gain is given only for at least this many steps with a draft, and as many without a draft
+MIN_GAIN_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of a number of seconds. A figure is None if nothing was counted for it."""
+    """The figures for a period of time. A figure is None if nothing was counted for it."""
 
     seconds: float
     tokens_per_second: float
@@ -45,7 +46,7 @@ class Figures:
     goodput_with_drafts: float | None  # tokens per second of one request
     goodput_without_drafts: float | None
     steps_with_drafts: float | None  # fraction of all steps that had a draft
-    goodput_gain: float | None  # goodput of all steps over that of steps without a draft
+    goodput_gain: float | None  # goodput of all steps / goodput of steps without a draft
     finished: int
     failed: int
     running: int
@@ -53,7 +54,7 @@ class Figures:
 
     @classmethod
     def between(cls, older: Totals, newer: Totals, seconds: float) -> Figures:
-        """Return the figures of the time between two totals."""
+        """Return the figures for the time between two totals."""
 
         def per(count: str, unit: str) -> float | None:
             return ratio(
@@ -79,9 +80,9 @@ class Figures:
 
 
 def gain(older: Totals, newer: Totals) -> float | None:
-    """Return the tokens per second of all steps, divided by those of steps without a draft. The
-    gain therefore depends on how many steps had a draft. Return None if few steps were of either
-    kind.
+    """Return the tokens per second of all steps, divided by the tokens per second of the steps
+    without a draft. The gain therefore depends on how many steps had a draft. Returns None if too
+    few steps had a draft, or too few had none.
     """
     drafted = newer.steps_with_drafts - older.steps_with_drafts
     if min(drafted, newer.steps - older.steps - drafted) < MIN_GAIN_STEPS:
@@ -94,28 +95,28 @@ def gain(older: Totals, newer: Totals) -> float | None:
 
 
 def ratio(count: float, unit: float) -> float | None:
-    """Return count per unit; None if there are no units."""
+    """Return `count` divided by `unit`; None if `unit` is not positive."""
     return count / unit if unit > 0 else None
 
 
 class History:
-    """Keeps the last totals of each of the newest buckets of time."""
+    """Keeps the last totals of each of the newest buckets, which are periods of equal length."""
 
     def __init__(self, seconds: float = BUCKET_SECONDS, buckets: int = BUCKETS) -> None:
         self._seconds = seconds
         self._kept: deque[tuple[float, Totals]] = deque(maxlen=buckets + 1)
 
     def add(self, now: float, totals: Totals) -> None:
-        """Add the totals up to now. The new totals replace older ones in the same bucket, except
-        the very first ones.
+        """Add the totals up to now. The new totals replace older totals in the same bucket, except
+        the very first totals.
         """
         if len(self._kept) > 1 and self._bucket(self._kept[-1][0]) == self._bucket(now):
             self._kept.pop()
         self._kept.append((now, totals))
 
     def over(self, seconds: float) -> Figures:
-        """Return the figures of the last `seconds` seconds before the newest totals, or of the time
-        that is known if that is shorter.
+        """Return the figures for the `seconds` seconds before the newest totals. If the history is
+        shorter, the figures are for the whole history.
         """
         if not self._kept:
             return Figures.between(Totals(), Totals(), 0.0)

@@ -1,8 +1,8 @@
-"""The clients that may call, by token or certificate. The file of the clients is read again when it
-changes.
+"""The clients that may call the service, recognised by a token or a certificate. The file that
+lists the clients is read again when it changes.
 
-The module knows no protocol. The file has hashes of tokens instead of tokens, so that its readers
-cannot use them.
+The module knows no protocol. The file has hashes instead of tokens, so whoever reads the file
+learns no token.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ log = structlog.get_logger()
 
 
 class Identity(BaseModel):
-    """The file's entry for one client. Limits that the entry does not give are those of all
-    clients.
+    """The file's entry for one client. For limits that the entry leaves out, the limits of all
+    clients apply.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -85,8 +85,8 @@ def of_certificate(name: str) -> Identity:
 
 
 class Identities:
-    """The clients of a file. If the file becomes unusable, a warning is logged and the clients stay
-    as they were.
+    """The clients that a file lists. If the file becomes unusable, a warning is logged and the
+    clients stay as they were.
     """
 
     def __init__(self, file: Path) -> None:
@@ -96,8 +96,8 @@ class Identities:
         self._entries = read(file)
 
     def of_token(self, token: str) -> Identity | None:
-        """Return the client with a token; None for an unknown token. The time of the lookup does
-        not depend on the token.
+        """Return the client that has a token; None for an unknown token. The time of the lookup
+        does not depend on the token.
         """
         self._refresh()
         given, found = hashlib.sha256(token.encode()).hexdigest(), None
@@ -137,11 +137,13 @@ class Identities:
         return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it has no types
-    """A YAML loader that refuses a name that is given twice; YAML would take the last one."""
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
+    """A YAML loader that refuses mappings in which a name occurs twice. PyYAML itself would use the
+    last value.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return a mapping; raise YAMLError for a name that is given twice. PyYAML calls this
+        """Return a mapping. Raises YAMLError if a name occurs twice in it. PyYAML calls this
         method.
         """
         names = [str(key.value) for key, _ in node.value]
@@ -152,8 +154,8 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it has no types
 
 
 def read(file: Path) -> dict[str, Identity]:
-    """Read the clients of a file, by their names. The error Unusable does not quote the file's
-    values.
+    """Return the clients that a file lists, by their names. Raises Unusable with a text that quotes
+    none of the file's values.
     """
     try:
         entries = ENTRIES.validate_python(yaml.load(file.read_text("utf-8"), _Loader))
@@ -164,7 +166,7 @@ def read(file: Path) -> dict[str, Identity]:
             f"{'.'.join(map(str, each['loc']))}: {message(each)}" for each in error.errors()
         )
         raise Unusable(f"clients: {file}: {'; '.join(problems)}") from None
-    # one of several classes, for example ValueError for an invalid date
+    # PyYAML raises errors of several classes, for example ValueError for an invalid date
     except (yaml.YAMLError, ValueError, RecursionError):
         raise Unusable(f"clients: {file} is not YAML, or has a name twice") from None
     named = {name: each.model_copy(update={"name": name}) for name, each in entries.items()}

@@ -42,7 +42,7 @@ def decode_request(
     resume_from: int = 0,
     received: tuple[int, ...] = (),
 ) -> Request:
-    """Decode a request. A request without a client name counts as its connection's."""
+    """Decode a request. A request without a client name belongs to its connection."""
     sampling, stopping = message.sampling, message.stopping
     speculation, malformed = _given(message.speculation), list[Violation]()
     for field, choice in CHOICES.items():
@@ -84,7 +84,7 @@ def _grammar(name: str, value: Any) -> Grammar | None:
 
 
 def _given(message: ProtoMessage) -> dict[str, Any]:
-    """Return the fields that are set, zero or not."""
+    """Return the fields that are set, including fields that are set to zero."""
     return {field.name: value for field, value in message.ListFields()}
 
 
@@ -149,7 +149,7 @@ def _tool(index: int, tool: api.Tool) -> Tool:
 
 
 def _json_object(field: str, text: str) -> dict[str, Any] | None:
-    """Parse a field's text as a JSON object; None if it is empty. Raises InvalidRequest."""
+    """Parse a field's text as a JSON object; None if the text is empty. Raises InvalidRequest."""
     try:
         return json_object(text) if text else None
     except ValueError as wrong:
@@ -157,7 +157,7 @@ def _json_object(field: str, text: str) -> dict[str, Any] | None:
 
 
 def _whole(value: object) -> object:
-    """Turn whole floats into integers, which templates need: a Struct has only floats."""
+    """Turn whole floats into integers: templates need integers, and a Struct has only floats."""
     if isinstance(value, dict):
         return {name: _whole(each) for name, each in value.items()}
     if isinstance(value, list):

@@ -1,7 +1,7 @@
 """Log one line for every request, however it ended: its client, its outcome and its figures, but
 never its texts.
 
-The module knows no protocol: a servicer enters `logged` around all that it does for a request.
+The module knows no protocol. A servicer does all its work for a request inside `logged`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class RequestProgress:
-    """How far a request has come. `answer` is set once the request was checked, and `complete` when
-    the whole answer was made. A client may leave as soon as it has the whole answer, before its
+    """How far a request has come. `answer` is set once the request has been checked, and `complete`
+    once the whole answer exists. A client may leave as soon as it has the whole answer, before its
     call has ended.
     """
 
@@ -39,15 +39,15 @@ class RequestProgress:
 
 
 class RequestLog:
-    """Logs the end of each request, and counts ends by the name of their gRPC code."""
+    """Logs the end of each request, and counts the ends by gRPC status code."""
 
     def __init__(self, ended: Callable[[str], None] = lambda code: None) -> None:
         self.ends: Counter[str] = Counter()
         self._ended = ended
 
     def reporting(self, ended: Callable[[str], None]) -> RequestLog:
-        """Return a log for another protocol, which shares the counts of this one. The new log calls
-        `ended` with the code of each request of that protocol alone.
+        """Return a log for another protocol that shares the counts of this log. The new log calls
+        `ended` with the code of each request that it logs itself.
         """
         log = RequestLog(ended)
         log.ends = self.ends
@@ -57,9 +57,9 @@ class RequestLog:
     def logged(
         self, request: Request, timed_out: Callable[[], bool] = lambda: False
     ) -> Iterator[RequestProgress]:
-        """Log how a request ends that is served in this scope. All log lines of the scope have the
-        request's id. If the request was cancelled, `timed_out` tells whether its deadline had
-        passed. Raises any error of the scope.
+        """Log how a request ends. The request is served in this scope, and all log lines of the
+        scope have the request's id. If the request was cancelled, `timed_out` tells whether its
+        deadline had passed. Raises any error of the scope.
         """
         progress, began, code, problem = RequestProgress(), time.monotonic(), "INTERNAL", ""
         with structlog.contextvars.bound_contextvars(request_id=request.request_id[:MAX_ID_LENGTH]):
@@ -83,8 +83,8 @@ class RequestLog:
 
     @contextmanager
     def decoding(self, request_id: str) -> Iterator[None]:
-        """Log a request as refused if decoding it, in this scope, fails. Raises any error of the
-        scope.
+        """Log a request as refused if its decoding, which is done in this scope, fails with a
+        TandemError. Raises any error of the scope.
         """
         try:
             yield
@@ -94,8 +94,8 @@ class RequestLog:
 
 
 def _log(code: str, fields: dict[str, Any]) -> None:
-    """Log the end of a request as finished, failed or refused. A request was refused if it never
-    had a place and its client did not leave.
+    """Log the end of a request as finished, failed or refused. A request that never had a place was
+    refused, unless its client left, its deadline passed or an internal error ended it.
     """
     if code == "OK":
         log.info("a request has finished", **fields)
@@ -106,7 +106,7 @@ def _log(code: str, fields: dict[str, Any]) -> None:
 
 
 def _figures(answer: AnswerBuilder | None) -> dict[str, Any]:
-    """Return the figures of an answer as far as it came."""
+    """Return the figures of an answer so far."""
     if answer is None:
         return {}
     now = answer.so_far()

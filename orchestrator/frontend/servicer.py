@@ -43,8 +43,8 @@ STREAM_FIELDS = ("resume_from", "received")  # fields of a StreamGenerateRequest
 
 
 def with_stream_paths(handler: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """Wrap the handler of a stream so that its errors name wrong fields as those of its `request`,
-    except fields of the stream's message itself.
+    """Wrap the handler of a stream, and put `request.` before the names of wrong fields in its
+    errors. The names of STREAM_FIELDS stay as they are.
     """
 
     @wraps(handler)
@@ -94,11 +94,11 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         return encode_answer(answers[-1])
 
     @with_stream_paths
-    async def StreamGenerate(  # type: ignore[override]  # it writes through the context
+    async def StreamGenerate(  # type: ignore[override]  # the method writes through the context
         self, request: api.StreamGenerateRequest, context: ServicerContext
     ) -> None:
-        """Send the answer as it grows, without tokens that the client already has. The service does
-        not wait for a client that reads nothing for MUTE_SECONDS.
+        """Send the answer as it grows, without tokens that the client already has. The call fails
+        if the client reads nothing for MUTE_SECONDS.
         """
         asked = decode_request(
             request.request,
@@ -123,9 +123,9 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                     await _send(context, response)
 
     async def _identified(self, request: Request, context: ServicerContext) -> Request:
-        """Mark a request with its caller, its trace and its id. The id is the request's field, or
-        else the one in the metadata, or else a new one. The id is sent back as metadata, also if
-        the request is refused later.
+        """Mark a request with its caller, its trace and its id. The id comes from the request, or
+        else from the metadata, or else it is random. The id is sent back as metadata, even if the
+        request is refused later.
         """
         if identity := self._authenticator.identity(context):
             request = identity.owning(request)
@@ -145,13 +145,14 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
 
 def client_of(context: ServicerContext) -> bytes:
-    """Return the digest of the client's name, by which clients share cached prefixes."""
+    """Return a digest of the client's name; requests with the same digest share cached prefixes."""
     return client_digest(metadata_value(context.invocation_metadata(), CLIENT_KEY))
 
 
 def timed_out(context: ServicerContext) -> Callable[[], bool]:
-    """Return a function that tells whether the client's deadline is over. The deadline counts as
-    over CLOCK_SECONDS early, since the client's clock began a little earlier.
+    """Return a function that tells whether the client's deadline has passed. A deadline that is
+    less than CLOCK_SECONDS away counts as passed, because the client started its clock before the
+    request arrived here.
     """
 
     def over() -> bool:
@@ -162,9 +163,9 @@ def timed_out(context: ServicerContext) -> Callable[[], bool]:
 
 
 async def _send(context: ServicerContext, response: api.StreamGenerateResponse) -> None:
-    """Send a response. Raises DeadlineExceeded if flow control delays it for MUTE_SECONDS. gRPC
-    delivers that error when the client reads again, and the client's retries then continue the
-    stream. Raises CancelledError if the client has left.
+    """Send a response. Raises DeadlineExceeded if flow control delays the response for
+    MUTE_SECONDS. gRPC delivers that error when the client reads again, and the client's retries
+    then continue the stream. Raises CancelledError if the client has left.
     """
     try:
         async with asyncio.timeout(MUTE_SECONDS):

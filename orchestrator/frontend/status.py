@@ -50,7 +50,7 @@ class Status:
 
 
 class Recorder:
-    """Keeps the history of what the front end's metrics count, on the process's clock."""
+    """Keeps the history of the front end's metrics. Times are those of the monotonic clock."""
 
     def __init__(self, metrics: FrontMetrics, admission: Admission, ends: RequestLog) -> None:
         self._metrics = metrics
@@ -136,7 +136,7 @@ class Overview:
         self._health = health
 
     async def read(self) -> Status:
-        """Ask all replicas, and return the status now."""
+        """Ask all replicas for their status, and return the status of the whole service."""
         verifiers, drafters = await self._replicas.status()
         names = [each.model.name for each in verifiers if each.model]
         problems = list(self._health.problems)

@@ -103,8 +103,8 @@ class HttpApi:
         return Delivery(self.frontend, chat, (Choice(only, reply),), RENAMED)
 
     def _generating(self, decode: Callable[[Request], Awaitable[Delivery]], path: str) -> Route:
-        """Return a route whose bodies `decode` turns into deliveries. The route logs errors that
-        occur until the body is decoded; the delivery logs later ones.
+        """Return a route that turns bodies into deliveries with `decode`. The route logs the errors
+        that occur until a body is decoded. The delivery logs all later errors.
         """
 
         async def endpoint(request: Request) -> Delivery:
@@ -171,9 +171,9 @@ class HttpApi:
         return JSONResponse(await self._tokenizer_api.to_prompt(asked))
 
     def _named(self, app: ASGIApp) -> ASGIApp:
-        """Wrap `app` so that every request has an id, which is logged and sent back: the client's
-        own id, or a random one. While the service drains, each answer closes its connection, so
-        that clients connect to another instance.
+        """Wrap `app` so that every request has an id, which is logged and sent back. The id is the
+        client's own if that is valid, and otherwise random. While the service drains, each answer
+        closes its connection, which makes clients connect to another instance.
         """
 
         async def call(scope: Scope, receive: Receive, send: Send) -> None:
@@ -201,8 +201,8 @@ class HttpApi:
 
 def caller_of(request: Request, body: GenerationBody) -> decoding.Caller:
     """Return who sent a request. Requests with the same client name or cache key share cached
-    prefixes. Requests with the same client name or user share their places; requests with neither
-    share the places of their connection.
+    prefixes. Requests with the same client name or user share places. Requests with neither share
+    the places of their connection.
     """
     name = request.headers.get(CLIENT_KEY)
     end_user = isinstance(body, ChatBody) and body.safety_identifier
@@ -214,8 +214,8 @@ def caller_of(request: Request, body: GenerationBody) -> decoding.Caller:
 
 
 def client_id_of(request: Request, user: str = "") -> bytes:
-    """Return the digest of the client whose places a request takes: of its name or user, or else of
-    its connection.
+    """Return the id of the client whose places a request takes. The id is a digest of the client's
+    name or of the user. If the request gives neither, the id is a digest of the connection.
     """
     host = f"{request.client.host}:{request.client.port}" if request.client else ""
     return client_digest(request.headers.get(CLIENT_KEY) or user) or connection_digest(host)

@@ -1,4 +1,6 @@
-"""Read the bodies of HTTP requests, within limits on length, on time, and on all bytes held."""
+"""Read the bodies of HTTP requests. Limits apply to the length of a body, to the time in which it
+arrives, and to the bytes of all bodies in memory.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,16 @@ class BodyTooLarge(InvalidRequest):
 
 
 class NotJson(InvalidRequest):
-    """Refuse a body whose content type is not JSON: a page of any site could make a browser send
-    such a body.
+    """The body's content type is not JSON. Such a body is refused, because any website could make a
+    browser send it.
     """
 
 
 @dataclass(slots=True)
 class BodyReader:
-    """Reads bodies and counts those that are held now. All bodies together have at most `max_bytes`
-    bytes, and those of one owner at most the fraction OWNER_FRACTION of `max_bytes`.
+    """Reads bodies, and counts the bytes that are held now. All bodies together have at most
+    `max_bytes` bytes. The bodies of one owner have at most the fraction OWNER_FRACTION of
+    `max_bytes`.
     """
 
     max_bytes: int = MAX_BYTES_HELD

@@ -1,4 +1,4 @@
-"""Deliver an answer to a client: at once, or as server-sent events while it grows.
+"""Deliver an answer to a client, either whole or as server-sent events while the answer grows.
 
 Generation goes on as long as the client is connected and reads.
 """
@@ -33,7 +33,7 @@ from tandem.protos.service.drain import Drain
 from tandem.protos.service.tasks import background
 
 MUTE_SECONDS = 60.0  # seconds for which a client may read nothing
-EVENTS_PER_COMMENT = 20  # number of events without a token, which come every quarter of a second
+EVENTS_PER_COMMENT = 20  # events without a token (four a second) before a comment is sent
 BODY = "http.response.body"
 COMMENT = b": alive\n\n"
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -65,14 +65,14 @@ class Choice:
 
 @dataclass
 class Delivery:
-    """The response to one body, which the server calls as an ASGI application. `choices` are in the
+    """The response to one body. The server calls it as an ASGI application. `choices` are in the
     order of the body's prompts.
     """
 
     frontend: Frontend
     body: GenerationBody
     choices: tuple[Choice, ...]
-    words: Mapping[str, str] = field(default_factory=dict)  # the body's names of a chat's fields
+    words: Mapping[str, str] = field(default_factory=dict)  # the body's names for fields of a chat
     _started: bool = field(default=False, init=False)
     _quiet: int = field(default=0, init=False)  # events without a token
     # the answers by the index of their choice
@@ -95,8 +95,8 @@ class Delivery:
             await _send(send, type=BODY, body=_event(body_of(_known(error))), more_body=False)
 
     async def _deliver(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Generate all choices and send them. The number of choices that run at once is the number
-        of requests that the client's quota allows.
+        """Generate all choices and send them. The client's quota limits how many choices run at
+        once.
         """
         quota = self.choices[0].request.quota
         places = asyncio.Semaphore(self.frontend.answers.admission.most_running(quota))
@@ -128,7 +128,7 @@ class Delivery:
     async def _stream(
         self, reply: Reply | ResponsesReply, event: Chunk | Answer | None, begun: bool, send: Send
     ) -> None:
-        """Send the pieces of an event, or a comment if no choice has had a piece for long."""
+        """Send the pieces of an event. If no choice has had a piece for long, send a comment."""
         pieces = (
             []
             if event is None

@@ -1,4 +1,4 @@
-"""The errors of the HTTP API in OpenAI's shape, and the HTTP status of each."""
+"""The errors of the HTTP API in OpenAI's format, and the HTTP status of each."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def problem(
 
 
 def status_of(error: TandemError) -> HTTPStatus:
-    """Return the HTTP status of an error. A request for a model that is not served is NOT_FOUND."""
+    """Return the HTTP status of an error. A model that is not served gives NOT_FOUND."""
     if isinstance(error, InvalidRequest) and {v.field for v in error.violations} == {"model"}:
         return HTTPStatus.NOT_FOUND
     return STATUS.get(error.status, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def body_of(error: TandemError) -> dict[str, Any]:
-    """Return the JSON body of an error. For a bug, the body says only that there was one."""
+    """Return the JSON body of an error. An unexpected error is reported without its text."""
     status = status_of(error)
     if status is HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, Internal):
         error = Internal("internal error; see the server's log")

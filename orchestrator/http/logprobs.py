@@ -1,4 +1,6 @@
-"""Write log-probabilities in OpenAI's shapes, and those of a prompt also in vLLM's. Pure."""
+"""Write log-probabilities in OpenAI's formats. Those of a prompt are also written in vLLM's format.
+The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ def of_chat(texts: TokenTexts, ids: Sequence[int], found: Sequence[TokenLogprobs
 
 
 def of_prompt(texts: TokenTexts, prompt: PromptPart) -> list[Json | None]:
-    """Return the log-probabilities of a prompt's tokens in vLLM's shape: an object by token id for
-    each token, and None for the first.
+    """Return the log-probabilities of a prompt's tokens in vLLM's format. For each token there is
+    an object whose keys are token ids, except for the first token, for which there is None.
     """
 
     def entry(token: int, logprob: float, rank: int) -> tuple[str, Json]:
@@ -49,22 +51,22 @@ def of_prompt(texts: TokenTexts, prompt: PromptPart) -> list[Json | None]:
 
 @dataclass
 class CompletionLogprobs:
-    """The log-probabilities of a completion as it grows, and of its prompt if that is echoed. The
-    object counts characters, so that each token has its offset in the text.
+    """The log-probabilities of a growing completion, and of its prompt if the prompt is echoed. The
+    object counts characters to give each token its offset in the text.
     """
 
     texts: TokenTexts
     _decoder: codecs.IncrementalDecoder = field(default_factory=UTF_8, init=False)
-    _characters: int = field(default=0, init=False)  # whole characters of the tokens so far
+    _characters: int = field(default=0, init=False)  # whole characters in all tokens so far
 
     def of(self, ids: Sequence[int], found: Sequence[TokenLogprobs]) -> Json:
         """Return the log-probabilities of the tokens that come next."""
         return self._columns(ids, found) | {"text_offset": self._offsets(ids)}
 
     def of_prompt(self, prompt: PromptPart, count: int) -> Json:
-        """Return the log-probabilities of the prompt's tokens, with the `count` likeliest tokens
-        beside each. The first token has no log-probability. Tokens that have no place in the
-        prompt's text, such as one that begins every text, get the offset 0.
+        """Return the log-probabilities of the prompt's tokens, with the `count` likeliest tokens at
+        each position. The first token has no log-probability. Tokens that are not in the prompt's
+        text, such as a special token at the beginning, get the offset 0.
         """
         first, *ids = prompt.token_ids
         found = [TokenLogprobs(each.logprob, each.top[:count]) for each in prompt.logprobs]
@@ -90,7 +92,7 @@ class CompletionLogprobs:
         }
 
     def _offsets(self, ids: Sequence[int]) -> list[int]:
-        """Return the offsets in characters at which the tokens that come next begin."""
+        """Return the offset, in characters, at which each of the next tokens begins."""
         offsets = []
         for token in ids:
             offsets.append(self._characters)

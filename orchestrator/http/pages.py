@@ -1,4 +1,4 @@
-"""The HTTP pages of a service beside its answers: its model, health, version and metrics."""
+"""The HTTP pages that describe a service: its model, health, version and metrics."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ OWNER = "tandem"
 
 @dataclass(frozen=True, slots=True)
 class AllNames:
-    """A collector that gives the metrics of a registry by Tandem's names and by vLLM's."""
+    """A collector of a registry's metrics, under Tandem's names and also under vLLM's names."""
 
     registry: CollectorRegistry
 
     def collect(self) -> Iterator[Metric]:
-        """Return all metrics. The encoder of Prometheus's client calls this."""
+        """Return all metrics. The encoder of Prometheus's client calls this method."""
         yield from self.registry.collect()
         yield from VLLMNames(self.registry).collect()
 
@@ -69,7 +69,7 @@ class Pages:
     async def _model(self, request: Request) -> Response:
         self.identify(request)
         if (name := request.path_params["name"]) != self.model.name:
-            problem = f"model is {name!r}; served is {self.model.name!r}"
+            problem = f"model is {name!r}, but the served model is {self.model.name!r}"
             found = errors.problem(HTTPStatus.NOT_FOUND, problem, "model", "model_not_found")
             return JSONResponse(found, HTTPStatus.NOT_FOUND)
         return JSONResponse(self._described())
@@ -92,7 +92,7 @@ class Pages:
         return JSONResponse({"version": version("tandem-serving")})
 
     async def _metrics(self, request: Request) -> Response:
-        """Answer with the metrics, as the metrics port does, by Tandem's names and by vLLM's."""
+        """Answer like the metrics port, with Tandem's names and vLLM's names for the metrics."""
         self.identify(request)
         encode, kind = choose_encoder(request.headers.get("accept", ""))
         text = await asyncio.to_thread(encode, AllNames(self.registry))

@@ -1,5 +1,5 @@
-"""Write answers in OpenAI's shape, whole and in pieces, with log-probabilities that name their
-tokens. The module is pure: the time is an argument.
+"""Write answers in OpenAI's format, whole or in pieces, and with log-probabilities. The module is
+pure: the time is an argument.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Head:
             yield self.with_choices([], ".chunk") | {"usage": usage(answers, each)}
 
     def with_choices(self, choices: Sequence[Json], suffix: str) -> Json:
-        """Return an object of the response with these choices."""
+        """Return an object of the response with the given choices."""
         return {
             "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.request_id}",
             "object": f"chat.completion{suffix}" if self.chat else "text_completion",
@@ -83,8 +83,8 @@ class Reply:
         return {"index": self.index, **content, **extra, **_end(answer)}
 
     def begun(self, prompt: PromptPart) -> Iterator[Json]:
-        """Return the objects before the first chunk. The first object of a chat has the role; that
-        of a completion has the prompt's text or token ids if the request wants them.
+        """Return the objects before the first chunk. For a chat, the object has the role. For a
+        completion, there is an object only if the request wants the prompt's text or token ids.
         """
         extra = {"prompt_token_ids": prompt.token_ids} if self.asked.return_token_ids else {}
         if self.head.chat:
@@ -94,8 +94,8 @@ class Reply:
             yield self._piece({"text": prompt.text} | extra, found)
 
     def chunk(self, chunk: Chunk) -> Iterator[Json]:
-        """Return the objects for the text of one step; a chat may have none. The first object has
-        the step's log-probabilities, and its token ids if the request wants them.
+        """Return the objects for the text of one step. For a chat there may be none. The first
+        object has the step's log-probabilities and token ids, if the request wants them.
         """
         contents: list[Json] = [{"text": chunk.text}]
         if self.head.chat:
@@ -125,8 +125,8 @@ class Reply:
         return of_prompt | self.figures(answer)
 
     def figures(self, answer: Answer) -> Json:
-        """Return the figures of speculation, at vLLM's place and by gRPC's names, if the request
-        wants them.
+        """Return the figures of speculation if the request wants them. The field is vLLM's, and the
+        names of the figures are those of the gRPC API.
         """
         if not self.include_figures:
             return {}
@@ -163,7 +163,7 @@ class Reply:
         return {"token_ids": ids} if self.asked.return_token_ids else {}
 
     def _of_prompt(self, prompt: PromptPart) -> Json:
-        """Return vLLM's fields about the prompt that the request wants: token ids, logprobs."""
+        """Return the token ids and log-probabilities of the prompt, in vLLM's fields, if wanted."""
         ids = {"prompt_token_ids": prompt.token_ids} if self.asked.return_token_ids else {}
         if self.asked.prompt_logprobs is None:
             return ids
@@ -171,8 +171,8 @@ class Reply:
 
 
 def usage(answers: Sequence[Answer], each: int) -> Json:
-    """Count the tokens of all choices, and those of the drafts that were verified for them. Every
-    `each` choices share one prompt, whose tokens count once.
+    """Count the tokens of all choices and of their verified drafts. Every `each` consecutive
+    choices share one prompt, whose tokens are counted once.
     """
     prompt = sum(answer.prompt_tokens for answer in answers[::each])
     completion = sum(len(answer.token_ids) for answer in answers)

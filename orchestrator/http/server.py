@@ -1,5 +1,6 @@
-"""An HTTP port on the orchestrator's own event loop. The port limits how long connections live,
-tells requests whose certificate opened the connection, and limits the host names on loopback.
+"""An HTTP port on the orchestrator's own event loop. The port limits how long connections stay
+idle, and adds the name in the connection's certificate to each request. On loopback, it can refuse
+other host names.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from tandem.orchestrator.http.errors import body_of
 from tandem.protos.address import joined, names_this_machine, unbracketed
 from tandem.protos.errors import PermissionDenied, Unusable
 
-CERTIFICATE = "certificate"  # key in a request's state: the common name, "" without a certificate
+CERTIFICATE = "certificate"  # key of a request's state, for the certificate's common name or ""
 MAX_CONNECTIONS = 4096
 HEAD_SECONDS = 20.0  # seconds that a client may take for the head of a request
-# Seconds that a connection stays open between requests: longer than clients and proxies keep one
-# (OpenAI's 5, load balancers' 60, Go's 90), because a request is lost if the server closes first.
+# Seconds that a connection stays open between requests. The value exceeds the limits of clients and
+# proxies (OpenAI's 5 s, load balancers' 60 s, Go's 90 s), because a request may be lost if the
+# server closes the connection first.
 IDLE_SECONDS = 120
 UNREAD_SECONDS = 65.0  # seconds until a client that reads nothing is cut off
 USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)  # a socket option of Linux
@@ -32,9 +34,9 @@ LAST_SECONDS = 1  # seconds for unfinished answers when the port is closed
 
 
 class _Connection(H11Protocol):
-    """A connection that is closed when no first request, or only a part of a head, arrives within
-    HEAD_SECONDS, or no further request within IDLE_SECONDS. The state of each request has the
-    common name of the connection's certificate.
+    """A connection with time limits. A first request, or the rest of a request's head, must arrive
+    within HEAD_SECONDS. A further request must arrive within IDLE_SECONDS. The state of each
+    request has the common name of the connection's certificate.
     """
 
     _head: asyncio.TimerHandle | None = None
@@ -50,16 +52,16 @@ class _Connection(H11Protocol):
         self._wait()
 
     def data_received(self, data: bytes) -> None:
-        """Wait for the rest of a head that has begun. Asyncio calls this method with what a client
-        has sent.
+        """Limit the time for the rest of a request's head. Asyncio calls this method with the data
+        that a client has sent.
         """
         if not self._head:
             self._wait()
         super().data_received(data)
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, of which a part may be there already. Uvicorn, which calls
-        this method when a response has been sent, closes a connection that stays idle.
+        """Limit the time for the next request if a part of the request is here already. Uvicorn
+        calls this method when a response has been sent, and closes a connection that stays idle.
         """
         super().on_response_complete()
         self._forget()
@@ -86,7 +88,7 @@ class _Connection(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to its process."""
+    """A server that leaves the handling of signals to its process."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -102,8 +104,9 @@ async def serving(
     tls: ssl.SSLContext | None = None,
     shared: bool = False,
 ) -> AsyncIterator[str]:
-    """Serve until the scope ends; yields the URL. Port 0 takes a free port. Other processes may
-    listen at the same port if it is `shared`. Raises Unusable if the port cannot be opened.
+    """Serve until the scope ends. Yields the URL of the port. Port 0 means any free port. Other
+    processes may listen at the same port if it is `shared`. Raises Unusable if the port cannot be
+    opened.
     """
     config = uvicorn.Config(
         app,
@@ -138,7 +141,8 @@ def _listening(host: str, port: int, shared: bool) -> Iterator[socket.socket]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        # frees unread bytes, which would be kept for ever, even those of a closed connection
+        # without this option, unread bytes would stay in memory for ever, even after their
+        # connection is closed
         if USER_TIMEOUT:
             listener.setsockopt(socket.IPPROTO_TCP, USER_TIMEOUT, int(UNREAD_SECONDS * 1000))
         try:

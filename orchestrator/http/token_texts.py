@@ -1,4 +1,4 @@
-"""Write single tokens of a vocabulary as text and as bytes. Pure."""
+"""Write single tokens of a vocabulary as text and as bytes. The module is pure."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class TokenTexts:
         self.of = lru_cache(4096)(self._of)
 
     def _of(self, token: int) -> tuple[str, bytes]:
-        """Return a token's text, with U+FFFD for bytes that are no whole character, and its
-        bytes.
+        """Return a token's text and its bytes. In the text, U+FFFD replaces bytes that are not a
+        whole character.
         """
         text = self._tokenizer.decode([token], skip_special_tokens=False)
         raw = self._tokenizer.id_to_token(token) or ""
@@ -50,7 +50,9 @@ class TokenTexts:
         return text, text.encode()
 
     def name(self, token: int) -> str:
-        """Return a token's text, or its bytes if it is no whole character, so that names differ."""
+        """Return a token's text. If the text contains incomplete characters, which all look alike,
+        return the token's bytes instead.
+        """
         text, content = self.of(token)
         if REPLACEMENT not in text:
             return text

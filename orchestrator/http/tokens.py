@@ -1,5 +1,5 @@
-"""`/tokenize` and `/detokenize`: the tokens of a prompt and the text of tokens, as the served model
-has them.
+"""Answer `/tokenize` with the tokens of a prompt, and `/detokenize` with the text of tokens. Both
+use the tokenizer of the served model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tandem.protos.types import ModelDescription
 @dataclass(frozen=True, slots=True)
 class TokenizerApi:
     """The answers to `/tokenize` and `/detokenize` for one model. All methods raise InvalidRequest
-    for another model.
+    if a body names another model.
     """
 
     answers: Answers
@@ -52,7 +52,7 @@ class TokenizerApi:
         if above := [token for token in asked.tokens if token >= self.model.vocab_size]:
             last = self.model.vocab_size - 1
             raise InvalidRequest.of(
-                "tokens", f"has {above[0]}, above the vocabulary's last, {last}"
+                "tokens", f"has {above[0]}, above the vocabulary's last token, {last}"
             )
         (text,) = await asyncio.to_thread(
             self.tokenizer.decode_batch, [asked.tokens], skip_special_tokens=False

@@ -1,5 +1,5 @@
 """All replicas of a service as one link. Each session is at one replica, and moves only when that
-replica is lost, refuses it, or is much slower than others.
+replica is lost, refuses the session, or is much slower than other replicas.
 
 The balanced link has the methods of a link, so its callers see a single service.
 """
@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 @dataclass(slots=True, eq=False)
 class ReplicaWatch(Generic[Sent, Received]):
-    """Reports a replica's loss and return to the balanced link."""
+    """Tells the balanced link when a replica is connected and when it is lost."""
 
     balanced: BalancedLink[Sent, Received]
     name: str
@@ -40,15 +40,16 @@ class ReplicaWatch(Generic[Sent, Received]):
         self.balanced.on_lost(self.name)
 
     def receive(self, item: Received) -> None:
-        """Do nothing: a watch has no stream."""
+        """Do nothing, because a watch has no stream."""
 
     def failed(self, error: TandemError) -> None:
         """Do nothing, because a watch has no stream."""
 
 
 class BalancedLink(Generic[Sent, Received]):
-    """Links to replicas, by their names; replicas may come and go. A replica that leaves is
-    drained: it gets no new streams, and its streams may go on to their end.
+    """The links to the replicas of a service, by the replicas' names. Replicas may be added and
+    removed. A replica that leaves is drained: it gets no new streams, but its open streams may
+    continue to their end.
     """
 
     def __init__(self, links: Mapping[str, ReplicaLink[Sent, Received]] | None = None) -> None:
@@ -77,17 +78,17 @@ class BalancedLink(Generic[Sent, Received]):
 
     @property
     def problem(self) -> str:
-        """The reason why a replica must not be used; empty if nothing is known against any."""
+        """The reason why a replica must not be used; empty if no replica has a problem."""
         return next((link.problem for link in self._links.values() if link.problem), "")
 
     @property
     def round_trip(self) -> float:
-        """The seconds to a replica and back: the mean over all replicas where they are known."""
+        """The round trip to a replica in seconds: the mean over the replicas where it is known."""
         known = [link.round_trip for link in self._links.values() if link.round_trip]
         return sum(known) / len(known) if known else 0.0
 
     def group(self, stream: int) -> str:
-        """Return the fingerprint of the model where a stream is open; empty if it is not known."""
+        """Return the fingerprint of the model that serves a stream; empty if it is not known."""
         placement = self._streams.get(stream)
         return placement.link.group(stream) if placement else ""
 
@@ -98,7 +99,7 @@ class BalancedLink(Generic[Sent, Received]):
 
     @property
     def load(self) -> tuple[float, float]:
-        """The price and the seconds per token: the mean over all replicas that report them."""
+        """The price and the seconds per token, as means over all replicas that report them."""
         loads = [link.load for link in self._links.values() if link.connected and any(link.load)]
         count = max(1, len(loads))
         return sum(price for price, _ in loads) / count, sum(each for _, each in loads) / count
@@ -112,7 +113,7 @@ class BalancedLink(Generic[Sent, Received]):
             self.on_connected()
 
     def retain(self, members: Collection[str]) -> list[str]:
-        """Let these be the members from now on. Returns the members' names, followed by those of
+        """Replace the members by these. Returns the names of the members, followed by the names of
         leaving replicas that still have streams.
         """
         returned = self._leaving.intersection(members)
@@ -122,21 +123,21 @@ class BalancedLink(Generic[Sent, Received]):
         return [*members, *(name for name in sorted(self._leaving) if self._count[name])]
 
     def remove(self, name: str) -> None:
-        """Remove a replica, whose streams are lost."""
+        """Remove a replica, and report that its streams are lost."""
         self._links.pop(name).unsubscribe(self._watches.pop(name))
         self._leaving.discard(name)
         self.on_lost(name)
 
     def subscribe(self, subscriber: Subscriber[Received]) -> None:
-        """Report from now on when the service is connected and lost."""
+        """Tell a subscriber from now on when the service is connected or lost."""
         self._subscribers[subscriber] = None
 
     def unsubscribe(self, subscriber: Subscriber[Received]) -> None:
-        """Stop reporting to a subscriber when the service is connected and lost."""
+        """End the reports that `subscribe` started."""
         self._subscribers.pop(subscriber, None)
 
     def open(self, stream: int, opening: Sent, subscriber: Subscriber[Received]) -> None:
-        """Open a stream at the replica that has the session, or that routing chooses."""
+        """Open a stream at the replica that has the session, or at one that the policy chooses."""
         assert isinstance(opening, Decoding | Drafting)
         context = opening.context
         session = self._sessions.setdefault(context.session_id, SessionAffinity(context.session_id))
@@ -158,7 +159,7 @@ class BalancedLink(Generic[Sent, Received]):
         link.open(stream, opening, placement)
 
     def drop(self, stream: int) -> None:
-        """Ignore what still arrives for a stream."""
+        """Forget a stream, so that items that still arrive for the stream are ignored."""
         if placement := self._streams.pop(stream, None):
             self._count[placement.replica] -= 1
             placement.link.drop(stream)
@@ -171,8 +172,8 @@ class BalancedLink(Generic[Sent, Received]):
             placement.link.send(stream, item)
 
     def leave_outliers(self, now: float) -> None:
-        """Move the streams of outliers: replicas that are much slower than others with the same
-        model. Call this method periodically.
+        """Move streams away from outliers, which are replicas that are much slower than other
+        replicas with the same model. Call this method periodically.
         """
         known, ejected = self._outliers, self._outliers.ejected
         links = {name: link for name, link in self._links.items() if link.connected}
@@ -189,8 +190,8 @@ class BalancedLink(Generic[Sent, Received]):
                 placed.leave(now)
 
     def close(self, session_id: bytes, turn: int) -> None:
-        """Have every replica that may hold a session forget it, unless it was opened with a newer
-        turn.
+        """Tell every replica that may hold a session to forget the session, unless it was opened
+        with a newer turn.
         """
         for replica in self._sessions.pop(session_id, SessionAffinity(session_id)).held:
             if link := self._links.get(replica):
@@ -218,7 +219,7 @@ class BalancedLink(Generic[Sent, Received]):
 
 
 def _report(subscriber: Subscriber[Any], report: Callable[[], None]) -> None:
-    """Call a subscriber, so that a bug in one does not affect the others."""
+    """Call `report`. If `report` raises, only this subscriber's session fails."""
     try:
         report()
     except Exception as error:

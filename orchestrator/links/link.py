@@ -1,5 +1,5 @@
-"""One call to one service, which carries all sessions of a cell; opened again whenever it is lost.
-Items are sent in as few messages as possible; received items go to their stream's subscriber.
+"""One call to one service, which carries all sessions of a cell. A lost call is made again. Items
+are sent in as few messages as possible. Received items go to the subscriber of their stream.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from tandem.protos.wire.codec import decode_model, decode_passes
 from tandem.protos.wire.requests import encode_closing, encode_item
 
 BACK_OFF_SECONDS = (0.05, 1.0)
-CONNECT_SECONDS = 30.0  # seconds until another call is made, with the certificates of that time
+CONNECT_SECONDS = 30.0  # seconds to connect, before a new call with the newest certificates
 CLOSE_SECONDS = 2.0
 MESSAGE_BYTES = 1 << 20  # size limit of one message, unless one item is larger
-MAX_PROPOSALS = 1 << 10  # items in the outbox, above which the link drops forwarded proposals
-MAX_ITEMS = 1 << 14  # items in the outbox, above which the service counts as lost
-MAX_CLOSING = 1 << 16  # sessions that are remembered while the service is not connected
+MAX_PROPOSALS = 1 << 10  # with more unsent items, the link drops proposals that nobody awaits
+MAX_ITEMS = 1 << 14  # with more unsent items, the service counts as lost
+MAX_CLOSING = 1 << 16  # most closed sessions that the service is still to be told of
 
-ModelCheck: TypeAlias = Callable[[ModelDescription], str | None]  # why not to use a model
+ModelCheck: TypeAlias = Callable[[ModelDescription], str | None]  # returns why not to use a model
 log = structlog.get_logger()
 
 
 @dataclass(eq=False, repr=False)
 class Link(Generic[Sent, Received]):
-    """A scope that keeps a call to a service open: while it lasts, a lost call is made again."""
+    """A scope that keeps a call to a service open. While it lasts, a lost call is made again."""
 
     name: str  # the service's name, for the log
     call: Callable[..., Any]
@@ -52,14 +52,14 @@ class Link(Generic[Sent, Received]):
     check_model: ModelCheck = lambda model: None
     connected: bool = field(default=False, init=False)
     problem: str = field(default="", init=False)
-    load: tuple[float, float] = field(default=(0.0, 0.0), init=False)  # price, token's seconds
+    load: tuple[float, float] = field(default=(0.0, 0.0), init=False)  # price, seconds per token
     passes: PassTimes = field(default=PassTimes(), init=False)
     others: int = field(default=0, init=False)  # streams that other cells have at the service
-    clock: float = field(default=0.0, init=False)  # clock of the service's newest message
+    clock: float = field(default=0.0, init=False)  # the service's clock in its newest message
     _subscribers: dict[Subscriber[Received], None] = field(default_factory=dict, init=False)
     _streams: dict[int, Subscriber[Received]] = field(default_factory=dict, init=False)
     _outbox: deque[tuple[str, Any]] = field(default_factory=deque, init=False)  # (field, item)
-    _closing: dict[tuple[bytes, int], float] = field(default_factory=dict, init=False)  # -> sent
+    _closing: dict[tuple[bytes, int], float] = field(default_factory=dict, init=False)  # time sent
     _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)  # to write output
     _full: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _trip: RoundTrip = field(default_factory=RoundTrip, init=False)
@@ -82,7 +82,7 @@ class Link(Generic[Sent, Received]):
 
     @property
     def round_trip(self) -> float:
-        """The seconds to the service and back, smoothed; 0 means not known."""
+        """The smoothed round trip to the service in seconds; 0 means not known."""
         return self._trip.seconds
 
     def group(self, stream: int) -> str:
@@ -93,25 +93,25 @@ class Link(Generic[Sent, Received]):
         return ""
 
     def subscribe(self, subscriber: Subscriber[Received]) -> None:
-        """Report from now on when the service is connected and lost."""
+        """Tell a subscriber from now on when the service is connected or lost."""
         self._subscribers[subscriber] = None
 
     def unsubscribe(self, subscriber: Subscriber[Received]) -> None:
-        """Stop reporting to a subscriber when the service is connected and lost."""
+        """End the reports that `subscribe` started."""
         self._subscribers.pop(subscriber, None)
 
     def open(self, stream: int, opening: Sent, subscriber: Subscriber[Received]) -> None:
-        """Open a stream; the subscriber gets what arrives for it."""
+        """Open a stream. Items that arrive for the stream go to the subscriber."""
         self._streams[stream] = subscriber
         self.send(stream, opening)
 
     def drop(self, stream: int) -> None:
-        """Ignore what still arrives for a stream."""
+        """Forget a stream, so that items that still arrive for the stream are ignored."""
         self._streams.pop(stream, None)
 
     def send(self, stream: int, item: Sent) -> None:
-        """Send an item in the next message. While the service is not connected, items are dropped;
-        while it reads too slowly, proposals that nobody waits for are dropped.
+        """Send an item in the next message. Items are dropped while the service is not connected.
+        Proposals that nobody waits for are also dropped while the service reads too slowly.
         """
         waiting = len(self._outbox)
         optional = isinstance(item, EncodedProposal) and not item.awaited
@@ -122,7 +122,7 @@ class Link(Generic[Sent, Received]):
                 self._full.set()
 
     def close(self, session_id: bytes, turn: int) -> None:
-        """Have the service forget a session, unless the session is at a newer turn."""
+        """Tell the service to forget a session, unless it was opened with a newer turn."""
         if len(self._closing) < MAX_CLOSING:
             self._closing[session_id, turn] = inf
             if self.connected:
@@ -141,7 +141,7 @@ class Link(Generic[Sent, Received]):
             if self._responses == seen:
                 self.problem = ""  # the service that had a problem is gone
             if self.connected:
-                if monotonic() - began > most:  # a service that ends every call is left alone
+                if monotonic() - began > most:  # the pause grows if each call ends early
                     pause = BACK_OFF_SECONDS[0]
                 self._on_lost()
             if not self._ending:
@@ -226,7 +226,7 @@ class Link(Generic[Sent, Received]):
         subscriber.receive(self.decode(item))
 
     def _report(self, subscriber: Subscriber[Received], report: Callable[[], None]) -> None:
-        """Call a subscriber, so that a bug in one does not affect the others."""
+        """Call `report`. If `report` raises, only this subscriber's session fails."""
         try:
             report()
         except Exception as error:

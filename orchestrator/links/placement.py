@@ -1,4 +1,4 @@
-"""The replicas at which a session is and was, and the one at which a stream of it is open."""
+"""The replicas that a session has used, and the replica where a stream of the session is open."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ log = structlog.get_logger()
 @dataclass(slots=True)
 class SessionAffinity:
     """The replicas of one session. `held` are the replicas that may hold the session, the newest
-    last. Since the last item came, the `refused` replicas failed and the `lost` ones were lost
-    before they answered. `left_at` is when the session last left a slow replica.
+    last. `refused` are the replicas that have failed since the last item came, and `lost` are those
+    that have been lost since then, before they answered. `left_at` is the time at which the session
+    last left a slow replica.
     """
 
     session_id: bytes
@@ -30,8 +31,8 @@ class SessionAffinity:
     left_at: float = -inf
 
     def untried(self, connected: Collection[str]) -> Collection[str]:
-        """Return the connected replicas that have not failed since the last item came, or all of
-        them once all have failed.
+        """Return the connected replicas that have not failed since the last item came. If all have
+        failed, return all connected replicas.
         """
         left = [name for name in connected if name not in self.refused]
         if not left:
@@ -39,23 +40,23 @@ class SessionAffinity:
         return left or connected
 
     def nearest(self, candidates: Collection[str]) -> Collection[str]:
-        """Return the candidates to try first: the replica that had the session last or, if that was
-        lost, those that were not lost.
+        """Return the candidates to try first: the replica that had the session last, if it is a
+        candidate that was not lost, otherwise all candidates that were not lost.
         """
         steady = [name for name in candidates if name not in self.lost] or candidates
         last = next(reversed(self.held), "")
         return [last] if last in steady else steady
 
     def answered(self) -> None:
-        """Note that an item came."""
+        """Note that an item came, and forget which replicas failed or were lost."""
         self.refused.clear()
         self.lost.clear()
 
 
 @dataclass(slots=True, eq=False)
 class Placement(Generic[Received]):
-    """The replica at which a stream is open. A placement notes failures on their way to the
-    subscriber.
+    """The replica where a stream is open. A placement passes items and errors on to the subscriber,
+    and notes failures of the replica for the session.
     """
 
     session: SessionAffinity
@@ -83,7 +84,7 @@ class Placement(Generic[Received]):
         self.subscriber.failed(error)
 
     def leave(self, now: float) -> None:
-        """Have the replica forget the session, and have the stream opened at another replica."""
+        """Close the session here, and let the subscriber open a stream at another replica."""
         self.session.left_at = now
         self.link.close(self.session.session_id, self.turn)
         try:

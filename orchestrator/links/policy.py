@@ -1,10 +1,11 @@
 """The load-balancing policy: which replica a session goes to. The module is pure: time is an
 argument.
 
-Rendezvous hashing: every replica has a score for a key, and the highest wins, so that all cells
-agree without talking, and a replica that comes or goes moves no session but its own (Thaler &
-Ravishankar, "Using name-based mappings to increase hit rates", 1998). A replica that has many more
-sessions than another is passed over ("consistent hashing with bounded loads").
+Rendezvous hashing: every replica has a score for each key, and a session goes to the replica with
+the highest score for its key. All cells therefore choose the same replica without communicating,
+and a replica that comes or goes moves only its own sessions (Thaler & Ravishankar, "Using
+name-based mappings to increase hit rates", 1998). A replica that has many more sessions than
+another is passed over ("consistent hashing with bounded loads").
 
 Outlier detection, as in gRPC and Envoy: a replica that still answers may be slow because its GPU is
 throttled or its machine is shared or swaps. Such a replica is ejected for a while. A long pass is a
@@ -21,11 +22,11 @@ from math import inf
 
 from tandem.protos.streams import PassTimes
 
-SLACK = 4  # sessions that a replica may have more than the replica with fewest
-SLOW_SECONDS = 1.0  # time of one forward pass, above which a replica may be slow
-SLOW_FACTOR = 4.0  # times as slow as another replica
+SLACK = 4  # how many more sessions a replica may have than the one with fewest
+SLOW_SECONDS = 1.0  # a replica may be slow if its forward pass takes longer than this
+SLOW_FACTOR = 4.0  # a slow replica takes this many times as long as another one
 CONFIRM_SECONDS = 0.5  # time for which a replica stays slow before its sessions leave it
-EJECTION_SECONDS = (10.0, 320.0)  # time without new sessions: at first, and at most
+EJECTION_SECONDS = (10.0, 320.0)  # time without new sessions: the first, and the longest
 
 
 def choose(key: bytes, sessions: Mapping[str, int]) -> str:
@@ -38,9 +39,9 @@ def choose(key: bytes, sessions: Mapping[str, int]) -> str:
 
 
 def in_group(group: str, groups: Mapping[str, str]) -> Collection[str]:
-    """Return the names of the replicas that may continue a text from a group: those of the same
-    group, which compute the same bits, or all if there are none. `groups` maps each replica's name
-    to its group. A new text has no group.
+    """Return the names of the replicas that may continue a text from a group. Replicas of the same
+    group compute the same bits, so only these are returned if there are any. Otherwise, all
+    replicas are returned. `groups` maps each replica's name to its group. A new text has no group.
     """
     same = [name for name in groups if groups[name] == group]
     return same if group and same else groups.keys()
@@ -52,14 +53,15 @@ def _score(key: bytes, name: str) -> bytes:
 
 @dataclass(slots=True)
 class OutlierDetection:
-    """The slow replicas of one service: the `outliers` are slow now; the `ejected` ones are slow or
-    were so not long ago, and get no new sessions; sessions leave the `confirmed` outliers.
+    """The slow replicas of one service. `outliers` are slow now. `ejected` replicas are slow now or
+    were slow not long ago, and get no new sessions. `confirmed` outliers have been slow for a
+    while, and their sessions leave them.
     """
 
     outliers: frozenset[str] = frozenset()
     ejected: frozenset[str] = frozenset()
     confirmed: frozenset[str] = frozenset()
-    # the time at which each outlier became one
+    # the time at which each outlier became slow
     _since: dict[str, float] = field(default_factory=dict)
     # the end and the length of each replica's ejection
     _ejections: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -67,8 +69,8 @@ class OutlierDetection:
     def observe(
         self, passes: Mapping[str, PassTimes], groups: Mapping[str, str], now: float
     ) -> None:
-        """Learn from the pass times that the reachable replicas report, and from their groups:
-        replicas of one group compute the same.
+        """Find the outliers from the pass times that the reachable replicas report. Replicas are
+        compared only within their group, because replicas of one group compute the same.
         """
         self.outliers = frozenset(name for name in passes if _is_slow(name, passes, groups))
         self._since = {name: self._since.get(name, now) for name in self.outliers}
@@ -80,14 +82,14 @@ class OutlierDetection:
         self.confirmed = frozenset(name for name, at in since if now - at >= CONFIRM_SECONDS)
 
     def best(self, names: Collection[str]) -> Collection[str]:
-        """Return the replicas that are not ejected; if all are, those that are no outliers; if all
-        are outliers, all.
+        """Return the replicas that are neither outliers nor ejected. If there are none, return
+        those that are not outliers. If all are outliers, return all.
         """
         fast = [name for name in names if name not in self.outliers]
         return [name for name in fast if name not in self.ejected] or fast or names
 
     def _eject(self, name: str, now: float) -> None:
-        """Eject a replica, for twice as long if it was tried again and is as slow as before."""
+        """Eject a replica. The time doubles if the replica is slow again soon after an ejection."""
         (least, most), (until, seconds) = EJECTION_SECONDS, self._ejections.get(name, (-inf, 0.0))
         if until <= now:
             seconds = min(most, 2 * seconds) if now - until < seconds else least

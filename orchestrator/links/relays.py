@@ -1,7 +1,7 @@
-"""The rounds of all requests of a cell: a relay for each, over one link to every replica.
+"""Runs the rounds of all requests of a cell: a relay for each request, and a link to each replica.
 
-Everything runs on the event loop that also serves clients: a step is a plain call from the link
-that received it to the answer that grows by it.
+Everything runs on the event loop that also serves clients. A step passes by plain calls from the
+link that received it to the answer that it extends.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tandem.protos.wire.registration import registered_name
 from tandem.protos.wire.requests import receive_proposal
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 
-JITTER = 0.5  # share of a delay by which a random delay may be longer
+JITTER = 0.5  # a random delay is longer by up to this share of the delay
 
 VerifierLink: TypeAlias = Link[ToVerifier, Commit]
 DrafterLink: TypeAlias = Link[ToDrafter, EncodedProposal]
@@ -53,12 +53,12 @@ class LoopTimer:
         self._call_later = loop.call_later
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> asyncio.TimerHandle:
-        """Call after `seconds` seconds, or a random part more, so that callers spread out."""
+        """Call `call` after `seconds` seconds plus a random delay, to spread the callers out."""
         return self._call_later(seconds * random.uniform(1, 1 + JITTER), call)
 
 
 class Relays:
-    """Runs requests on the event loop on which it was made."""
+    """Runs requests on the event loop on which this object was created."""
 
     def __init__(
         self,
@@ -95,8 +95,8 @@ class Relays:
 async def relaying(
     tls: Tls | None, target: ModelDescription, membership: Membership, registry: Registry
 ) -> AsyncIterator[Relays]:
-    """Run requests at the members while the scope lasts: at verifiers of this very target, and
-    drafters with its tokens.
+    """Run requests while the scope lasts, at members that fit: verifiers of this very target, and
+    drafters with the target's tokens.
     """
     verifiers: BalancedLink[ToVerifier, Commit] = BalancedLink()
     drafters: BalancedLink[ToDrafter, EncodedProposal] = BalancedLink()
@@ -173,8 +173,8 @@ async def _linked(
 
 
 def verifier_link(channel: aio.Channel, identity: str = "") -> VerifierLink:
-    """Return a link to a verifier, which is used while it holds the model with this identity; by
-    default the model that it has at first.
+    """Return a link to a verifier, which is used while its model has this identity. By default, the
+    identity is that of the verifier's first model.
     """
     stub = verifier_pb2_grpc.VerifierServiceStub(channel)
     return Link(
@@ -197,9 +197,9 @@ def drafter_link(
 def proposal_link(
     propose: Callable[..., Any], verifier: ServiceLink[ToVerifier, Commit], tokenizer: str = ""
 ) -> DrafterLink:
-    """Return a link to a drafter that `propose` calls, used while its tokenizer has this
-    fingerprint; by default any. Requests report what was read and, periodically, the verifiers'
-    load.
+    """Return a link to a drafter that is called by `propose`. The link is used while the drafter's
+    tokenizer has this fingerprint; by default any tokenizer is accepted. Requests report how far
+    responses were read and, periodically, the verifiers' load.
     """
     reported = -inf
 
@@ -225,7 +225,7 @@ def proposal_link(
 
 
 def same_model(identity: str = "") -> ModelCheck:
-    """Return a check for the model with this identity; without one, for the first that is seen."""
+    """Return a check for the model with this identity or, by default, for the first model seen."""
     expected = identity
 
     def check(model: ModelDescription) -> str | None:
@@ -239,7 +239,7 @@ def same_model(identity: str = "") -> ModelCheck:
 
 
 def same_tokenizer(fingerprint: str = "") -> ModelCheck:
-    """Return a check for models with the target's tokens; without a fingerprint, for any model."""
+    """Return a check for models with the target's tokens or, by default, for any model."""
 
     def check(model: ModelDescription) -> str | None:
         if fingerprint in ("", model.tokenizer_fingerprint):

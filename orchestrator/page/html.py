@@ -33,7 +33,7 @@ def page(status: Status, version: str, now: str) -> str:
         _replicas("Verifiers", status.verifiers, "none is known", verifiers=True),
         _replicas("Drafters", status.drafters, "none: the verifier decodes without drafts"),
         _clients(status),
-        f'<footer>Tandem {escape(version)}. The same as <a href="status.json">JSON</a>, and '
+        f'<footer>Tandem {escape(version)}. This page as <a href="status.json">JSON</a>, and '
         '<a href="metrics">metrics</a> for Prometheus.</footer>',
     ]
     return (
@@ -70,9 +70,9 @@ def _tiles(status: Status) -> str:
         ("Acceptance rate", percent(last.acceptance_rate), "of draft tokens"),
         ("Tokens per step", number(last.mean_acceptance_length), "mean acceptance length"),
         (
-            "Goodput, to steps without drafts",
+            "Goodput relative to steps without drafts",
             NOTHING if pays is None else f"{pays:.2f} ×",  # noqa: RUF001
-            f"{number(drafts)} in the {part} with drafts, {number(plain)} without",
+            f"{number(drafts)} in the {part} of steps with drafts, {number(plain)} in others",
         ),
         ("Requests", f"{status.running} running", f"{status.waiting} waiting"),
         ("Ended", f"{last.finished} finished", f"{last.failed} failed, last minute"),

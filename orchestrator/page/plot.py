@@ -1,6 +1,7 @@
-"""Draw small plots of the last minutes, as SVG that is part of a page. Pure.
+"""Draw small plots of the last minutes, as SVG that is part of a page. The module is pure.
 
-The SVG has no texts, because it is stretched to the width of the page: scales are HTML beside it.
+The SVG contains no text, because it is stretched to the width of the page. The scales are HTML
+beside the SVG.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ WIDTH, HEIGHT = 300.0, 72.0
 SCALE_STEPS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 MIN_SHOWN = 1e-6  # smaller values are shown as zero
 
-# how many seconds ago, and the value, or None where there is none
+# how many seconds ago, and the value, or None if nothing was measured
 Point = tuple[float, float | None]
 
 
@@ -28,7 +29,7 @@ class Line:
 
     @property
     def last(self) -> float | None:
-        """The value of the newest point; None without one."""
+        """The value of the newest point, or None if there is no point."""
         return self.points[-1][1] if self.points else None
 
 
@@ -68,7 +69,7 @@ def _drawn(line: Line, seconds: float, top: float) -> str:
 
 
 def _runs(points: Sequence[Point]) -> list[list[tuple[float, float]]]:
-    """Split points into runs that have no gap (a value of None) within."""
+    """Split points at the gaps, which are points with the value None."""
     runs: list[list[tuple[float, float]]] = [[]]
     for ago, value in points:
         if value is not None:

@@ -1,6 +1,6 @@
 """The pages that the orchestrator serves over HTTP beside its metrics: the status, at `/` for
-people and at `/status.json` for programs, and `/targets` for Prometheus. All pages of this module
-only read.
+people and at `/status.json` for programs, and `/targets` for Prometheus. The pages of this module
+only show data, and change nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HEADERS = [
 
 
 class StatusReader:
-    """Lets threads read the status. The reading runs on the event loop that made the reader."""
+    """Lets threads read the status, which is read on the event loop that made the reader."""
 
     def __init__(self, read: Callable[[], Awaitable[Status]]) -> None:
         self._read = read
@@ -89,11 +89,11 @@ def add_status_pages(pages: Pages, read: Callable[[], Awaitable[Status]]) -> Non
 
 def add_targets(pages: Pages, cells: Callable[[], Sequence[str]] | None = None) -> None:
     """Serve the document by which Prometheus finds the metrics of all cells (`http_sd_configs`).
-    `cells` is called in a thread. `cells` returns the URLs of the cells, or raises TimeoutError,
-    after which Prometheus goes on with the cells that it knows. By default the list contains only
+    `cells` is called in a thread, and returns the URLs of the cells. If `cells` raises
+    TimeoutError, Prometheus goes on with the cells that it knows. By default the list contains only
     the cell that is asked.
     """
-    # held by one call at a time, because `cells` may wait for a hanging cell
+    # only one call at a time uses `cells`, because `cells` may wait for a hanging cell
     asking = threading.Lock()
 
     def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:

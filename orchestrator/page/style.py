@@ -1,4 +1,4 @@
-"""The style sheet of the status page: light and dark, from the width of a telephone on."""
+"""The style sheet of the status page, with light and dark colours, for narrow and wide screens."""
 
 STYLE = """
 :root { color-scheme: light dark; --back: #ffffff; --card: #f5f7f9; --text: #1c2127;

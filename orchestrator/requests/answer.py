@@ -20,7 +20,7 @@ class PromptPart:
     the prompt except the first have log-probabilities.
     """
 
-    text: str = ""  # the text that comes before the answer's own
+    text: str = ""  # the text that comes before the answer's text
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
 
@@ -31,10 +31,10 @@ class Chunk:
 
     text: str  # never ends within a character
     token_ids: tuple[int, ...]
-    completion_tokens: int  # tokens of the answer so far, with those of this chunk
+    completion_tokens: int  # tokens of the answer so far, including this chunk's
     logprobs: tuple[TokenLogprobs, ...] = ()
-    request_id: str = ""  # id in the first chunk, so that the stream can be continued
-    seed: int | None = None  # seed in the first chunk, so that the stream can be continued
+    request_id: str = ""  # set in the first chunk; a client needs it to continue the stream
+    seed: int | None = None  # set in the first chunk; a client needs it to continue the stream
     parts: tuple[Part, ...] = ()  # the parts that the text adds to the message of a chat
     prompt: PromptPart = PromptPart()  # filled only in the first chunk
 
@@ -63,8 +63,8 @@ class Answer:
 
 class AnswerBuilder:
     """Turns the steps of a run into chunks and an answer, and counts them in the metrics. The
-    client already has the request's `completion`, so no chunk repeats it. The time at which the
-    request `arrived` is one of the monotonic clock.
+    client already has the request's `completion`, so no chunk repeats it. `arrived` is the time of
+    the request's arrival on the monotonic clock.
     """
 
     def __init__(
@@ -105,11 +105,11 @@ class AnswerBuilder:
     def finished(self) -> bool:
         """Whether the text and the wanted log-probabilities of the prompt are complete."""
         wanted = self._request.prompt_logprobs is not None
-        known = 1 + len(self._prompt_logprobs)  # the first token has none
+        known = 1 + len(self._prompt_logprobs)  # the first token has no log-probability
         return self._ended and not (wanted and known < len(self._request.prompt))
 
     def started(self) -> RunRequest:
-        """Note that the request was admitted, for the first time or again. Returns the part of the
+        """Note that the request got a place, for the first time or again. Returns the part of the
         request that is left to run.
         """
         self.has_started = True
@@ -152,7 +152,7 @@ class AnswerBuilder:
         return answer
 
     def so_far(self) -> Answer:
-        """Return the answer as far as it has come."""
+        """Return the answer so far."""
         matched: str | int | None = self._stream.matched
         finish = self._newest.finish if matched is None else Finish.STOP
         now, first = self._last, self._first or self._last
@@ -179,8 +179,8 @@ class AnswerBuilder:
         return replace(self._prompt, logprobs=tuple(self._prompt_logprobs))
 
     def _left(self) -> RunRequest:
-        """Return the request for what is missing. If the text has ended, only log-probabilities of
-        the prompt are missing.
+        """Return a request for the rest of the answer. If the text has ended, the rest is only
+        log-probabilities of the prompt.
         """
         request = replace(self._request, prompt_logprobs_from=1 + len(self._prompt_logprobs))
         if self._ended:
@@ -188,7 +188,7 @@ class AnswerBuilder:
         return replace(request, completion=tuple(self._tokens))
 
     def _add_prompt_logprobs(self, step: Step) -> Chunk:
-        """Take a step with log-probabilities of the prompt, perhaps all that the request wants."""
+        """Take a step with log-probabilities of the prompt, which may be all that is asked."""
         self._prompt_logprobs += step.prompt_logprobs
         self._stats.verified(step)
         self._last = time.monotonic()
@@ -198,14 +198,14 @@ class AnswerBuilder:
         return Chunk("", (), len(self._tokens))
 
     def _parts(self, text: str) -> tuple[Part, ...]:
-        """Return the parts that a text adds to the message, and the rest when the answer ends."""
+        """Return the parts that a text adds to the message. At the end, add the held parts."""
         if not self._message:
             return ()
         parts = self._message.push(text)
         return (*parts, *self._message.finish()) if self._ended else parts
 
     def _finished(self, finish: Finish | None, first: float, now: float) -> None:
-        """Count a request that has its whole answer in the metrics."""
+        """Count a completed request in the metrics."""
         metrics = self._metrics
         metrics.total.observe(now - self._arrived)
         if self._generated > 1:
@@ -220,7 +220,7 @@ class AnswerBuilder:
             metrics.finished[finish].inc()
 
     def _received(self) -> Step:
-        """Return one step with the tokens that the client has, cut where the answer ends."""
+        """Return one step with the tokens that the client has, up to the end of the answer."""
         generation = Generation.of(replace(self._request, completion=()))
         tokens = generation.extend(generation.length, self._request.completion)
         text, used = self._stream.push(tokens)

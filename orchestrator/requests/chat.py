@@ -1,4 +1,4 @@
-"""A model's chat template, which turns conversations into prompts as `transformers` renders them.
+"""A model's chat template, which renders conversations into prompts as `transformers` does.
 
 Templates come with models, so they run in Jinja's sandbox and see plain values only.
 """
@@ -28,7 +28,7 @@ GGUF_TEMPLATE_KEY = "tokenizer.chat_template"
 # variables that clients may not set
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 OPTIONAL_FIELDS = ("name", "reasoning_content", "tool_call_id")  # fields that a message may lack
-AUTO = "auto"  # the format that the template shows
+AUTO = "auto"  # setting for the format that the template shows
 END_MARK = "CONTINUE_FINAL_MESSAGE_TAG"  # marks the final message's end, as in transformers
 
 
@@ -55,9 +55,9 @@ class _Generation(ext.Extension):
 
 
 class ChatTemplate:
-    """Renders conversations; it refuses all of them if the template is missing or broken.
-    `special` has the texts of special tokens, by the names that templates use for them.
-    `for_tools` is the template for conversations with tools, if they have one of their own.
+    """Renders conversations, or refuses them all if the template is missing or broken. `special`
+    maps the names of special tokens in templates to the texts of these tokens. `for_tools` is a
+    separate template for conversations with tools, if the model has one.
     """
 
     def __init__(
@@ -93,15 +93,15 @@ class ChatTemplate:
         if found := format_of(self._source):
             return found, ""
         known = ", ".join(FORMATS)
-        problem = "are not supported: the chat template does not say in which format calls are"
-        return None, f"{problem}; --tool-format can be {known}"
+        problem = "are not supported: the chat template does not show the format of calls"
+        return None, f"{problem}; set --tool-format to one of {known}"
 
     def of(self, conversation: Conversation) -> ChatTemplate:
         """Return the template that writes a conversation: this one, or the one for tools."""
         return self._for_tools if conversation.tools and self._for_tools else self
 
     def render(self, conversation: Conversation) -> str:
-        """Render a conversation as the text of a prompt. Raises InvalidRequest if refused."""
+        """Render a conversation as the text of a prompt. Raises InvalidRequest if that fails."""
         if (other := self.of(conversation)) is not self:
             return other.render(conversation)
         if self._template is None:
@@ -125,7 +125,7 @@ class ChatTemplate:
                 documents=None,
                 add_generation_prompt=conversation.add_generation_prompt,
             )
-        except Exception as error:  # a template is a program
+        except Exception as error:  # a template is a program that can raise any error
             raise InvalidRequest.of("messages", self._reason(error)) from None
         return _cut(text) if conversation.continue_final_message else text
 
@@ -146,7 +146,7 @@ class ChatTemplate:
         )
 
     def _reason(self, error: Exception) -> str:
-        """Write why the template failed; only its own messages, as others may quote the client."""
+        """Say why the template failed. Only its own errors are quoted: others may show prompts."""
         reason = str(error)
         known = isinstance(error, TemplateError) and reason and reason in self._source
         return "are refused by the chat template" + (f": {reason}" if known else "")
@@ -166,12 +166,12 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _cut(text: str) -> str:
-    """Cut a prompt at the end of its final message. Blanks that end the message stay if the
+    """Cut a prompt at the end of its final message. Blanks at the end of the message stay if the
     template kept them. Raises InvalidRequest if the template left the message out.
     """
     before, cut, after = text.rpartition(END_MARK)
     if not cut:
-        problem = "cannot be: the chat template leaves the final message out"
+        problem = "cannot be true: the chat template leaves the final message out"
         raise InvalidRequest.of("messages.continue_final_message", problem)
     return before if after.startswith(" ") else before.rstrip()
 
@@ -220,7 +220,7 @@ def _plain(message: ChatMessage) -> dict[str, Any]:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """Read the object in a JSON file; an empty one if there is no file. Raises Unusable."""
+    """Read the object in a JSON file; without a file, the object is empty. Raises Unusable."""
     if not file.is_file():
         return {}
     try:
@@ -231,14 +231,14 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _content(token: object) -> str:
-    """Return the text of a special token, which a configuration writes as text or object."""
+    """Return the text of a special token, which a configuration gives as a text or an object."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else ""
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
-    """Write a value as JSON, without the escapes for HTML of Jinja's own filter."""
+    """Write a value as JSON, without the HTML escapes that Jinja's own filter adds."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **layout)
 
 

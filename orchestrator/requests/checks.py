@@ -20,7 +20,7 @@ from tandem.protos.types import DraftShape, ModelDescription
 from tandem.protos.wire.sampling import problems
 
 MAX_STOP_STRINGS = 16
-MAX_STOP_CHARACTERS = 1024  # characters of each stop string, as every token starts a search for it
+MAX_STOP_CHARACTERS = 1024  # characters of a stop string, for which every new token starts a search
 MAX_STOP_TOKENS = 4096
 MAX_REQUEST_ID = 128  # characters
 OVERFLOW = "context_length_exceeded"  # OpenAI's code for a prompt that is too long
@@ -30,7 +30,7 @@ class Tokenise(Protocol):
     """Turns a prompt, or a text in the middle of a prompt, into tokens."""
 
     def __call__(self, prompt: str | Conversation, special: bool = True) -> tuple[int, ...]:
-        """Return the tokens of a prompt. A text gets a prompt's special tokens if `special`."""
+        """Return the tokens of a prompt. `special` says whether to add special tokens to a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class ServedModel:
     """The served model: the limits that requests are checked against, and their defaults."""
 
     description: ModelDescription
-    shape: DraftShape  # the default shape of drafts
+    shape: DraftShape  # the default draft shape
     max_prompt_bytes: int  # bytes of the longest text that may fit into the context
-    special_tokens: Mapping[str, int]  # ids of the tokens without text, by how they are written
+    special_tokens: Mapping[str, int]  # ids of the special tokens, by their written forms
     generation: GenerationDefaults = NO_DEFAULTS
 
 
@@ -89,8 +89,8 @@ def checked(request: Request, served: ServedModel, tokenise: Tokenise) -> RunReq
 
 
 def _known(request: Request, prompt: tuple[int, ...], tokenise: Tokenise) -> tuple[int, ...]:
-    """Return the tokens of the prediction behind the end of the prompt, so that the text right
-    after the prompt finds the prediction at once.
+    """Return the end of the prompt followed by the tokens of the prediction. Because the end of the
+    prompt matches, the first token of the answer can already be drafted from the prediction.
     """
     if not request.speculation.prediction:
         return ()
@@ -136,8 +136,8 @@ def check_resumable(request: Request, served: ServedModel) -> None:
 
 
 def _resuming(request: Request, served: ServedModel) -> Iterator[Violation]:
-    """Yield what keeps an answer from being continued. The rest of an answer is drawn with the
-    seed of its beginning, so a random answer needs one.
+    """Yield the reasons why an answer cannot be continued. The rest of an answer is sampled with
+    the seed of its beginning, so a random answer needs a seed.
     """
     sampling, received = request.sampling, len(request.received)
     temperature = first(sampling.temperature, served.generation.temperature, 1.0)
@@ -166,7 +166,7 @@ def _vocabulary(request: Request, vocab_size: int) -> Iterator[Violation]:
         ("received", request.received),
     ):
         if tokens and max(tokens) >= vocab_size:
-            limit = f"has token {max(tokens)}, above the vocabulary's last, {vocab_size - 1}"
+            limit = f"has token {max(tokens)}, above the vocabulary's last token, {vocab_size - 1}"
             yield Violation(field, limit)
 
 
@@ -193,11 +193,11 @@ def _stopping(request: Request, most_new: int) -> Iterator[Violation]:
 
 
 def model_problems(name: str, served: ModelDescription) -> Iterator[Violation]:
-    """Yield a violation if a request names another model than the served one. An empty name is
-    right for every model.
+    """Yield a violation if a request names another model than the served model. An empty name means
+    the served model.
     """
     if name and name != served.name:
-        yield Violation("model", f"is {name!r}; served is {served.name!r}")
+        yield Violation("model", f"is {name!r}, but the served model is {served.name!r}")
 
 
 def is_request_id(given: str) -> bool:
@@ -207,7 +207,9 @@ def is_request_id(given: str) -> bool:
 
 def _request_id(request_id: str) -> Iterator[Violation]:
     if not is_request_id(request_id):
-        yield Violation("request_id", f"is not at most {MAX_REQUEST_ID} printable ASCII characters")
+        yield Violation(
+            "request_id", f"must be at most {MAX_REQUEST_ID} printable ASCII characters"
+        )
 
 
 def _prompt_field(request: Request) -> str:
@@ -232,7 +234,8 @@ def _prompt(
         yield Violation(field, "is empty")
     elif max(prompt) >= model.vocab_size:
         yield Violation(
-            field, f"has token {max(prompt)}, above the vocabulary's last, {model.vocab_size - 1}"
+            field,
+            f"has token {max(prompt)}, above the vocabulary's last token, {model.vocab_size - 1}",
         )
     elif len(prompt) + min(1, wanted) > model.context_length:
         problem = f"has {len(prompt)} tokens, which leave none free; {_maximum(model)}"

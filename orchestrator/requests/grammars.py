@@ -28,8 +28,8 @@ TOO_LONG = f"takes more than {TRIAL_SECONDS:g} s to compile or to follow"
 
 
 class GrammarTrials:
-    """Tries grammars with the tokenizer of a model, whose tokens `ends` end a text. The first trial
-    starts the process.
+    """Tries grammars with the tokenizer of a model. `ends` are the tokens that end a text. The
+    first trial starts the process.
     """
 
     def __init__(self, model: Path, ends: Sequence[int]) -> None:
@@ -65,7 +65,7 @@ class GrammarTrials:
             _end(self._process)
 
     def _ask(self, grammar: Grammar) -> str:
-        """Ask the process what is wrong with a grammar; empty if nothing is wrong."""
+        """Return what the process finds wrong with a grammar; empty if nothing is wrong."""
         if self._process and self._process.poll() is not None:
             _end(self._process)
             self._process = None
@@ -98,7 +98,7 @@ async def trying(model: Path, ends: Sequence[int]) -> AsyncIterator[GrammarTrial
 
 
 def trial(compiler: GrammarCompiler, grammar: Grammar) -> str:
-    """Return what is wrong with a grammar: compile it and walk one way through it."""
+    """Compile a grammar and walk one path through it. Returns the problem; empty for none."""
     try:
         matcher = compiler.fresh(grammar)
     except InvalidRequest as error:
@@ -108,8 +108,8 @@ def trial(compiler: GrammarCompiler, grammar: Grammar) -> str:
 
 
 def main(model: str, *ends: str, limit: Callable[[float], object]) -> None:
-    """Try the grammars that standard input has, one a line, until it ends. `limit` is called with
-    the seconds that a trial may take, and with 0 after the trial.
+    """Try the grammars on standard input, which has one grammar on each line, until the input ends.
+    `limit` is called with the seconds that a trial may take, and with 0 after the trial.
     """
     compiler = GrammarCompiler(lambda: tokenizer_of(Path(model)), tuple(map(int, ends)))
     compiler.compiled(Grammar(GrammarKind.REGEX, "a"))  # reads the tokenizer

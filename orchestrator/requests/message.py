@@ -19,7 +19,7 @@ ID_DIGITS = 9  # hex digits of a call's id, as some chat templates refuse other 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A piece of the text that a model thought before it answered."""
+    """A piece of the reasoning that a model writes before its answer."""
 
     text: str
 
@@ -59,7 +59,7 @@ class ReasoningEnd:
         self._blank = begun  # whether only white space came since the last mark
 
     def push(self, text: str) -> tuple[str, str]:
-        """Add text, and return what is certain now: (reasoning, rest)."""
+        """Add text. Returns the new reasoning and the new rest that no further text can change."""
         self._held += text
         if not self._begun and not self._ended:
             head = self._held.lstrip()
@@ -71,7 +71,7 @@ class ReasoningEnd:
         return reasoning, self._rest() if self._ended else ""
 
     def finish(self) -> tuple[str, str]:
-        """End the text, and return what was held back: (reasoning, rest)."""
+        """End the text. Returns the reasoning and the rest that were held back."""
         rest, self._held = self._held, ""
         return (rest, "") if self._begun and not self._ended else ("", rest)
 
@@ -108,7 +108,7 @@ class Reading:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The texts that are looked for even if they are special tokens."""
+        """The markers that the parser must see, even if they are special tokens."""
         marks = (THINK, THOUGHT) if self.reasoning else ()
         return marks + (self.tools.markers if self.tools else ())
 
@@ -127,7 +127,7 @@ class MessageStream:
         self._calls = CallFinder(form, known, strict) if form else None
 
     def push(self, text: str) -> tuple[Part, ...]:
-        """Add text, and return the parts that are certain now."""
+        """Add text, and return the new parts of the message that no further text can change."""
         reasoning, rest = self._reasoning.push(text) if self._reasoning else ("", text)
         return self._add(reasoning, self._calls.push(rest) if self._calls else (rest,))
 

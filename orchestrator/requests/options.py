@@ -1,5 +1,5 @@
-"""Complete a request's options: those of sampling with the defaults of the model's makers or else
-the usual ones, and those of speculation with the server's settings.
+"""Complete the options of a request. Missing options of sampling get the defaults of the model's
+makers, or else the usual defaults. Missing options of speculation get the server's settings.
 
 The module is pure. An option that is not implemented is refused by its name.
 """
@@ -25,14 +25,14 @@ from tandem.protos.types import (
 
 # first number of levels: the heuristic schedule changes it with every proposal
 HEURISTIC_LEVELS = 8
-LOCKSTEP_LEVELS, LOCKSTEP_NODES = 4, 8  # fewer than usual, as each proposed node is verified
+LOCKSTEP_LEVELS, LOCKSTEP_NODES = 4, 8  # fewer than usual, because each proposed node is verified
 MAX_PROMPT_LOGPROBS = 1 << 18  # most log-probabilities of a prompt: they fit into 4 MiB
 
 
 def shape(options: Speculation, default: DraftShape) -> DraftShape:
-    """Return the shape of a request's drafts. With given branches a draft has levels x branches
-    nodes, otherwise the default number. With given levels and no schedule, the schedule is
-    CONSTANT: a draft has at most that many levels.
+    """Return the draft shape of a request. With given branches, a draft can have levels x branches
+    nodes. Otherwise the default limits the number of nodes. If the request gives levels but no
+    schedule, the schedule is CONSTANT, and a draft has at most that many levels.
     """
     levels_given = options.num_speculative_tokens is not None
     branches_given = options.branches is not None
@@ -50,7 +50,7 @@ def shape(options: Speculation, default: DraftShape) -> DraftShape:
     elif not levels_given and lockstep:
         levels = min(levels, LOCKSTEP_LEVELS)
     method = options.drafted_by or default.method
-    # the draft must fit, so options that are not given are reduced
+    # the draft must fit into MAX_NODES, so options that the request does not give are reduced
     whole = method is Method.MEDUSA_LITE
     if whole and not levels_given:
         levels = min(levels, MAX_NODES // max(1, branches))
@@ -85,7 +85,7 @@ def speculation_problems(options: Speculation) -> Iterator[Violation]:
         yield Violation("speculation.confidence_threshold", limit)
     nodes = levels * (branches or 0)
     if options.method is Method.MEDUSA_LITE and nodes > MAX_NODES:
-        limit = f"is {branches}, times num_speculative_tokens {nodes}, above {MAX_NODES} nodes"
+        limit = f"is {branches}, or {nodes} nodes with num_speculative_tokens, above {MAX_NODES}"
         yield Violation("speculation.branches", limit)
     if options.prediction and options.method is Method.MEDUSA_LITE:
         yield Violation("speculation.prediction", "cannot be used with the method MEDUSA_LITE")
@@ -94,18 +94,18 @@ def speculation_problems(options: Speculation) -> Iterator[Violation]:
 
 
 def prompt_problems(request: Request, length: int) -> Iterator[Violation]:
-    """Yield violations for log-probabilities that a prompt of `length` tokens cannot give, and for
-    a request that asks for neither new tokens nor anything about its prompt.
+    """Yield violations for too many log-probabilities of a prompt of `length` tokens, and for a
+    request that asks neither for new tokens nor for anything about its prompt.
     """
     top, wanted = request.prompt_logprobs or 0, request.prompt_top_logprobs
     if top > MAX_LOGPROBS:
         yield Violation("prompt_logprobs", f"is {top}, above {MAX_LOGPROBS}")
     elif wanted is not None and length * (1 + wanted) > MAX_PROMPT_LOGPROBS:
         name = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
-        found = f"is {wanted}: {length * (1 + wanted)} numbers with {length} tokens of the prompt"
+        found = f"is {wanted}: {length * (1 + wanted)} log-probabilities for {length} prompt tokens"
         yield Violation(name, f"{found}, above {MAX_PROMPT_LOGPROBS}")
     if request.stopping.max_new_tokens == 0 and wanted is None and not request.echo:
-        problem = "is 0, below 1 without echo or prompt_logprobs"
+        problem = "must be at least 1 without echo or prompt_logprobs"
         yield Violation("stopping.max_new_tokens", problem)
 
 
@@ -116,8 +116,8 @@ def sampling_params(
     defaults: GenerationDefaults,
     model_ends: tuple[int, ...] = (),
 ) -> SamplingParams:
-    """Return how a request's tokens are drawn. A text with a grammar ends where the grammar ends;
-    if such a request says `ignore_eos`, the model's end tokens are never drawn before that.
+    """Return how a request's tokens are sampled. A text with a grammar ends where the grammar ends.
+    If such a request sets `ignore_eos`, the model's end tokens are never sampled before that.
     """
     sampling = request.sampling
     ignored = model_ends if sampling.grammar and request.stopping.ignore_eos else ()
@@ -143,5 +143,5 @@ def sampling_params(
 
 
 def first(given: float | None, default: float | None, otherwise: float) -> float:
-    """Return the request's value, or else the default of the model's makers, or else the usual."""
+    """Return the request's value, or else the makers' default, or else the usual default."""
     return next(value for value in (given, default, otherwise) if value is not None)

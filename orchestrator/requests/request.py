@@ -1,7 +1,8 @@
-"""A client's request as plain values, the same for every protocol; None means not given. Pure.
+"""A client's request as plain values, which are the same for every protocol. None means that the
+request does not give a value. The module is pure.
 
-Clients are known by digests of their names. Requests of one client use each other's cached prefixes
-and share their places.
+Clients are known by digests of their names. Requests of one client share cached prefixes and
+places.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ def client_digest(name: str) -> bytes:
 
 
 def scope_of(client: bytes, salt: str) -> bytes:
-    """Return the scope of the cached prefixes that a request may use. With a salt the scope is that
-    of the client's requests with this salt; without one it is the client's, and everybody's if the
-    client has no name either.
+    """Return the scope of the cached prefixes that a request may use. Requests of one client with
+    the same salt share a scope. A client's requests without a salt also share a scope. Requests
+    without a client name or a salt share everybody's scope.
     """
     return digest(f"salt {client.hex()} {salt}") if salt else client
 
 
 def connection_digest(peer: str) -> bytes:
-    """Return the id of a client that has no name, which is that of its connection."""
+    """Return the id of a client without a name, which is a digest of its connection."""
     return digest(f"connection {peer}")
 
 
 def client_name(client_id: bytes) -> str:
-    """Return the name of a client for logs and status: a part of a digest, as its own name may be a
-    secret.
+    """Return the name of a client for logs and status. The name is a part of the client's id,
+    because the client's own name may be a secret.
     """
     return client_id.hex()[:CLIENT_NAME_DIGITS]
 
@@ -98,8 +99,8 @@ class Speculation:
     @property
     def drafted_by(self) -> Method | None:
         """The method that finds drafts. With another rule than MATCH, each step waits for a
-        drafter's proposal, and a prediction could not be used beside it. A request with such a rule
-        and a prediction therefore has the method SUFFIX.
+        drafter's proposal, so a prediction could not be used at the same time. A request with such
+        a rule and a prediction therefore has the method SUFFIX.
         """
         alone = self.prediction and self.rule is not Rule.MATCH
         return Method.SUFFIX if alone else self.method
@@ -154,8 +155,8 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A prompt as the model's chat template writes it. If the final message is to be continued,
-    the prompt ends where its content does.
+    """A prompt that the model's chat template writes. If the final message is to be continued, the
+    prompt ends with the content of that message.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -167,7 +168,7 @@ class Conversation:
     continue_final_message: bool = False
 
     def size(self) -> int:
-        """Return the bytes of all contents and arguments, which is the least that a prompt has."""
+        """Return the bytes of all contents and arguments; a prompt has at least as many."""
         return sum(
             len(part.encode())
             for each in self.messages
@@ -191,11 +192,11 @@ class Request:
     prompt_logprobs: int | None = None
     echo: bool = False  # whether text and log-probabilities begin with those of the prompt
     return_token_ids: bool = False
-    resume_from: int = 0  # number of `received` tokens, which older clients give
+    resume_from: int = 0  # number of `received` tokens; only older clients give this field
     received: tuple[int, ...] = ()  # completion tokens that the client already has
     # scope whose cached prefixes the request may use; empty means everybody's
     cache_scope: bytes = b""
-    client_id: bytes = b""  # digest of the client, or else the connection, whose places it takes
+    client_id: bytes = b""  # digest of the client or connection whose places it takes
     malformed: tuple[Violation, ...] = ()
     traceparent: str = ""  # the client's span, as in W3C's header of this name
     subclient_id: bytes = b""  # part of the client's requests; such parts take turns

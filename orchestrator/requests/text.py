@@ -1,4 +1,5 @@
-"""Turn tokens into text as they come: never half a character, never a part of a stop string.
+"""Turn tokens into text as they come. Incomplete characters and possible beginnings of stop strings
+are held back.
 
 `TextStream` wraps a Hugging Face tokenizer and holds the state of one completion.
 """
@@ -14,13 +15,13 @@ from tokenizers.decoders import DecodeStream
 from tandem.protos.tokenizer import tokenizer_of
 
 PROMPT_TAIL = 8  # tokens of the prompt that decide how its continuation is decoded
-CHARACTER_TOKENS = 4  # tokens of a character at most, as each of its bytes may be one
+CHARACTER_TOKENS = 4  # most tokens in a character, since each of its bytes may be a token
 REPLACEMENT = "\ufffd"  # the text of bytes that are no character
 NO_TOKENS: Mapping[int, str] = {}
 
 
 def load_tokenizer(model: Path) -> Tokenizer:
-    """Load the tokenizer of a model, set to neither truncate nor pad. Raises Unusable."""
+    """Load the tokenizer of a model, with truncation and padding off. Raises Unusable."""
     tokenizer = tokenizer_of(model)
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -28,21 +29,22 @@ def load_tokenizer(model: Path) -> Tokenizer:
 
 
 def longest_token(tokenizer: Tokenizer) -> int:
-    """Return the bytes of the longest token as the vocabulary writes it; at least 4, since a token
-    may stand for any one character.
+    """Return the number of bytes of the longest token as the vocabulary writes it. The result is at
+    least 4, since a token may stand for any single character.
     """
     return max(4, *(len(token.encode()) for token in tokenizer.get_vocab()))
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the ids of the special tokens, which have no text, by how they are written."""
+    """Return a mapping from the special tokens, as they are written, to their ids."""
     added = tokenizer.get_added_tokens_decoder()
     return {token.content: number for number, token in added.items() if token.special}
 
 
 class TextStream:
     """The text of a growing completion of a prompt. The stream ignores a stop string that ends
-    within the first `min_tokens` tokens. `visible` has the special tokens that appear in this text.
+    within the first `min_tokens` tokens. `visible` has the special tokens that appear in this text;
+    other special tokens do not.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class TextStream:
         self._ignored = 0  # characters of the held text in which no stop string may end
         tail = self._tail(prompt)
         decoded = "".join(map(self._decoded, tail))
-        self._pending = tokenizer.decode(tail).removeprefix(decoded)  # the prompt's own end
+        self._pending = tokenizer.decode(tail).removeprefix(decoded)  # the prompt's end, held back
 
     def push(self, tokens: Iterable[int]) -> tuple[str, int]:
         """Add tokens up to the first stop string. Returns the text that is final now, and how many
@@ -132,6 +134,6 @@ class TextStream:
 
 
 def overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that begins `stop` but is not all of it."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

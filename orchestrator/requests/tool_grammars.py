@@ -1,7 +1,7 @@
 """Write grammars for answers that must call a tool, or that may call strict tools.
 
-The module is pure. The grammars are in Lark, in which each schema of arguments is a document of its
-own, so that references within a schema stay right.
+The module is pure. The grammars are written in Lark. Each schema of arguments is a separate
+document in a grammar, so references within a schema stay valid.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def with_calls(
     request: Request, chat: ChatTemplate, special: Mapping[str, int] = NO_TOKENS
 ) -> Request:
     """Give a request the grammar that its conversation's tools need, in the tool format of its chat
-    template. `special` has the tokens without text. Raises InvalidRequest for a tool choice that
-    cannot be met.
+    template. `special` has the ids of the special tokens. Raises InvalidRequest for a tool choice
+    that cannot be met.
     """
     conversation = request.prompt
     if not isinstance(conversation, Conversation):
@@ -42,7 +42,7 @@ def with_calls(
         return request
     grammar = grammar_of(conversation, chat.of(conversation).tools, special)
     if grammar and request.sampling.grammar:
-        problem = "with strict or required calls, cannot be beside a grammar of the answer"
+        problem = "with strict or required calls cannot be combined with a grammar of the answer"
         raise InvalidRequest.of("messages.tools", problem)
     if not grammar:
         return request
@@ -52,10 +52,10 @@ def with_calls(
 def grammar_of(
     conversation: Conversation, form: ToolFormat | None, special: Mapping[str, int] = NO_TOKENS
 ) -> Grammar | None:
-    """Return the grammar of an answer. If a tool must be called, it is one call or more, each on a
-    line; if a tool is strict, it is any text with calls in the model's own `form`. Other answers
-    have no grammar: None. Raises InvalidRequest for strict tools in a format that does not mark
-    where a call ends.
+    """Return the grammar of an answer; None if the answer needs no grammar. If a tool must be
+    called, the grammar allows one or more calls, each on its own line. Otherwise, if a tool is
+    strict, the grammar allows any text with calls in the model's own `form`. Raises InvalidRequest
+    for strict tools if `form` is not bare and has no mark at the end of a call.
     """
     tools, choice = conversation.tools, conversation.tool_choice
     if choice not in (AUTO, REQUIRED):

@@ -1,5 +1,5 @@
-"""Find tool calls in the text of a model while the text grows. A `ToolFormat` has how a model marks
-its calls, in which models differ; the rest is JSON. Pure.
+"""Find tool calls in the text of a model while the text grows. A `ToolFormat` says how a model
+marks its calls; the calls themselves are JSON. The module is pure.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ NAME, SEPARATORS = r"[\w.-]{1,128}", (";", ",")
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model writes a call: as JSON behind `begin` and, if `bare`, also at the start of a
-    line. Markers may be special tokens. If `named`, a call's name may come before its arguments.
+    """How a model writes a call: as JSON after the marker `begin` or, if `bare`, at the start of a
+    line. Markers may be special tokens. With `named`, a call's name may precede its arguments.
     """
 
     name: str
@@ -46,7 +46,7 @@ class ToolFormat:
         return re.compile("|".join(rf"(?:{each})(?={VALUE})" for each in [*marked, *self._lines()]))
 
     def started(self) -> re.Pattern[str]:
-        """Return a pattern that finds where a call may be starting at the end of a text."""
+        """Return a pattern that finds a possible beginning of a call at the end of a text."""
         named = f"(?:{NAME}(?:{_beginnings(self.named)})?)?" if self.named else ""
         marked = [rf"{re.escape(self.begin)}\s*{named}\s*{BEGUN}"] if self.begin else []
         lines = [rf"{each}{BEGUN}" for each in self._lines()]
@@ -57,7 +57,7 @@ class ToolFormat:
 
 
 def head_of(name: str) -> str:
-    """Return a pattern, for Python and Rust, of a tool call's beginning up to its arguments."""
+    """Return a pattern, for Python and Rust, for a tool call's text before its arguments."""
     kind = r'("type"\s*:\s*"function"\s*,\s*)?'
     return rf'\{{\s*{kind}"name"\s*:\s*"{re.escape(name)}"\s*,\s*"({"|".join(ARGUMENTS)})"\s*:'
 
@@ -81,7 +81,7 @@ UNKNOWN_FORMAT_SIGNS = ("<function=", "<arg_key>", "<\uff5ctool")
 
 
 def format_of(template: str) -> ToolFormat | None:
-    """Return the format in which a chat template has calls written; None for an unknown one."""
+    """Return the format of calls in a chat template; None if the format is unknown."""
     if any(sign in template for sign in UNKNOWN_FORMAT_SIGNS):
         return None
     plain = template.replace('\\"', '"')
@@ -99,7 +99,7 @@ class JsonEnd:
     escaped: bool = False
 
     def find(self, text: str) -> int:
-        """Return the index behind the end of the object or list; -1 while the end is missing."""
+        """Return the index behind the end of the object or list; -1 if the end has not come yet."""
         for position in range(self.position, len(text)):
             character = text[position]
             if self.quoted:
@@ -118,8 +118,8 @@ class JsonEnd:
 
 
 class CallFinder:
-    """Splits a growing text into content and calls, in the same way however the text is cut. Text
-    that only looks like a call is content. White space beside calls is dropped.
+    """Splits a growing text into content and calls. How the text is cut into pieces does not
+    matter. Text that only looks like a call is content. White space beside calls is dropped.
     """
 
     def __init__(
@@ -139,10 +139,10 @@ class CallFinder:
         self._name = ""  # name before the call's JSON, if there is one
         self._marked = False  # whether something comes before the call's JSON
         self._after_call = False
-        self._in_line = False  # whether content that is no longer held began the line
+        self._in_line = False  # whether the line began with content that is not held now
 
     def push(self, text: str) -> Iterator[Piece]:
-        """Add text, and yield the pieces that are certain now."""
+        """Add text, and yield the new pieces that no further text can change."""
         self._held += text
         while (pieces := self._next()) is not None:
             yield from pieces
@@ -178,7 +178,7 @@ class CallFinder:
         return [content] if content else []
 
     def _ended(self, end: int) -> Sequence[Piece] | None:
-        """Return the calls that end at `end`, or the text if it was no call; None for end -1."""
+        """Return the calls that end at `end`, or the text if it is no call; None if `end` is -1."""
         if end < 0:
             return None
         whole, self._held, self._json = self._held[:end], self._held[end:], None
@@ -193,7 +193,7 @@ class CallFinder:
         return found or (whole,)
 
     def _passed(self) -> bool:
-        """Drop text that belongs to the call before; return whether that call has ended."""
+        """Drop text that belongs to the previous call; return whether that call has ended."""
         rest, end = self._held.lstrip(), self._form.end
         if end and rest.startswith(end):
             rest = rest.removeprefix(end).lstrip()
@@ -210,7 +210,7 @@ class CallFinder:
 
 
 def calls_in(text: str, name: str = "") -> tuple[ToolCall, ...]:
-    """Return the calls in a JSON text, or the call of `name` with these arguments; () if none."""
+    """Return the calls in a JSON text; () if it has none. With `name`, the text is arguments."""
     try:
         value = json.loads(text, parse_constant=_no_constant)
         if name:

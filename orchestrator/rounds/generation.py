@@ -1,6 +1,6 @@
-"""A request, and its state: the committed tokens and when they end.
+"""A request, and the state of its generation: the committed tokens, and why they ended.
 
-Pure. Only the state in this module is authoritative; the services hold copies.
+The module is pure. Only the state in this module is authoritative; the services hold copies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Finish(Enum):
 @dataclass(frozen=True, slots=True)
 class RunRequest:
     """A request that was checked and completed with defaults. `completion` are tokens that the
-    client has already. `prompt_logprobs` is how many of the likeliest tokens to report for each
+    client already has. `prompt_logprobs` is how many of the likeliest tokens to report for each
     token of the prompt, beginning with token `prompt_logprobs_from`.
     """
 
@@ -45,13 +45,14 @@ class RunRequest:
     traceparent: str = ""  # traceparent of the span in which the request runs
     known: tuple[int, ...] = ()  # tokens that the completion may repeat
     prompt_logprobs: int | None = None
-    prompt_logprobs_from: int = 1  # the first token has none
+    prompt_logprobs_from: int = 1  # the first token has no log-probability
 
 
 @dataclass(slots=True)
 class Generation:
-    """A growing completion. The prompt's log-probabilities have been reported below token
-    `prompt_logprobs_from`. `turn` is that of the newest opening, at either service.
+    """A growing completion. The log-probabilities of the prompt's tokens before
+    `prompt_logprobs_from` have been reported. `turn` is the turn of the newest opening, at either
+    service.
     """
 
     session_id: bytes
@@ -109,8 +110,8 @@ class Generation:
         return Context(self.session_id, self.turn, 0, tokens, client=self.cache_scope)
 
     def extend(self, start: int, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Commit that the text from `start` on is `tokens`, up to the first stop token or the
-        limit. Returns the new tokens.
+        """Commit `tokens` as the text from `start` on, up to the first stop token or the limit.
+        Returns the tokens that are new.
         """
         assert start <= self.length, "a commit that leaves a gap"
         fresh = tuple(tokens[self.length - start :][: self.until - self.length])
@@ -126,8 +127,8 @@ class Generation:
     def take_prompt_logprobs(
         self, start: int, logprobs: Sequence[TokenLogprobs]
     ) -> tuple[TokenLogprobs, ...]:
-        """Take the log-probabilities of tokens from `start` on, if these belong to the prompt, and
-        return the new ones.
+        """Take the log-probabilities of tokens from `start` on, if these tokens belong to the
+        prompt. Returns the log-probabilities that are new.
         """
         if start >= len(self.prompt):
             return ()

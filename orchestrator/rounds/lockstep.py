@@ -1,15 +1,15 @@
-"""Decides how long a verifier in lockstep waits for a proposal: as long as the proposal may save,
-and not at all while proposals come later than that.
+"""Decides how long a verifier in lockstep waits for a proposal. While proposals come too late to
+save time, the verifier does not wait.
 
-In lockstep each step needs a proposal for exactly its length; after an empty proposal the verifier
-decodes plainly. While it does not wait, the verifier gets empty proposals for the next steps too,
-so that it decodes at its own pace. Proposals that come too late still show how late they are, so a
-drafter that recovers is used again. If both models share a processor, a proposal comes later while
-the verifier does not wait for it. The proposal could come up to MAX_SLOWDOWN times sooner, so now
-and then the verifier waits for one, which is a trial.
+In lockstep, each step needs a proposal for exactly the length of the text. After an empty proposal
+the verifier decodes plainly, without a draft. While the verifier does not wait, it gets empty
+proposals for the next steps too, so that it decodes at its own pace. Proposals that come too late
+still show how late they are, so a drafter that recovers is used again. If both models share a
+processor, proposals come later while the verifier does not wait for them, by a factor of up to
+MAX_SLOWDOWN. Now and then the verifier therefore waits for one proposal, which is a trial.
 
-`WaitPolicy` has the averages and the decisions, and knows no clock. `Lockstep` measures what the
-policy learns from, and sends the empty proposals.
+`WaitPolicy` has the averages and the decisions, and knows no clock. `Lockstep` measures the times
+for the policy, and sends the empty proposals.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from functools import partial
 from tandem.orchestrator.rounds.stream import Timer, TimerHandle
 from tandem.protos.streams import Commit, Proposal
 
-SECONDS_WEIGHT, GAIN_WEIGHT = 0.25, 0.125  # weights of the newest values in averages
-OUTLIER_FACTOR = 2.0  # times an average; a longer step counts as that long
+SECONDS_WEIGHT, GAIN_WEIGHT = 0.25, 0.125  # weights of the newest value in an average
+OUTLIER_FACTOR = 2.0  # a step counts as at most this many times the average
 WAIT_FACTOR = 2  # longest wait for a proposal, in units of the seconds that a proposal saves
 MISSED_FACTOR = 4  # assumed delay of a missing proposal, in units of what it may save
 FIRST_GAIN, TRIAL_GAIN = 2.0, 1.0  # assumed gain in tokens, at first and in a later trial
 TRIAL_STEPS = 64  # steps with (or without) a proposal before the other kind is tried
 FIRST_TRIAL = 8  # plain steps before the first trial of a proposal; the number then doubles
-MAX_SLOWDOWN = 4  # how much slower a drafter can be because the verifier does not wait
+MAX_SLOWDOWN = 4  # a drafter may be this many times slower while it is not waited for
 ASSUMED_STEP_SECONDS = 0.02  # assumed seconds of a step before any was measured
-MAX_PENDING = 64  # lengths whose proposal may still come
-RUN_STEPS = 32  # plain steps that are measured as one run: their commits may arrive together
+MAX_PENDING = 64  # most lengths whose proposals are still expected
+RUN_STEPS = 32  # plain steps measured as one run, because their commits may come together
 MAX_STEPS_AHEAD = 48  # plain steps ordered at once; a verifier keeps 64 proposals of a session
 
 
@@ -40,8 +40,8 @@ MAX_STEPS_AHEAD = 48  # plain steps ordered at once; a verifier keeps 64 proposa
 class WaitPolicy:
     """Averages over a generation: the `delay` in seconds from a commit to the proposal after it,
     the `gain` in tokens that a proposal adds to a step, and the seconds of plain steps and of steps
-    with a draft. A step with a draft includes the `round_trip` to the verifier; plain steps are
-    ordered ahead.
+    with a draft. The time of a step with a draft includes the `round_trip` to the verifier. That of
+    a plain step does not: it is ordered ahead.
     """
 
     delay: float = 0.0
@@ -50,7 +50,7 @@ class WaitPolicy:
     drafted_seconds: float = 0.0  # seconds of a step with a draft; 0 means not known
     in_a_row: int = 0  # steps of one kind in a row: positive with a draft, negative without
     round_trip: float = 0.0
-    newest_delay: float = math.inf  # seconds of the newest proposal; math.inf if it is missing
+    newest_delay: float = math.inf  # delay of the newest proposal; math.inf if it is missing
     trial_interval: int = FIRST_TRIAL  # plain steps before the next trial, per token of `gain`
     steps_since_trial: int = 0  # plain steps since the newest trial
     trial_due: bool = False  # whether to wait for the next proposal, if it could be in time
@@ -137,7 +137,7 @@ class WaitPolicy:
 
 
 def _smoothed(average: float, newest: float) -> float:
-    """Return a moving average (0 if none yet) with the newest value; an outlier counts less."""
+    """Update a moving average, which is 0 at first, with the newest value, limiting outliers."""
     if not average:
         return newest
     return average + SECONDS_WEIGHT * (min(newest, OUTLIER_FACTOR * average) - average)
@@ -146,27 +146,27 @@ def _smoothed(average: float, newest: float) -> float:
 class Lockstep:
     """The lockstep of one generation. `send` sends the verifier a proposal to verify.
 
-    A length is a number of committed tokens, and a step at a length needs a proposal for it. If the
-    verifier has to wait for that proposal, the time of the step begins when the proposal is sent.
-    Plain steps whose empty proposals were sent ahead follow each other without a wait, but their
-    commits may arrive together, so RUN_STEPS of them are measured as one run.
+    A length is a number of committed tokens, and a step at a length needs a proposal for that
+    length. If the verifier has to wait for that proposal, the time of the step begins when the
+    proposal is sent. Plain steps whose empty proposals were sent ahead follow each other without a
+    wait, but their commits may arrive together, so RUN_STEPS of them are measured as one run.
     """
 
     def __init__(self, timer: Timer, send: Callable[[Proposal], None]) -> None:
         self.policy = WaitPolicy()
         self._timer = timer
         self._send = send
-        self._pending: dict[int, float] = {}  # times when lengths without a proposal came
+        self._pending: dict[int, float] = {}  # when each length without a proposal was reached
         self._length = -1  # the length that was reached last
         self._supplied = -1  # the longest length that the verifier has a proposal for
-        self._measured_since = -1.0  # start of the step or run; negative while verifier waits
+        self._measured_since = -1.0  # start of the step or run; negative while the verifier waits
         self._run_steps = 0  # steps of the run so far; 0 if the verifier waited for the step
         self._handle: TimerHandle | None = None  # timer that ends the wait
 
     def wait(self, length: int, drafting: bool, round_trip: float = 0.0) -> None:
-        """Wait for a proposal for this length, or send an empty one, unless the verifier has a
-        proposal. `drafting` tells whether a drafter makes one; `round_trip` is the seconds to the
-        verifier and back.
+        """Wait for a proposal for this length, or send an empty one, unless the verifier already
+        has a proposal. `drafting` tells whether a drafter makes a proposal. `round_trip` is the
+        number of seconds to the verifier and back.
         """
         self.stop()
         self.policy.round_trip = round_trip
@@ -184,7 +184,7 @@ class Lockstep:
 
     def proposal_came(self, behind: int, length: int) -> bool:
         """Note that a proposal for the length `behind` came, while the text has `length` tokens.
-        Returns whether the verifier waits for the proposal, which must then be sent to it.
+        Returns whether the verifier waits for the proposal, which the caller must then send.
         """
         now = self._timer.now()
         waited = behind == length > self._supplied
@@ -198,14 +198,14 @@ class Lockstep:
         return True
 
     def opened(self) -> None:
-        """Note that the verifier was opened and so has no proposal."""
+        """Note that a new stream was opened at the verifier, which has no proposals."""
         self.stop()
         self._length, self._supplied, self._measured_since = -1, -1, -1.0
 
     def committed(self, commit: Commit) -> None:
-        """Note that a commit has come: the verifier has taken a step. Of a run, the policy learns
-        the mean seconds of a step, with the run's last step. For other steps the policy learns
-        their own seconds, without the round trip if the step was plain.
+        """Note that a commit has come, so the verifier has taken a step. At the last step of a run,
+        the policy learns the mean seconds of the run's steps. From a step outside a run, the policy
+        learns the step's own seconds, without the round trip if the step was plain.
         """
         if self._measured_since < 0:
             return
@@ -240,7 +240,7 @@ class Lockstep:
         self._decode_plainly(length, 1)
 
     def _decode_plainly(self, length: int, steps: int) -> None:
-        """Have the verifier decode `steps` steps plainly; each adds one token."""
+        """Let the verifier take `steps` steps without a draft, each of which adds one token."""
         if length > self._supplied:
             self._measured_since = self._timer.now()
         for position in range(max(self._supplied + 1, length), length + steps):

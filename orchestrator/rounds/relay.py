@@ -1,5 +1,5 @@
-"""Relays commits and proposals: the verifier's commits go to the drafter and to the reader, the
-drafter's proposals to the verifier.
+"""Relays commits and proposals: the verifier's commits go to the drafter and to the reader, and the
+drafter's proposals go to the verifier.
 
 This module is the best place to start reading. Events come in as plain calls and cause plain calls,
 so no code of this module waits. The verifier decodes by itself, whatever the drafter does.
@@ -23,11 +23,11 @@ from tandem.protos.errors import Busy, SessionMiss, TandemError, is_transient
 from tandem.protos.streams import Commit, Decoding, Drafting, EncodedProposal, Flow, Proposal
 from tandem.protos.types import NO_DRAFT_SHAPE, Method, Rule
 
-PAUSE_AT, RESUME_AT = 64, 16  # unread steps at which the verifier is paused, resumed
+PAUSE_AT, RESUME_AT = 64, 16  # unread steps at which the verifier pauses, and goes on
 VERIFIER_PAUSES = (0.05, 1.0)  # least and most seconds before a verifier is opened again
 DRAFTER_PAUSES = (0.2, 2.0)
 VERIFIER_LOST_SECONDS = 30.0  # seconds without a verifier after which the request ends
-VERIFIER_BUSY_SECONDS = 600.0  # seconds of Busy alone after which the request ends
+VERIFIER_BUSY_SECONDS = 600.0  # seconds of Busy errors alone after which the request ends
 # largest proposal in bytes; a whole tree with its distributions is smaller
 LARGEST_PROPOSAL = 256 << 10
 
@@ -47,7 +47,7 @@ class Services:
 
 
 class Relay:
-    """One request's relay, which calls `changed` when there are steps to take, or no more come."""
+    """The relay of one request. It calls `changed` when steps are ready, or no more will come."""
 
     def __init__(
         self, request: RunRequest, services: Services, changed: Callable[[], None]
@@ -101,10 +101,10 @@ class Relay:
         self._changed()
 
     def _open_verifier(self) -> None:
-        """Open the verifier. In lockstep the drafter is opened again too, because its proposals
-        refer to what this very stream was sent. Without lockstep, the drafter is opened at the
-        first commit, because a drafter may share a machine with the verifier and must not delay the
-        first token.
+        """Open a stream at the verifier. In lockstep the drafter's stream is opened again too,
+        because its proposals refer to what was sent on the verifier's stream. Without lockstep, the
+        drafter's stream is opened at the first commit: a drafter may share a machine with the
+        verifier, and must not delay the first token.
         """
         if not self.verifier.link.connected:
             self.verifier.lost()
@@ -148,7 +148,7 @@ class Relay:
         self.drafter.start(next(self._numbers), opening.context.turn, opening)
 
     def _await_proposal(self) -> None:
-        """In lockstep, let the verifier wait for a proposal, or get an empty one in the end."""
+        """In lockstep, wait for a proposal for the verifier; if none comes, send an empty one."""
         if self._lockstep:
             round_trip = self.verifier.link.round_trip
             self._lockstep.wait(self.generation.length, self.drafter.opened, round_trip)
@@ -200,7 +200,7 @@ class Relay:
         )
 
     def _inform_drafter(self, commit: Commit) -> None:
-        """Send the drafter the commit or hold it back, but not in lockstep: proposals need it."""
+        """Send the commit to the drafter, or hold it back. In lockstep every commit is sent."""
         due: Commit | None = commit
         if not self._lockstep:
             round_trip = self.drafter.link.round_trip + self.verifier.link.round_trip
@@ -222,7 +222,7 @@ class Relay:
         self.verifier.send(Flow(paused))
 
     def _on_verifier_error(self, error: TandemError) -> None:
-        """Retry until the verifier was away for too long, not counting its open time."""
+        """Retry, unless the pauses before retries have lasted too long since the last item."""
         if self._lockstep:
             self._lockstep.stop()
         retry_after = error.retry_after if isinstance(error, Busy) else 0.0

@@ -1,5 +1,5 @@
 """A step of a generation, and the reason why it had no draft although its request asked for drafts.
-Operators ask for this reason first when speculation does not pay. Pure.
+Operators ask for this reason first when speculation does not pay. The module is pure.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ class Fallback(Enum):
     """The reasons why a step had no draft although drafts were requested."""
 
     FIRST_STEP = auto()  # the drafter is asked when the first step is over
-    NO_DRAFTER = auto()  # no drafter is connected, or it has not been opened yet
+    NO_DRAFTER = auto()  # no drafter is connected, or its stream is not open yet
     REFUSED = auto()  # the drafter will not draft for this request
-    LATE = auto()  # a draft arrived when the text had passed it
-    NOT_VERIFIED = auto()  # a draft came since the step before, and no token of it was verified
-    NO_DRAFT = auto()  # the drafter had sent no draft since the step before
-    NO_MATCH = auto()  # the newest tokens occurred nowhere before, and drafts are by suffix alone
-    BACKOFF = auto()  # many drafts were of no use, and drafting is tried again soon
+    LATE = auto()  # a draft arrived after the text had passed it
+    NOT_VERIFIED = auto()  # a draft came since the previous step, but was not verified
+    NO_DRAFT = auto()  # the drafter has sent no draft since the previous step
+    NO_MATCH = auto()  # only the suffix method drafts, and the newest tokens never occurred before
+    BACKOFF = auto()  # many drafts were of no use, so the drafter is paused for a while
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the verifier for one request: its commit, cut to the tokens that were committed,
-    or log-probabilities of the prompt.
+    """One step of the verifier for one request. A step has a commit, cut to the tokens that were
+    committed, or log-probabilities of the prompt.
     """
 
     commit: Commit
     seconds: float = 0.0  # seconds since the previous step, or since the opening
     finish: Finish | None = None
     matched_token_id: int | None = None  # the stop token that ended the generation
-    drafter_switches: int = 0  # how many openings followed one that a drafter had answered
+    drafter_switches: int = 0  # how many openings came after an opening that was answered
     verifier_switches: int = 0
     drafter_round_trip: float = 0.0  # smoothed round trip in seconds; 0 means not known
     verifier_round_trip: float = 0.0
     fallback: Fallback | None = None
-    verifier_group: str = ""  # fingerprint of the verifier's model; empty if it is as before
-    drafter: str = ""  # address of the drafter; empty if it is as before
+    verifier_group: str = ""  # fingerprint of the verifier's model; empty if unchanged
+    drafter: str = ""  # address of the drafter; empty if unchanged
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
@@ -55,7 +55,7 @@ class DraftWatch:
     """Watches what has come from the drafter of one generation since its newest step."""
 
     requested: bool
-    alone: bool  # whether drafts are by suffix alone
+    alone: bool  # whether the suffix method alone makes drafts
     steps: int = 0
     arrived: bool = False
 

@@ -1,4 +1,4 @@
-"""A generation's stream at one service, opened again after every loss."""
+"""A generation's stream at one service, which is opened again after every loss."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 from tandem.protos.errors import TandemError, TransportLost
 from tandem.protos.streams import PassTimes
 
-MAX_DOUBLINGS = 16  # most doublings of a pause, so that the power stays a float
+MAX_DOUBLINGS = 16  # most doublings of a pause, so that the pause fits a float
 
 Sent = TypeVar("Sent")
 SentContra = TypeVar("SentContra", contravariant=True)
@@ -19,16 +19,16 @@ ReceivedContra = TypeVar("ReceivedContra", contravariant=True)
 
 
 class Subscriber(Protocol[ReceivedContra]):
-    """The methods of a stream's owner that a link calls."""
+    """The methods that a link calls on the owner of a stream."""
 
     def connected(self) -> None:
         """Note that the service can be reached."""
 
     def lost(self) -> None:
-        """Note that the service cannot be reached, or not any more."""
+        """Note that the service cannot be reached now."""
 
     def receive(self, item: ReceivedContra) -> None:
-        """Take an item of the stream, which arrived."""
+        """Take an item that arrived on the stream."""
 
     def failed(self, error: TandemError) -> None:
         """Note that the stream has ended, or could not be opened."""
@@ -47,10 +47,10 @@ class ServiceLink(Protocol[SentContra, ReceivedCo]):
 
     @property
     def round_trip(self) -> float:
-        """The seconds to the service and back, smoothed; 0 means not known."""
+        """The smoothed round trip to the service in seconds; 0 means not known."""
 
     def group(self, stream: int) -> str:
-        """Return the fingerprint of the model where a stream is open; empty if it is not known."""
+        """Return the fingerprint of the model that serves a stream; empty if it is not known."""
 
     def replica(self, stream: int) -> str:
         """Return the name of the replica where a stream is open; empty if no stream is open or the
@@ -62,22 +62,22 @@ class ServiceLink(Protocol[SentContra, ReceivedCo]):
         """The service's price and seconds per token, if it reports them."""
 
     def subscribe(self, subscriber: Subscriber[ReceivedCo]) -> None:
-        """Report from now on when the service is connected and lost."""
+        """Tell a subscriber from now on when the service is connected or lost."""
 
     def unsubscribe(self, subscriber: Subscriber[ReceivedCo]) -> None:
-        """Stop reporting to a subscriber when the service is connected and lost."""
+        """End the reports that `subscribe` started."""
 
     def open(self, stream: int, opening: SentContra, subscriber: Subscriber[ReceivedCo]) -> None:
-        """Open a stream; the subscriber gets what arrives for it."""
+        """Open a stream. Items that arrive for the stream go to the subscriber."""
 
     def drop(self, stream: int) -> None:
-        """Ignore what still arrives for a stream."""
+        """Forget a stream, so that items that still arrive for the stream are ignored."""
 
     def send(self, stream: int, item: SentContra) -> None:
-        """Send an item; it is dropped while the service is not connected."""
+        """Send an item. Items are dropped while the service is not connected."""
 
     def close(self, session_id: bytes, turn: int) -> None:
-        """Have the service forget a session, now or when the service is connected, unless the
+        """Tell the service to forget a session, now or when the service is connected, unless the
         session was opened with a newer turn.
         """
 
@@ -108,13 +108,13 @@ class Timer(Protocol):
         """Return the time in seconds."""
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> TimerHandle:
-        """Call after `seconds` seconds, or a random part more, so that callers spread out."""
+        """Call `call` after `seconds` seconds plus a random delay, to spread the callers out."""
 
 
 @dataclass(slots=True, eq=False)
 class SessionStream(Generic[Sent, Received]):
-    """The subscriber for one generation. `open` opens a stream if there is reason to. `on_item` is
-    called with each item of the stream, `on_failure` with the error that ends it.
+    """The subscriber for one generation. `open` opens a stream if one is needed. `on_item` is
+    called with each item of the stream, and `on_failure` with the error that ends the stream.
     """
 
     link: ServiceLink[Sent, Received]
@@ -125,7 +125,7 @@ class SessionStream(Generic[Sent, Received]):
     number: int = 0  # number of the open stream; 0 if none is open
     turn: int = 0  # the turn of the newest opening
     openings: int = 0
-    switches: int = 0  # how many openings followed one that the service had answered
+    switches: int = 0  # how many openings followed an opening that the service had answered
     _answered: bool = False
     failures: int = 0  # number of failures since an item arrived
     waited: float = 0.0  # seconds of pauses since an item arrived
@@ -138,7 +138,7 @@ class SessionStream(Generic[Sent, Received]):
         return self.number != 0
 
     def start(self, number: int, turn: int, opening: Sent) -> None:
-        """Open a stream in place of the one before."""
+        """Open a stream, and drop the previous one."""
         self.stop()
         self.number, self.turn = number, turn
         self.openings += 1
@@ -186,7 +186,7 @@ class SessionStream(Generic[Sent, Received]):
         self.failed(TransportLost(self.link.problem or "the service cannot be reached"))
 
     def receive(self, item: Received) -> None:
-        """Take an item that the link received, which ends the count of failures."""
+        """Take an item that the link received, and reset the count of failures."""
         self.failures, self.waited, self._answered = 0, 0.0, True
         self.on_item(item)
 

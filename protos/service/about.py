@@ -1,5 +1,5 @@
-"""Reports a process's version and model as metrics whose labels are the information, so that
-queries can join other metrics with them. The model is also announced, for `tandem up`.
+"""Reports a process's version and model as labels of metrics, so that queries can add these labels
+to other metrics. The process also announces its model on standard output, for `tandem up`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from tandem.protos.types import ModelDescription
 
 def report_build(registry: CollectorRegistry) -> None:
     """Report the version of Tandem that runs."""
-    gauge = Gauge("tandem_build_info", "1; the version", ("version",), registry=registry)
+    gauge = Gauge(
+        "tandem_build_info", "Always 1; the label is the version", ("version",), registry=registry
+    )
     gauge.labels(version("tandem-serving")).set(1)
 
 
@@ -22,7 +24,7 @@ def report_model(registry: CollectorRegistry, model: ModelDescription) -> None:
     """Report the model that the process holds or, at an orchestrator, that its verifiers hold."""
     gauge = Gauge(
         "tandem_model_info",
-        "1; the model, and how it is computed",
+        "Always 1; the labels are the model and how it is computed",
         ("model", "dtype", "device", "fingerprint"),
         registry=registry,
     )
@@ -33,21 +35,21 @@ def report_drafter(registry: CollectorRegistry, model: ModelDescription) -> None
     """Report how a drafter's tokenizer compares with the target's."""
     likeness = Gauge(
         "tandem_draft_tokenizer_info",
-        "1; the drafter's tokenizer beside the target's: equal, nearly equal, or foreign",
+        "Always 1; the label is the tokenizer's likeness: equal, nearly equal, or foreign",
         ("tokenizer",),
         registry=registry,
     )
     likeness.labels(model.tokenizer).set(1)
     masked = Gauge(
         "tandem_draft_masked_tokens",
-        "Tokens that are never proposed, as their ids mean something else to the target",
+        "Tokens that are never proposed, because their ids mean something else to the target",
         registry=registry,
     )
     masked.set(model.masked_tokens)
 
 
 def announce_model(model: ModelDescription) -> None:
-    """Announce the model that the process has loaded, in the words of a replica's status."""
+    """Announce the model that the process has loaded, with the fields of a replica's status."""
     announce(
         "loaded",
         model=model.name,

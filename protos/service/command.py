@@ -1,6 +1,6 @@
-"""A service's command line: it has one flag per setting, and serves until it is to stop.
+"""Runs a service from its command line, which has a flag for every setting, until its end.
 
-Modules that take long to import are imported only when the arguments are known to be good.
+Modules that take long to import are imported only after the arguments have been checked.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ Serve = Callable[..., AbstractAsyncContextManager[str]]
 
 
 def command(role: str, kind: type[Config], module: str) -> None:
-    """Run a service, which is `serving` of a module, by its command line. If the service cannot
-    start, it prints one line and ends with exit code 1.
+    """Run the service that the function `serving` of a module starts, with the settings of the
+    command line. If the service cannot start, the process prints one line and ends with exit code
+    1.
     """
     start(role, kind, lambda config: serve(role, config, module))
 
 
 def start(role: str, kind: type[Config], work: Callable[[Config], None]) -> None:
-    """Read the command line and run any `work` with the settings. If the service cannot start, it
-    prints one line and ends with exit code 1.
+    """Read the command line, and call `work` with the settings. If the service cannot start, the
+    process prints one line and ends with exit code 1.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing has to be ended in order yet
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing needs an orderly end yet
     try:
         config = configured(kind, role, sys.argv[1:])
         process.configure_logging(config.log_level, config.log_format)
@@ -61,8 +62,8 @@ def serve(role: str, config: ServiceConfig, module: str) -> None:
 
 
 async def run(role: str, config: ServiceConfig, serve: Serve) -> None:
-    """Run a service until it is stopped: one signal makes it drain, another ends it at once. Until
-    the service serves, a signal ends the process at once.
+    """Run a service until it is stopped: the first signal makes it drain, and the second ends it at
+    once. Before the service serves, one signal ends the process at once.
     """
     from prometheus_client import REGISTRY
 
@@ -71,7 +72,7 @@ async def run(role: str, config: ServiceConfig, serve: Serve) -> None:
     serving = serve(config, REGISTRY, drain, pages)
     with served(config, pages) as metrics:
         async with process.parent_watched(), serving as address:
-            # signals are handled before the announcement that the service serves
+            # before the announcement, because its reader may send a signal at once
             stop = process.stop_signals()
             process.announce("serving", role=role, address=address, metrics=metrics)
             await stop.get()
@@ -84,7 +85,7 @@ def served(config: ServiceConfig, pages: Pages) -> Iterator[str]:
     """Serve the pages of a service while the scope lasts; yields their URL."""
     host = config.metrics_host or config.host
     asked = config.tls if config.metrics_tls else None
-    # the page server demands certificates
+    # TLS only asks for a certificate; `pages` demands one where a page needs it
     context = server_context(asked, ssl.CERT_OPTIONAL) if asked else None
     with pages_served(host, config.metrics_port, pages, context) as address:
         yield f"{'https' if context else 'http'}://{address}"

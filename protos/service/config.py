@@ -1,7 +1,7 @@
 """The configuration of a service: flags, then the environment, then a YAML file, then defaults.
 
-The configuration is validated where it is built, and passed down; no other code reads these
-settings.
+A setting comes from the first of these sources that has it. The configuration is validated where it
+is built, and passed down; no other code reads these sources.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ FILE = "TANDEM_CONFIG"
 
 MIN_LENGTH, MAX_LENGTH = 16, 256  # least and most characters of a token
 FOLLOWING_ERROR = "default_factory_not_called"  # an error that follows from another field's error
-# kinds of errors whose value is shown: it is not a token's, and not in the message yet
+# kinds of errors whose message gets the wrong value added, because it is never a token
 SHOWABLE = ("int_", "float_", "bool_", "byte_", "literal_", "greater_", "less_", "string_pattern_")
 
 
 def _secret(given: SecretStr) -> SecretStr:
-    """Check a token, which travels as metadata of a call and must not be guessed."""
+    """Check that a token can be sent as metadata of a call, and is too long to be guessed."""
     token = given.get_secret_value()
     if not (MIN_LENGTH <= len(token) <= MAX_LENGTH and re.fullmatch(r"[!-~]+", token)):
         raise ValueError(
@@ -56,7 +56,7 @@ Section = Annotated[dict[str, str | Any], BeforeValidator(lambda section: sectio
 
 
 class ServiceConfig(ListeningSettings):
-    """The settings of every service. Environment: `TANDEM__VERIFIER__PORT`, ..."""
+    """The settings that every service has, such as `TANDEM__VERIFIER__PORT` in the environment."""
 
     model_config = SettingsConfigDict(
         frozen=True,
@@ -69,7 +69,8 @@ class ServiceConfig(ListeningSettings):
     )
 
     config: Path | None = Field(
-        default=None, description=f"YAML file with a section for each role; or {FILE}"
+        default=None,
+        description=f"YAML file with a section for each role; by default the one that {FILE} names",
     )
     port: int = Field(
         default=0, ge=0, le=65535, description="port of the service; 0 takes a free one"
@@ -98,7 +99,7 @@ class ServiceConfig(ListeningSettings):
         *others: PydanticBaseSettingsSource,
         **more: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Read nothing but the arguments; `configured` reads environment and file."""
+        """Read only the arguments, because `configured` reads the environment and the file."""
         return (init_settings,)
 
     @property
@@ -111,8 +112,8 @@ class ServiceConfig(ListeningSettings):
 
 
 class ExternalSettings(BaseSettings):
-    """The settings of environment and file for each role, such as `TANDEM__VERIFIER__PORT`, or
-    `port` in the section `verifier`. Names and values of these settings are not checked yet.
+    """The settings of each role in the environment, such as `TANDEM__VERIFIER__PORT`, and in the
+    file, such as `port` in the section `verifier`. Their names and values are not checked yet.
     """
 
     model_config = SettingsConfigDict(
@@ -130,7 +131,7 @@ Settings = TypeVar("Settings", bound=BaseSettings)
 
 
 class Help(HelpFormatter):
-    """Formats help without the defaults that a description gives in words."""
+    """Formats help. Defaults that are None or come from a factory are left to the descriptions."""
 
     def _expand_help(self, action: Action) -> str:
         return re.sub(r" \(default(: None| factory: .*)\)$", "", super()._expand_help(action))
@@ -160,9 +161,9 @@ def external_settings(file: Path | str | None = None) -> ExternalSettings:
 
 
 def configured(kind: type[Config], role: str, arguments: Sequence[str]) -> Config:
-    """Read a role's settings: its command line, then environment and file, then defaults.
+    """Read a role's settings from its command line, then environment and file, then defaults.
 
-    Raises Unusable naming every bad field; `--help` raises SystemExit.
+    Raises Unusable with the names of all bad fields. The flag `--help` raises SystemExit.
     """
     try:
         flags = CliSettingsSource[Any](
@@ -181,8 +182,8 @@ def configured(kind: type[Config], role: str, arguments: Sequence[str]) -> Confi
 
 
 def completed(kind: type[Config], role: str, given: Mapping[str, Any]) -> Config:
-    """Read a role's settings as `configured` does, with `given` ones in place of a command line;
-    raises Unusable.
+    """Read a role's settings as `configured` does, but with the settings `given` instead of a
+    command line; raises Unusable.
     """
     return _completed(kind, role, InitSettingsSource(kind, dict(given)), given.get("config"))
 
@@ -190,7 +191,7 @@ def completed(kind: type[Config], role: str, given: Mapping[str, Any]) -> Config
 def _completed(
     kind: type[Config], role: str, first: PydanticBaseSettingsSource, file: Any
 ) -> Config:
-    """Read a role's settings: those of `first`, then environment and file, then defaults."""
+    """Read a role's settings from `first`, then from environment and file, then from defaults."""
     more = getattr(external_settings(file), role)
     _refuse_unknown(role, more, file, kind.model_fields.keys() - {"config"})
     try:
@@ -200,7 +201,7 @@ def _completed(
 
 
 def _built(kind: type[Settings], *sources: PydanticBaseSettingsSource) -> Settings:
-    """Build settings from these sources only, the first of which wins; raises ValidationError."""
+    """Build settings from these sources only; earlier sources win. Raises ValidationError."""
     arguments: dict[str, Any] = {"_build_sources": (sources, {})}
     return kind(**arguments)
 
@@ -222,7 +223,7 @@ def _unknown(name: str, known: Iterable[str], source: str = "") -> Unusable:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint at the known name that is nearest to a wrong one, if any is near."""
+    """Return a hint that names the known name most similar to a wrong one, if any is similar."""
     near = get_close_matches(name, list(known), 1)
     return f"; did you mean {near[0]}?" if near else ""
 
@@ -238,5 +239,5 @@ def _problem(found: ErrorDetails) -> str:
 
 
 def message(found: ErrorDetails) -> str:
-    """Return the text of a problem, as whoever found it has written it."""
+    """Return the text of a problem without the words that pydantic puts before it."""
     return found["msg"].removeprefix("Value error, ")

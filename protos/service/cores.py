@@ -1,4 +1,4 @@
-"""Counts the processor cores that this process can use, and binds it to those of a NUMA node."""
+"""Counts the processor cores that this process can use, and binds it to those of one NUMA node."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ CPUS, NODES = "sys/devices/system/cpu", "sys/devices/system/node"
 
 
 def usable(root: Path = ROOT, numa: int | None = None) -> int:
-    """Return how many physical cores of a NUMA node the process may run on, by default of the node
-    where it may run on most. A container's limit of processor time lowers the number, though never
-    below 1. Two hardware threads of a core multiply no faster than one, and the memory of another
-    node is slow.
+    """Return how many physical cores of a NUMA node the process may use. By default, this is the
+    node with the most cores that the process may use. A container's limit of processor time lowers
+    the number, but not below 1. Hardware threads and other nodes do not count, because two threads
+    of a core multiply no faster than one, and the memory of another node is slow.
     """
     allowed = _allowed()
     shares = (own & allowed for node, own in nodes(root).items() if numa in (None, node))
@@ -26,9 +26,9 @@ def usable(root: Path = ROOT, numa: int | None = None) -> int:
 
 
 def bind(numa: int, root: Path = ROOT) -> None:
-    """Run only on the processors of a NUMA node from now on, with all threads that this thread is
-    going to start. Memory then lies at that node, because the system places memory where it is
-    first written. Raises Unusable.
+    """Run this thread, and all threads that it starts from now on, only on the processors of a NUMA
+    node. Memory then lies at that node, because the system places memory where it is first written.
+    Raises Unusable.
     """
     allowed, found = _allowed(), nodes(root)
     if not (own := found.get(numa, set()) & allowed):
@@ -39,7 +39,7 @@ def bind(numa: int, root: Path = ROOT) -> None:
 
 
 def nodes(root: Path = ROOT) -> dict[int, set[int]]:
-    """Return the hardware threads of every NUMA node; empty if the system does not say."""
+    """Return the hardware threads of every NUMA node; empty if the system does not report them."""
     found = dict[int, set[int]]()
     for folder in (root / NODES).glob("node[0-9]*"):
         with suppress(OSError, ValueError):
@@ -48,7 +48,7 @@ def nodes(root: Path = ROOT) -> dict[int, set[int]]:
 
 
 def _listed(file: Path) -> set[int]:
-    """Return the numbers of a file's list like `0-3,8`; raises OSError, ValueError."""
+    """Return the numbers in a file with a list like `0-3,8`; raises OSError and ValueError."""
     ends = [part.partition("-") for part in file.read_text().strip().split(",") if part]
     return {each for low, _, high in ends for each in range(int(low), int(high or low) + 1)}
 
@@ -76,8 +76,8 @@ def _core(root: Path, number: int) -> tuple[str, ...]:
 
 
 def _quota(root: Path, most: int) -> int:
-    """Return how many whole cores' time control groups (version 2) allow, as a container sees its
-    own group, or else `most`.
+    """Return how many whole cores the time limit of the container's control group (version 2)
+    amounts to, or `most` if there is no limit.
     """
     with suppress(OSError, ValueError):
         time, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()

@@ -1,4 +1,4 @@
-"""The end of a service: it takes no new work and lets running work finish, for a limited time."""
+"""Ends a service: it takes no new work, and running work has a limited time to finish."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from contextlib import asynccontextmanager, suppress
 
 from tandem.protos.errors import Unavailable
 
-LAST_SECONDS = 0.5  # seconds for work that is cut short to tell its client
+LAST_SECONDS = 0.5  # seconds in which work that is cut short can tell its client
 
 
 class Drain:
-    """The running work of a service, and whether it is stopping; to be used on one event loop."""
+    """Counts the running work of a service, and records whether the service is stopping. Use a
+    drain on one event loop only.
+    """
 
     def __init__(self, seconds: float = 0.0) -> None:
-        """Once the service takes no new work, running work has so many seconds."""
+        """Running work has `seconds` seconds to finish once the service takes no new work."""
         self.leaving = False  # whether senders of new work should go elsewhere
         self.begun = False  # whether no new work is taken
         self._seconds = seconds
@@ -31,8 +33,8 @@ class Drain:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """A scope in which work runs. Raises Unavailable if no work may begin, and when the time
-        for running work is over.
+        """Count work as running while the scope lasts. Raises Unavailable if the service takes no
+        new work, and when the time for running work is over.
         """
         self.check()
         self.begin_one()
@@ -60,20 +62,20 @@ class Drain:
             self._over.set()
 
     def cut(self) -> None:
-        """Wait no longer for running work."""
+        """Stop waiting for running work."""
         self._seconds = 0.0
         self._cut.set()
         self._over.set()
 
     async def leave(self, seconds: float) -> None:
-        """Take new work for so many seconds more, in which its senders learn that the service is
+        """Take new work for `seconds` more seconds, in which its senders learn that the service is
         stopping. After `cut` this method returns at once.
         """
         self.leaving = True
         await _until(self._cut, seconds)
 
     async def finish(self) -> None:
-        """Take no new work; returns when no work runs any more, or the time is over."""
+        """Take no new work. Returns when all running work has finished, or its time is over."""
         self.leaving = self.begun = True
         if self._running and self._seconds:
             await _until(self._over, self._seconds)
@@ -85,7 +87,7 @@ class Drain:
 
 
 async def _until(event: asyncio.Event, seconds: float) -> None:
-    """Wait for an event, at most so many seconds."""
+    """Wait for an event, but at most `seconds` seconds."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -1,5 +1,5 @@
-"""Settings that are addresses, and the settings of every service that tell where it listens and how
-its ports are protected.
+"""The types of settings that are addresses, and the settings that every service has for its ports:
+where the service listens, and how its ports are protected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tandem.protos.tls import Tls
 
 def _listed(check: Callable[[str], object]) -> BeforeValidator:
     """Return a validator of addresses, which are a list, as in a YAML file, or a text with commas.
-    `check` raises ValueError for a wrong address.
+    `check` must raise ValueError for a wrong address.
     """
 
     def listed(given: object) -> object:
@@ -40,7 +40,7 @@ Sources = Annotated[str, _listed(check_source)]
 
 class ListeningSettings(BaseSettings):
     """The settings of a service's ports. A service that other machines can reach needs TLS, unless
-    it is set to be insecure.
+    `insecure` is set.
     """
 
     host: str = Field(default="127.0.0.1", description="address to listen on")
@@ -63,7 +63,7 @@ class ListeningSettings(BaseSettings):
 
     @property
     def tls(self) -> Tls | None:
-        """The certificate files that connections are encrypted with, if they are encrypted."""
+        """The certificate files for encrypted connections; None if the service does not encrypt."""
         return Tls(self.tls_ca, self.tls_cert, self.tls_key) if self.tls_ca else None
 
     @model_validator(mode="after")
@@ -71,7 +71,9 @@ class ListeningSettings(BaseSettings):
         files = {"tls_cert": self.tls_cert, "tls_key": self.tls_key, "tls_ca": self.tls_ca}
         missing = [name for name, path in files.items() if path is None]
         if 0 < len(missing) < len(files):
-            raise ValueError(f"{' and '.join(missing)} missing: tls_cert, tls_key, tls_ca or none")
+            raise ValueError(
+                f"{' and '.join(missing)} missing: set tls_cert, tls_key and tls_ca, or none"
+            )
         if self.metrics_tls and missing:
             raise ValueError("metrics_tls needs tls_cert, tls_key and tls_ca")
         return self

@@ -1,7 +1,7 @@
 """The HTTP pages of a service: WSGI applications by their paths, served in threads.
 
-The pages are there beside gRPC, for people and for Prometheus. This module knows no page but
-`/metrics`.
+The pages have a port of their own beside the gRPC port, for people and for Prometheus. The only
+page that this module knows is `/metrics`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
-MAX_REQUESTS = 64  # requests at once, each with a thread
+MAX_REQUESTS = 64  # most requests at once; each has a thread
 READ_SECONDS = 10.0  # time that a client may take for its whole request
 METHODS = ("GET", "HEAD")
 PLAIN = ("Content-Type", "text/plain; charset=utf-8")
@@ -35,14 +35,14 @@ CERTIFICATE = "SSL_CLIENT_VERIFY"  # name under which web servers report the che
 
 
 class Pages:
-    """A WSGI application made of others, one for each path; `/metrics` is always there."""
+    """A WSGI application that consists of others, one for each path. `/metrics` is always there."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._applications: dict[str, WSGIApplication] = {"/metrics": metrics_page(registry)}
         self._anybody: set[str] = set()
 
     def add(self, path: str, application: WSGIApplication, anybody: bool = False) -> None:
-        """Serve an application, which is called in threads, at a path from now on. With TLS,
+        """Serve an application at a path from now on. Threads call the application. With TLS,
         clients need a certificate unless the page is for `anybody`.
         """
         self._applications[path] = application
@@ -55,7 +55,7 @@ class Pages:
             start_response("405 Method Not Allowed", [PLAIN, ("Allow", ", ".join(METHODS))])
             return [b"only GET and HEAD\n"]
         here, asked = environ.get("SERVER_NAME", ""), environ.get("HTTP_HOST", "")
-        # a page in a browser may have sent this request
+        # a web page in a browser of this machine may have sent this request
         if is_loopback(here) and not names_this_machine(asked):
             start_response("403 Forbidden", [PLAIN])
             return [b"the host is not this machine\n"]
@@ -73,7 +73,7 @@ class Pages:
 
 def metrics_page(registry: CollectorRegistry) -> WSGIApplication:
     """Return a page with the metrics of a registry, in the format that the client accepts. With
-    `?compat=vllm` the page has the metrics that mean the same at vLLM, under vLLM's names.
+    `?compat=vllm` the page has only the metrics that mean the same in vLLM, under vLLM's names.
     """
     from prometheus_client import make_wsgi_app
 
@@ -144,7 +144,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 class _InTime(io.RawIOBase):
-    """Reads from a connection for so many seconds in all, then raises TimeoutError."""
+    """Reads from a connection for at most `seconds` seconds in all, then raises TimeoutError."""
 
     def __init__(self, connection: socket.socket, seconds: float) -> None:
         self._connection = connection
@@ -156,8 +156,8 @@ class _InTime(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the empty buffer in the time that is left. Writing the answer may take as many
-        seconds again.
+        """Fill the empty buffer in the time that is left. Writing to the connection later has the
+        full time again.
         """
         if (left := self._until - time.monotonic()) <= 0:
             raise TimeoutError
@@ -175,7 +175,7 @@ class _Handler(WSGIRequestHandler):
         self.rfile = io.BufferedReader(_InTime(self.connection, READ_SECONDS))
 
     def get_environ(self) -> WSGIEnvironment:
-        """Return the request's environ, which with TLS tells whether the client has a
+        """Return the request's environ. With TLS, the environ tells whether the client has a
         certificate.
         """
         environ = super().get_environ()
@@ -192,8 +192,8 @@ class _Handler(WSGIRequestHandler):
 def pages_served(
     host: str, port: int, pages: WSGIApplication, tls: ssl.SSLContext | None = None
 ) -> Iterator[str]:
-    """Serve pages while the scope lasts; yields the address. Port 0 takes a free port. Certificates
-    that are loaded into `tls` later are used for connections from then on. Raises Unusable.
+    """Serve pages while the scope lasts; yields the address. Port 0 takes a free port. If other
+    certificates are loaded into `tls` later, new connections use these. Raises Unusable.
     """
     try:
         server = _Server(unbracketed(host), port, tls)

@@ -1,5 +1,6 @@
-"""`/healthz` and `/readyz`, the pages for the probes of containers. A service's event loop answers
-them from the moment when its port is open. Before that, the metrics port has no such pages.
+"""The pages `/healthz` and `/readyz`, for the probes of containers. A service's event loop answers
+these pages from the moment when the service's port is open. Before that, the metrics port does not
+have them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ ANSWER_SECONDS = 5.0  # seconds for the event loop to answer; probes wait a litt
 
 
 def add_probes(pages: Pages, problems: Callable[[], Sequence[str]]) -> None:
-    """Serve the probes' pages, also to clients without a certificate, because the kubelet shows
+    """Serve the probes' pages. Clients need no certificate for them, because the kubelet shows
     none. Call this on the service's event loop. The service is alive while the loop answers, and
     ready if there are no `problems`.
     """

@@ -1,4 +1,4 @@
-"""The surroundings of a service's process: logs, signals, and announcements on standard output.
+"""Logs and signals of a service's process, and its announcements on standard output.
 
 `tandem up` reads the announcements of the services it started; people read them in a terminal.
 """
@@ -18,14 +18,15 @@ from typing import Any, Never
 from tandem.protos.errors import TandemError
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
-# variable that makes the process stop when its standard input closes, so that it does not outlive
-# its parent
+# environment variable that makes the process stop when its standard input closes, so that it does
+# not outlive its parent
 CHILD = "TANDEM_CHILD"
 
 
 def configure_logging(level: str, form: str | None = None) -> None:
-    """Log events on standard error, with the request id if there is one, as JSON lines or, on a
-    `console`, as people read them. The default is `console` in a terminal, else JSON.
+    """Log events on standard error, with the request id if there is one. The form `json` writes
+    JSON lines, and `console` writes lines for people. The default is `console` in a terminal and
+    `json` elsewhere.
     """
     import structlog
 
@@ -91,7 +92,9 @@ def raise_on_signals() -> None:
 
 @asynccontextmanager
 async def parent_watched() -> AsyncIterator[None]:
-    """Treat the end of the parent as a SIGTERM while the scope lasts, if this is its child."""
+    """If the parent ends while the scope lasts, send this process SIGTERM twice, which ends it at
+    once. Only a process with the variable TANDEM_CHILD watches its parent.
+    """
     if not os.environ.get(CHILD):
         yield
         return
@@ -123,7 +126,7 @@ def _end(parent: asyncio.Task[bytes]) -> None:
 
 
 def stop_signals() -> asyncio.Queue[int]:
-    """Let SIGTERM and Ctrl-C only put their numbers into a queue from now on; returns the queue."""
+    """Make SIGTERM and Ctrl-C only put their numbers into a queue from now on; return the queue."""
     loop = asyncio.get_running_loop()
     numbers: asyncio.Queue[int] = asyncio.Queue()
     for number in STOPPING:
@@ -141,7 +144,7 @@ async def until_cancelled() -> None:
 
 async def until_stopped(service: Coroutine[Any, Any, None]) -> int:
     """Run a service until it ends by itself or a signal ends it. Returns the exit code: 0, or that
-    of the signal which cut the service short. Raises the service's errors.
+    of the signal that ended the service. Raises the service's errors.
     """
     serving = asyncio.create_task(service)
     stop = asyncio.create_task(stop_signals().get())

@@ -1,4 +1,4 @@
-"""Background tasks: one that fails is an error of the scope that started it, never lost."""
+"""Background tasks. A task that fails makes the scope that started it raise the task's error."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ T = TypeVar("T")
 @asynccontextmanager
 async def background(*work: Coroutine[Any, Any, object]) -> AsyncIterator[list[asyncio.Task[Any]]]:
     """Run coroutines while the scope lasts, then cancel them; yields their tasks. The first
-    coroutine that fails cancels the scope, which raises its error.
+    coroutine that fails cancels the scope, and the scope raises that coroutine's error.
 
-    The scope is an `asyncio.TaskGroup` whose errors come without an ExceptionGroup around them, and
-    hide no cancellation of the scope: code that caught such an error and went on would never end.
+    The scope is an `asyncio.TaskGroup` that raises an error without an ExceptionGroup around it. If
+    the scope itself was cancelled, it raises CancelledError even if a coroutine failed: code that
+    caught the coroutine's error and went on would never end.
     """
     raised: BaseException | None = None
     cancelled = _cancelled()
@@ -44,20 +45,20 @@ async def background(*work: Coroutine[Any, Any, object]) -> AsyncIterator[list[a
 
 
 def _cancelled() -> int:
-    """Return how often this task was cancelled."""
+    """Return how many times this task was cancelled."""
     task = asyncio.current_task()
     return task.cancelling() if task else 0
 
 
 async def first_done(*work: Coroutine[Any, Any, object]) -> None:
-    """Run coroutines until the first has ended, then cancel the others; raises the error of one."""
+    """Run coroutines until one ends, then cancel the others. If one failed, raise its error."""
     async with background(*work) as tasks:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def in_daemon(work: Callable[[], T]) -> T:
-    """Do work in a daemon thread, and return or raise what it does. Such a thread does not keep the
-    process alive, while a process that a signal ends waits for all other threads.
+    """Do work in a daemon thread, and return its result or raise its error. A process that a signal
+    ends waits for all other threads, but not for a daemon thread.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -81,8 +82,8 @@ async def in_daemon(work: Callable[[], T]) -> T:
 def from_thread(
     loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[Any, Any, T]], seconds: float
 ) -> T:
-    """Run a coroutine on another thread's loop, and return or raise what it does. Raises
-    TimeoutError if the loop is closed, or after so many seconds.
+    """Run a coroutine on the event loop of another thread, and return its result or raise its
+    error. Raises TimeoutError if the loop is closed, or after `seconds` seconds.
     """
     coroutine = work()
     try:

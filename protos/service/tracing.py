@@ -1,6 +1,8 @@
-"""OpenTelemetry spans, which are made only while `exporting`. No other module names OpenTelemetry.
+"""Makes OpenTelemetry spans, but only in the scope `exporting`. Only this module uses
+OpenTelemetry.
 
-Other processes know a span by its W3C `traceparent`, which is a text; an empty text means no span.
+Other processes know a span by its W3C `traceparent`, which is a text; an empty text means that
+there is no span.
 """
 
 from __future__ import annotations
@@ -21,14 +23,14 @@ from tandem.protos.errors import Unusable
 
 TRACEPARENT = "traceparent"  # key in the metadata of calls
 W3C = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-EXPORT_SECONDS = 2  # time that a collector may take for the spans sent to it
+EXPORT_SECONDS = 2  # seconds that a collector may take to receive spans
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class Span:
-    """One operation, which may take several calls and threads. If no spans are made, the object is
-    only a `traceparent` to pass on.
+    """One operation, which may extend over several calls and threads. If no spans are made, the
+    object only holds a `traceparent` to pass on.
     """
 
     traceparent: str
@@ -38,7 +40,7 @@ class Span:
     _since: int = 0  # time at which the newest part ended
 
     def part(self, name: str, **attributes: str | float) -> None:
-        """Add a part of the span that ends now and began when the part before ended."""
+        """Add a part to the span. The part ends now, and began when the previous part ended."""
         if self._span is not None:
             began, self._since = self._since, time_ns()
             part = self._tracer.start_span(
@@ -59,7 +61,7 @@ _tracer: Any = None
 
 
 def begin(name: str, parent: str = "", **attributes: str | float) -> Span:
-    """Begin a span, as a part of the one that has the `parent` traceparent, if any."""
+    """Begin a span. If `parent` is the traceparent of another span, the new one is a part of it."""
     if _tracer is None:
         return Span(parent)
     from opentelemetry import trace
@@ -88,7 +90,7 @@ def during(name: str, parent: str = "", **attributes: str | float) -> Iterator[S
 
 
 def given(traceparent: str) -> str:
-    """Return the `traceparent` that a client sent, or an empty text if it is none."""
+    """Return the `traceparent` that a client sent, or an empty text if it is malformed."""
     return traceparent if W3C.fullmatch(traceparent) else ""
 
 
@@ -98,7 +100,7 @@ def metadata(traceparent: str) -> Sequence[tuple[str, str]]:
 
 
 def current() -> str:
-    """Return the `traceparent` of the present span of a program that uses OpenTelemetry itself."""
+    """Return the `traceparent` of the current span, if the program itself uses OpenTelemetry."""
     if "opentelemetry.trace" not in sys.modules:
         return ""
     carrier: dict[str, str] = {}
@@ -116,8 +118,8 @@ class Reported(logging.Handler):
 
 @contextmanager
 def exporting(endpoint: str, service: str) -> Iterator[None]:
-    """Make spans of this process, and send them to a collector, while the scope lasts; none if
-    there is no endpoint. Raises Unusable.
+    """Make spans of this process and send them to a collector while the scope lasts. Without an
+    endpoint, no spans are made. Raises Unusable.
     """
     global _tracer
     if not endpoint:

@@ -1,5 +1,5 @@
 """Tandem's metrics under vLLM's names, so that dashboards and queries for vLLM work. Only metrics
-that mean the same at vLLM are included.
+that mean the same in vLLM are included.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SAME = frozenset(
 
 
 class VLLMNames:
-    """A collector of a registry's metrics, with vLLM's prefix, and `model_name` as a label."""
+    """Collects a registry's metrics, with vLLM's prefix, and with the label `model_name`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

@@ -1,7 +1,7 @@
-"""Counts the end, the duration and the bytes of every call that a server answers.
+"""Counts the calls that a server answers, and their durations and bytes.
 
-This module knows methods by their names only. A method that does not exist is counted as
-"unknown", so that callers cannot add series.
+This module knows methods by their names only. A method that does not exist is counted as "unknown",
+so that callers cannot add series to the metrics.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ USUAL_CODES = (
     *("UNAVAILABLE", "INTERNAL", "UNAUTHENTICATED", "PERMISSION_DENIED"),
 )
 DURATION_BUCKETS = (0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60)
-# seconds, and fraction of the time, that may be left of a deadline that is over, because clocks
-# differ
+# Clocks differ: when a deadline is over for the caller, the server may still count this many
+# seconds, or this fraction of the whole time, as left.
 NEAR_SECONDS, NEAR_FRACTION = 0.05, 0.02
 
 Code = Callable[[str], None]
 
 
 class CallMetrics:
-    """Counts calls in a registry. `ended` maps a method to a function that gets each
-    call's code.
+    """Counts calls in a registry. `ended` maps methods to functions. When a call of a method ends,
+    its function gets the call's code.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class CallMetrics:
         self._total.labels(*UNKNOWN, "UNIMPLEMENTED")
 
     def know(self, services: Iterable[str]) -> None:
-        """Add all series of these services, which are served from now on."""
+        """Create the series of all methods of these services, which are served from now on."""
         for service in services:
             for direction in ("received", "sent"):
                 self._bytes.labels(service, direction)
@@ -86,8 +86,8 @@ class CallMetrics:
         self._total.labels(*UNKNOWN, "UNIMPLEMENTED").inc()
 
     def counting(self, method: str, direction: str, convert: Any) -> Any:
-        """Return a method's serialiser or deserialiser with a count of bytes. The function applies
-        `convert`; None passes bytes on.
+        """Return a method's serialiser or deserialiser that also counts bytes. The function applies
+        `convert`, or passes bytes on unchanged if `convert` is None.
         """
         service, _ = self._methods.get(method, UNKNOWN)
         count = self._bytes.labels(service, direction).inc
@@ -114,9 +114,9 @@ class CallMetrics:
 
 
 def code_of(context: aio.ServicerContext[Any, Any], near: float) -> str:
-    """Return the name of an ended call's status, as its caller got it. gRPC ends a call in the same
-    way when its caller leaves and when its time is over; in the latter case at most `near` seconds
-    are left.
+    """Return the name of the status that an ended call's caller got. gRPC ends a call in the same
+    way when its caller leaves and when its deadline is over. If at most `near` seconds of the time
+    are left, the deadline was the reason.
     """
     if code := context.code():
         return code.name if isinstance(code, grpc.StatusCode) else "UNKNOWN"

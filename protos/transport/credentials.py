@@ -1,5 +1,5 @@
-"""gRPC credentials of certificates in files. When the files change, a port's credentials are
-replaced, and new calls use a new channel; running calls go on.
+"""gRPC credentials from certificate files. When the files change, ports get new credentials, and
+new calls use a new channel. Running calls go on.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ def _newest(tls: Tls) -> Pem:
 
 
 def port_credentials(tls: Tls, certificates: bool) -> grpc.ServerCredentials:
-    """Return the credentials of a port whose callers must have `certificates`, or are not asked for
-    them: gRPC for Python cannot ask for optional certificates. Raises Unusable.
+    """Return the credentials of a port. Callers must have certificates if `certificates` is set,
+    and are not asked for them otherwise: gRPC for Python cannot ask for optional certificates.
+    Raises Unusable.
     """
     used = _newest(tls)
 
@@ -48,7 +49,7 @@ def port_credentials(tls: Tls, certificates: bool) -> grpc.ServerCredentials:
         used = pem
         return _configuration(pem)
 
-    first, again = _configuration(used), cast(Fetch, fetch)  # the stub declares no None
+    first, again = _configuration(used), cast(Fetch, fetch)  # the stub does not allow None
     return grpc.dynamic_ssl_server_credentials(first, again, certificates)
 
 
@@ -58,8 +59,8 @@ def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
 
 
 def server_name(address: str, role: str) -> str:
-    """Return the name that a peer's certificate must have: its host or, if the host is an IP
-    address, which may be another one tomorrow, its role.
+    """Return the name that a peer's certificate must have. The name is the peer's host or, if the
+    host is an IP address, the peer's role, because IP addresses may change.
     """
     host, _ = split(address.removeprefix(DNS))
     try:
@@ -71,7 +72,7 @@ def server_name(address: str, role: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class VersionedChannel:
-    """A channel with the certificates of one time, and the number of calls on it."""
+    """A channel that uses one version of the certificates, and the number of its running calls."""
 
     channel: aio.Channel
     pem: Pem
@@ -80,10 +81,10 @@ class VersionedChannel:
 
 
 class RotatingChannel(aio.Channel):
-    """A channel whose calls use the certificates as they are when the call begins."""
+    """A channel on which each call uses the certificates that are newest when the call begins."""
 
     def __init__(self, tls: Tls, open_channel: Callable[[grpc.ChannelCredentials], aio.Channel]):
-        """Raises Unusable."""
+        """Open the first channel. Raises Unusable."""
         self._tls = tls
         self._open_channel = open_channel
         self._latest = self._opened(_newest(tls))
@@ -154,7 +155,7 @@ class RotatingChannel(aio.Channel):
         return self.current().channel.get_state(try_to_connect)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """Wait until the channel's state is another one."""
+        """Wait until the channel's state differs from `last_observed_state`."""
         await self._latest.channel.wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:

@@ -1,5 +1,5 @@
-"""Guards decide who may call what. Guards are asked before every call of every method except
-health.
+"""Guards decide who may call which methods. A port's guard is asked before every call, and lets all
+health checks pass.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ class Guard(Protocol):
     """Decides who may call the methods of one port."""
 
     def check(self, method: str, context: Context) -> None:
-        """Raise Unauthenticated or PermissionDenied if the caller may not call a method, which is
-        given by its full name.
+        """Raise Unauthenticated or PermissionDenied if the caller may not call a method. `method`
+        is the full name of the method.
         """
 
 
 class AllowAll:
-    """A guard with which everybody may call everything."""
+    """A guard that lets everybody call everything."""
 
     def check(self, method: str, context: Context) -> None:
         """Allow the call."""
 
 
 class Peers:
-    """A guard that lets callers pass that have a certificate with one of these common names."""
+    """A guard that admits the callers whose certificates have one of these common names."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
@@ -48,7 +48,9 @@ class Peers:
         if not name:
             raise Unauthenticated("a client certificate is needed here")
         if name not in self._names:
-            raise PermissionDenied(f"the certificate of {name!r} may not call this service")
+            raise PermissionDenied(
+                f"a caller with the certificate {name!r} may not call this service"
+            )
 
 
 def metadata_value(details: Any, name: str) -> str:
@@ -57,13 +59,13 @@ def metadata_value(details: Any, name: str) -> str:
 
 
 def same(given: str, expected: str) -> bool:
-    """Tell whether two secrets are the same, in a time that does not depend on them."""
+    """Tell whether two secrets are equal, in constant time."""
     return secrets.compare_digest(given.encode(), expected.encode())
 
 
 def common_name(context: Context) -> str:
     """Return the common name of the caller's certificate, which the handshake has verified; empty
-    without one.
+    if the caller has no certificate.
     """
     names = context.auth_context().get("x509_common_name", ())
     return next((name.decode("utf-8", "replace") for name in names), "")

@@ -1,7 +1,8 @@
-"""Whether a process can serve, as `grpc.health.v1` reports it.
+"""Reports through `grpc.health.v1` whether a process can serve.
 
-The empty name is the process, SERVING while it lives. The full name of a service is SERVING while
-no owner, a part of the process that can tell, reports a problem.
+The empty name stands for the process, which is SERVING while it lives. The full name of a service
+is SERVING while no owner reports a problem. An owner is a part of the process that can tell whether
+the process can serve.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ log = structlog.get_logger()
 
 
 class Health(health_pb2_grpc.HealthServicer):
-    """The health of a process by all owners' reports; make and use it on one event loop."""
+    """The health of a process, according to the reports of all owners. Create and use it on one
+    event loop.
+    """
 
     def __init__(self) -> None:
         self._names = {""}
@@ -37,7 +40,7 @@ class Health(health_pb2_grpc.HealthServicer):
         self._changed = asyncio.Event()
 
     def report(self, owner: str, problem: str | None) -> None:
-        """Report why an owner cannot serve now, or, with None, that it can."""
+        """Report why an owner cannot serve now. A `problem` of None means that it can serve."""
         if self._problems.get(owner) == problem:
             return
         if problem:
@@ -96,7 +99,7 @@ class Health(health_pb2_grpc.HealthServicer):
         """
         peer = context.peer()
         if self._watches[peer] >= MAX_WATCHES:
-            raise Busy(f"{MAX_WATCHES} calls of Watch run on this connection, the most at once")
+            raise Busy(f"{MAX_WATCHES} calls of Watch run on this connection, which is the limit")
         self._watches[peer] += 1
         try:
             sent = None
@@ -106,7 +109,7 @@ class Health(health_pb2_grpc.HealthServicer):
                 if status != sent:
                     yield Response(status=status)
                 sent = status
-                # the process may have closed with this status, unreported, in the meantime
+                # not `self._closed`, which may have changed since this status was read
                 if closed:
                     return
                 await changed.wait()

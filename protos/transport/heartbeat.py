@@ -1,4 +1,6 @@
-"""Heartbeats: the other end of a stream sends a message every quarter of a second, or is lost."""
+"""Heartbeats: each end of a stream sends a message at least every quarter of a second. An end that
+misses several heartbeats is taken for lost.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,12 @@ from collections.abc import Callable
 
 SECONDS = 0.25  # most seconds between two messages
 SLOWEST_CONNECTION = 50_000 / 8  # bytes per second of the slowest connection that is used
-MAX_MISSED = 5  # heartbeats after which the other end is lost: at most 1.5 s after it fell silent
+MAX_MISSED = 5  # missed heartbeats after which the other end is lost: at most 1.5 s of silence
 
 
 def missed(size: int) -> int:
-    """Return the heartbeats after which an other end is lost that still has `size` bytes to
-    receive.
+    """Return after how many missed heartbeats the other end is lost if it still has to receive
+    `size` bytes.
     """
     return MAX_MISSED + int(size / SLOWEST_CONNECTION / SECONDS)
 
@@ -22,9 +24,9 @@ async def until_silent(
     beat: Callable[[], None] = lambda: None,
     limit: Callable[[], int] = lambda: MAX_MISSED,
 ) -> None:
-    """Return when `received`, whose result changes with each message, has not changed for `limit`
-    heartbeats. `beat` sends a message. Heartbeats are counted, not seconds, because this process
-    may be the one that was suspended.
+    """Return when the result of `received`, which changes with each message, has stayed the same
+    for `limit` heartbeats. `beat` sends a message. The function counts heartbeats instead of
+    seconds, because this process itself may have been suspended.
     """
     count = 0
     while count < limit():

@@ -1,8 +1,8 @@
 """Wraps every call that a Tandem server answers: checks its caller, logs its request id, reports
-its errors, and limits how many run at once. This module knows no service.
+its errors, and limits how many calls run at once. This module knows no service.
 
-To gRPC every handler takes a stream of requests, so that nothing of a message is read before the
-caller was checked: a caller that may not call cannot make the process keep half a message.
+gRPC is told that every handler takes a stream of requests. Nothing of a message is then read before
+the caller was checked, so a caller that may not call cannot make the process keep half a message.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
         running = nullcontext if method.startswith("/grpc.") else self._counted
         begun = partial(self._calls.observe, method) if self._calls else _uncounted
         call = CallWrapping(given, running, partial(self._guard.check, method), begun)
-        # gRPC names a handler's function, and what makes a handler, by its kind: unary_stream ...
+        # gRPC names a handler's function and constructor after kinds of calls, like unary_stream
         streams, answers = handler.request_streaming, handler.response_streaming
         kinds = [("unary", "stream")[each] for each in (streams, answers)]
         wrapped = WRAPS[answers](getattr(handler, "_".join(kinds)), call, streams)
@@ -73,7 +73,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """A scope in which a call runs; raises Busy."""
+        """Count a call as running while the scope lasts; raises Busy if too many calls run."""
         if self._running >= MAX_CONCURRENT_CALLS:
             raise Busy(f"{self._running} calls run, which is the most at once")
         self._running += 1
@@ -137,10 +137,10 @@ def _stream(behaviour: Any, wrapping: CallWrapping, streams: bool) -> Any:
 async def _scope(
     context: aio.ServicerContext[Any, Any], wrapping: CallWrapping, requests: Any, streams: bool
 ) -> AsyncIterator[Any]:
-    """Run a call in a scope; yields its requests or, if there is only one, that request, which is
-    read before the call takes a place. The call gives its place back before its status is sent,
-    because gRPC does not send it while the client reads nothing; such calls are limited per
-    connection.
+    """Run a call in a scope; yields its requests or, if it has only one, that request. The only
+    request is read before the call takes a place. The call gives its place back before its status
+    is sent, because gRPC does not send the status while the client reads nothing. The number of
+    such calls is limited per connection.
     """
     wrapping.begun(context)
     with _logged_as(wrapping.request_id):

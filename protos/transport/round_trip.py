@@ -1,6 +1,6 @@
-"""The round trip of a stream's messages. Each message has its sender's clock, and the other end
-sends back the clock of the newest message that it has read. The module is pure: time is an
-argument.
+"""Measures the round trip of a stream's messages. Each message carries the time on its sender's
+clock, and the other end sends back the time of the newest message that it has read. The module is
+pure: time is an argument.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class RoundTrip:
     def __init__(self) -> None:
         self.seconds = 0.0  # smoothed round trip in seconds
         self.newest = 0.0  # clock of the newest message that was read
-        self.unread = 0  # number of bytes of later messages
+        self.unread = 0  # number of bytes in the messages that were sent after it
         self._messages: deque[tuple[float, int]] = deque()  # clock and bytes of each unread message
 
     def called(self) -> None:
@@ -30,8 +30,8 @@ class RoundTrip:
         self.unread += size
 
     def received(self, clock: float, now: float, busy: bool) -> bool:
-        """Learn from an answer, and tell whether it is the first to show that messages up to this
-        clock were read. The other end answers only when it has something to send. The shortest
+        """Learn from an answer. Returns whether the answer is the first to show that messages up to
+        `clock` were read. The other end answers only when it has something to send. The shortest
         times are therefore the true ones, and longer times count only if the other end is `busy`.
         """
         if not self.newest < clock <= now:

@@ -1,4 +1,4 @@
-"""Channels and servers: keepalive, limits, health, reflection.
+"""Opens channels and servers, with keepalive, limits, health and reflection.
 
 Every gRPC port of the system is opened by `serving` and every channel by `connect`.
 """
@@ -31,7 +31,7 @@ from tandem.protos.transport.health import Health
 from tandem.protos.transport.interceptor import REQUEST_ID, ErrorInterceptor
 
 MAX_MESSAGE_BYTES = 4 << 20
-MAX_NEW_CALLS = 10_000  # most calls that no handler has begun
+MAX_NEW_CALLS = 10_000  # most calls that wait for their handlers to begin
 DRAIN_SECONDS = 5.0
 LAST_SECONDS = 0.5  # seconds for unfinished answers
 WHILE_DRAINED = 86_400.0  # longer than any drain, in seconds
@@ -69,7 +69,7 @@ SERVER_OPTIONS = [
 @dataclass(frozen=True, slots=True)
 class Security:
     """How a port is protected: by TLS, by a guard, and by whether callers must have certificates.
-    At `certificate_port`, another port of the same services, callers must always have certificates.
+    At `certificate_port`, a second port of the services, callers must always have certificates.
     """
 
     tls: Tls | None = None
@@ -79,9 +79,9 @@ class Security:
 
 
 def connect(address: str, tls: Tls | None = None, role: str = "orchestrator") -> aio.Channel:
-    """Return a channel to a Tandem service, which connects lazily, and reconnects. `role` is the
-    name that the certificate of a peer at an IP address must have. Raises Unusable if `tls` cannot
-    be used.
+    """Return a channel to a Tandem service. The channel connects when it is first used, and
+    reconnects. `role` is the name that the certificate of a peer at an IP address must have. Raises
+    Unusable if `tls` cannot be used.
     """
     if tls is None:
         return aio.insecure_channel(address, options=CLIENT_OPTIONS)
@@ -93,10 +93,9 @@ def connect(address: str, tls: Tls | None = None, role: str = "orchestrator") ->
 
 
 async def reconnected(channel: aio.Channel, after: float) -> None:
-    """Return when a channel has lost its connection and has one again, but not before `after`
-    seconds, because connections may be made and lost in a moment; or when the channel is closed.
-    The state is polled, because gRPC's own wait for another state cannot be ended, and leaks
-    memory.
+    """Return when a channel has lost its connection and is connected again, or when it is closed. A
+    new connection counts only after `after` seconds, because it may be lost again at once. The
+    state is polled, because gRPC's own wait for another state cannot be ended, and leaks memory.
     """
     earliest, lost = monotonic() + after, False
     while (state := channel.get_state(try_to_connect=True)) is not State.SHUTDOWN:
@@ -111,7 +110,7 @@ INSECURE = Security()
 
 def free_port(host: str, wanted: int = 0, shared: bool = False) -> int:
     """Return a free port that the system does not assign by itself; raises Unusable if the wanted
-    port is taken. A `shared` port counts as free if only others that share it have opened it.
+    port is taken. A `shared` port counts as free if only processes that share it have opened it.
     """
     problem, host = "", unbracketed(host)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -148,15 +147,15 @@ async def serving(
     Reports to `health` apply to every service. When the scope ends, no service is SERVING any more,
     but new calls are taken while `leave(lame_duck_seconds)` is awaited. After that the port is
     closed, and running calls go on while `drained` is awaited. Without `leave` the port stays open
-    meanwhile; without `drained` calls have a few seconds to end. `calls` counts every call, refused
-    ones too. At a `shared` port, other servers that share it may listen. Raises Unusable if the
-    port is taken.
+    during that wait. Without `drained` running calls have a few seconds to end. `calls` counts
+    every call, even a refused one. At a `shared` port, other servers may listen too. Raises
+    Unusable if the port is taken.
 
     gRPC cancels calls that arrive while it closes a port. Every connection is therefore renewed
     within the lame-duck time: by then load balancers connect their clients to other servers.
     """
     if port:
-        # checked first, because gRPC itself would write its own log lines
+        # check first: if gRPC itself fails to open the port, it writes log lines of its own
         free_port(host, port, shared)
     intercepting = ErrorInterceptor(security.guard, calls), *interceptors
     server = aio.server(interceptors=intercepting, options=_options(lame_duck_seconds, shared))
@@ -196,9 +195,7 @@ def _offer(
     health: Health,
     calls: CallMetrics | None,
 ) -> Iterable[str]:
-    """Register services, and health and reflection as at every port; returns the
-    services' names.
-    """
+    """Register the services, health and reflection at a server; returns the services by name."""
     services = _services(*(servicer if isinstance(servicer, tuple) else (servicer,)))
     for register in services.values():
         register(server)
@@ -222,13 +219,13 @@ def _open_port(
         return server.add_insecure_port(address)
     except RuntimeError as error:
         raise Unusable(
-            f"port {port} on {host} cannot be opened: it is in use or not ours"
+            f"port {port} on {host} cannot be opened: it is in use, or this process may not open it"
         ) from error
 
 
 def _services(*servicers: object) -> dict[str, Callable[[aio.Server], None]]:
-    """Return functions that register servicers, by the full names of their services, which are
-    found by the servicers' generated base classes.
+    """Return functions that register servicers, by the full names of their services. The services
+    are found from the generated base classes of the servicers.
     """
     # gRPC generates a function `add_SERVICEServicer_to_server` and a class `SERVICEServicer` in a
     # module `..._pb2_grpc`, and no table of them, so the names are taken apart.

@@ -1,7 +1,7 @@
 """Converts errors to gRPC statuses and back, with `google.rpc` details.
 
-An error that is raised on one side of a call is raised on the other. A status without Tandem's
-details was made by the transport: the peer did not answer.
+An error that is raised on the server's side of a call is raised again on the caller's side. A
+status without Tandem's details was made by the transport: the peer did not answer.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def unpack(packed: bytes) -> TandemError:
 
 
 def _clip(text: str) -> str:
-    """Cut a text so that it fits into metadata together with others."""
+    """Cut a text so that it fits into metadata together with other texts."""
     return text if len(text) <= MAX_TEXT_LENGTH else f"{text[:MAX_TEXT_LENGTH]}..."
 
 
@@ -106,7 +106,7 @@ def problem_of(error: Exception) -> str:
 
 
 def _error(message: str, status: status_pb2.Status) -> TandemError | None:
-    """Return the error in a status with Tandem's details; None if it has none."""
+    """Return the error in a status with Tandem's details, or None if it has no such details."""
     info = error_details_pb2.ErrorInfo()
     for detail in status.details:
         if detail.Unpack(info) and info.domain == DOMAIN:
@@ -129,9 +129,8 @@ def _with_details(kind: type[TandemError], message: str, status: status_pb2.Stat
 
 
 def is_cancelled() -> bool:
-    """Tell whether the current task is being cancelled, rather than a call that it waits for. If
-    this process ends a call, or closes its channel, gRPC reports the end as if the task were
-    cancelled.
+    """Tell whether the current task itself is being cancelled. If this process ends a call that the
+    task waits for, or closes its channel, gRPC raises the same exception as for a cancelled task.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

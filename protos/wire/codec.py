@@ -1,8 +1,8 @@
-"""Converts values to messages and back. Proposals and options are in `drafting` and `sampling`,
-log-probabilities in `logprobs`, and registered drafters in `registration`.
+"""Converts values to messages and back. `drafting` converts proposals, `sampling` sampling options,
+`logprobs` log-probabilities, and `registration` the registrations of drafters.
 
-Decoding refuses a message that cannot be a value of its type, and names the field. A model's
-service checks the model's limits.
+Decoding refuses a message that cannot be a value of its type, and names the field. The service that
+holds a model checks the limits of that model.
 """
 
 from __future__ import annotations
@@ -223,13 +223,13 @@ def decode_model(message: common_pb2.ModelDescription) -> types.ModelDescription
 
 
 def encode_generation(defaults: GenerationDefaults) -> common_pb2.GenerationDefaults:
-    """Convert a model's defaults to a message, in which unset ones are absent."""
+    """Convert a model's defaults to a message. Defaults that are None are not sent."""
     return common_pb2.GenerationDefaults(**asdict(defaults))
 
 
 def decode_generation(message: common_pb2.GenerationDefaults) -> GenerationDefaults:
     """Convert a message to a model's defaults."""
     given = {field.name: value for field, value in message.ListFields()}
-    # repeated fields are those with such names; their values are not tuples yet
+    # names of repeated fields end like this; the values of such fields are not tuples yet
     lists = {name: tuple(given[name]) for name in given if name.endswith("_tokens")}
     return GenerationDefaults(**given | lists)

@@ -10,14 +10,14 @@ from tandem.protos import streams, tree, types
 from tandem.protos.errors import InvalidRequest
 from tandem.v1 import common_pb2
 
-SCORE_STEPS = 16  # steps of a score's byte per unit of the natural logarithm
+SCORE_STEPS = 16  # steps that a score's byte counts per unit of its natural logarithm
 _SCORES = tuple(-step / SCORE_STEPS for step in range(256))
 
 Choice = TypeVar("Choice", bound=Enum)
 
 
 def decode_choice(field: str, kind: type[Choice], number: int) -> Choice:
-    """Convert a number to an enum's value, 0 to the first one; raises InvalidRequest."""
+    """Convert a number to a value of an enum, and 0 to its first value; raises InvalidRequest."""
     try:
         return kind(number or 1)
     except ValueError:
@@ -26,7 +26,7 @@ def decode_choice(field: str, kind: type[Choice], number: int) -> Choice:
 
 
 def encode_shape(shape: types.DraftShape) -> common_pb2.DraftShape:
-    """Convert a shape to a message; defaults are not sent."""
+    """Convert a draft shape to a message. The default method and schedule are not sent."""
     message = common_pb2.DraftShape(
         levels=shape.levels,
         branches=shape.branches,
@@ -84,8 +84,8 @@ def encode_proposal(stream: int, proposal: streams.Proposal) -> common_pb2.Propo
 
 
 def decode_proposal(message: common_pb2.Proposal, arrived: float = 0.0) -> streams.Proposal:
-    """Convert a message to a proposal; raises InvalidRequest. Nodes without scores count
-    as certain.
+    """Convert a message to a proposal; raises InvalidRequest. Nodes without scores count as certain
+    to be accepted.
     """
     tokens, count = tuple(message.tokens), len(message.tokens)
     if count > types.MAX_NODES:
@@ -124,7 +124,7 @@ def decode_proposal(message: common_pb2.Proposal, arrived: float = 0.0) -> strea
 
 
 def proposal_of(draft: types.Draft, behind: int) -> streams.Proposal:
-    """Convert a whole draft to a proposal, whose nodes count as certain."""
+    """Convert a whole draft to a proposal. All of its nodes count as certain to be accepted."""
     parents = tuple(parent + 1 for parent in draft.parents)
     scores = (0.0,) * len(draft)
     return streams.Proposal(
@@ -160,7 +160,7 @@ def _distribution_problem(
         if len(each.tokens) > types.MAX_CHOICES:
             return f"has an entry of {len(each.tokens)} tokens, above {types.MAX_CHOICES}"
         if len(each.tokens) != len(each.weights) or len(set(each.tokens)) != len(each.tokens):
-            return "has an entry that is not one weight for each of its tokens"
+            return "has an entry without exactly one weight for each of its tokens"
     for node, siblings in enumerate(tree.children(parents)):
         drawn = [tokens[child] for child in siblings]
         weights = dict(zip(distributions[node].tokens, distributions[node].weights, strict=True))

@@ -1,4 +1,4 @@
-"""Converts log-probabilities, and requests for those of a prompt, to messages and back."""
+"""Converts log-probabilities to messages and back, and requests for those of a prompt."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def encode_prompt_logprobs(
 def decode_prompt_logprobs(
     message: verifier_pb2.Decoding,
 ) -> streams.PromptLogprobs | None:
-    """Return the request for log-probabilities of its context in an opening, or None; raises
-    InvalidRequest.
+    """Return an opening's request for log-probabilities of its context, or None if there is none;
+    raises InvalidRequest.
     """
     if not message.HasField("prompt_logprobs"):
         return None
     wanted, length = message.prompt_logprobs, len(message.context.tokens)
     if message.context.base:
-        raise InvalidRequest.of("prompt_logprobs", "need context.base 0: all tokens")
+        raise InvalidRequest.of("prompt_logprobs", "need context.base 0 and all tokens")
     if not 1 <= wanted.first <= wanted.until <= length:
         problem = f"is of {wanted.first}..{wanted.until}, not within 1..{length}"
         raise InvalidRequest.of("prompt_logprobs", problem)

@@ -1,4 +1,5 @@
-"""The options of a request by their names: every field of the client API's groups.
+"""Finds and sets the options of a request by their names. The options are the fields of the
+messages Sampling, Stopping and Speculation.
 
 The options are taken from the API's own description, so that none is forgotten.
 """
@@ -18,15 +19,15 @@ GROUPS = ("sampling", "stopping", "speculation")
 
 
 def options() -> dict[str, tuple[str, FieldDescriptor]]:
-    """Return every option's group, and its field there, by the option's name."""
+    """Return the group and the field of every option, by the name of the option."""
     messages = ((group, getattr(api.GenerateRequest(), group).DESCRIPTOR) for group in GROUPS)
     return {field.name: (group, field) for group, message in messages for field in message.fields}
 
 
 def put(request: api.GenerateRequest, name: str, value: Any) -> None:
-    """Set an option; raises InvalidRequest if the value does not fit its field. A map takes a dict;
-    an enum takes the end of a name, or a number; a list also takes a single text; a text of JSON
-    also takes the object that it describes.
+    """Set an option; raises InvalidRequest if the value does not fit its field. A map takes a dict.
+    An enum takes a number, or the last part of a value's name. A list also takes a single text. A
+    text also takes a dict, which is written into it as JSON.
     """
     group, field = options()[name]
     try:
@@ -46,7 +47,7 @@ def _put(message: Any, field: FieldDescriptor, value: Any) -> None:
         setattr(message, field.name, json.dumps(value))
     elif field.type == FieldDescriptor.TYPE_ENUM and isinstance(value, str):
         assert field.enum_type is not None
-        # every name begins like that of the first value, METHOD_UNSPECIFIED for example
+        # the name of the first value is the common prefix and UNSPECIFIED
         prefix = field.enum_type.values[0].name.removesuffix("UNSPECIFIED")
         number = field.enum_type.values_by_name[prefix + value.upper()].number
         setattr(message, field.name, number)

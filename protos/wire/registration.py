@@ -24,8 +24,8 @@ def encode_registration(name: str, model: ModelDescription) -> registration_pb2.
 def decode_registration(
     message: registration_pb2.RegisterRequest, target: ModelDescription
 ) -> tuple[str, ModelDescription]:
-    """Return name and model of a drafter for a target, from its first message. Raises
-    InvalidRequest and IncompatibleModels.
+    """Return the name and the model of a drafter from its first message. The model must fit the
+    target. Raises InvalidRequest and IncompatibleModels.
     """
     if (size := message.ByteSize()) > MAX_BYTES:
         raise InvalidRequest.of("request", f"has {size} bytes, above {MAX_BYTES}")
@@ -53,5 +53,5 @@ def decode_described(
 
 
 def registered_name(address: str) -> str:
-    """Return the name of a registered drafter; empty for one that is called at its own port."""
+    """Return the name of a registered drafter; empty if the drafter is called at its own port."""
     return address.removesuffix(REGISTERED) if address.endswith(REGISTERED) else ""

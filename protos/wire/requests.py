@@ -1,5 +1,5 @@
-"""Converts the values that a cell sends to the model services to items of a request, by their type.
-Proposals are passed on without being decoded.
+"""Converts the values that a cell sends to the model services into items of a request. Proposals
+are passed on without being decoded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def receive_proposal(message: common_pb2.Proposal) -> EncodedProposal:
 
 
 def pass_on_proposal(stream: int, proposal: EncodedProposal) -> common_pb2.Proposal:
-    """Return the message of the same proposal, for another stream."""
+    """Return the message of a proposal, with the number of the stream that it is passed on to."""
     message = proposal.message
     assert isinstance(message, common_pb2.Proposal)
     message.stream = stream
@@ -39,11 +39,12 @@ def encode_flow(stream: int, flow: Flow) -> verifier_pb2.Flow:
 
 
 def encode_closing(session_id: bytes, turn: int) -> tuple[str, common_pb2.Closing]:
-    """Return the field of a request, and the closing to add to it."""
+    """Return the name of a request's field, and the closing to add to it."""
     return "closings", common_pb2.Closing(session_id=session_id, turn=turn)
 
 
-# The field of a request, and the function that encodes an item of it, by the value's type.
+# The name of a request's field, and the function that encodes an item of that field, by the type of
+# the value.
 ITEMS: dict[type[object], tuple[str, Callable[[int, Any], Message]]] = {
     Decoding: ("open", encode_decoding),
     Drafting: ("open", encode_drafting),
@@ -55,6 +56,6 @@ ITEMS: dict[type[object], tuple[str, Callable[[int, Any], Message]]] = {
 
 
 def encode_item(stream: int, value: object) -> tuple[str, Message]:
-    """Return the field of a request, and the item to add to it."""
+    """Return the name of a request's field, and the item to add to it."""
     field, encode = ITEMS[type(value)]
     return field, encode(stream, value)

@@ -14,12 +14,12 @@ from tandem.protos.wire.drafting import decode_choice
 from tandem.v1 import common_pb2
 
 REPETITION_RANGE = 0.01, 100.0
-MAX_PENALTY = 2.0  # limit of presence and frequency penalties, of either sign
-MAX_BIAS = 100.0  # limit of the bias of one token, of either sign
+MAX_PENALTY = 2.0  # largest absolute value of the presence and frequency penalties
+MAX_BIAS = 100.0  # largest absolute value of the bias of a token
 
 
 def problems(sampling: SamplingParams) -> Iterator[Violation]:
-    """Yield every option that is out of range, by the client's name for it."""
+    """Yield a violation for every option that is out of range, with the client's name for it."""
     yield from _number("temperature", sampling.temperature, 0, math.inf)
     if not 0 < sampling.top_p <= 1:
         limit = f"is {sampling.top_p:g}, not above 0 and at most 1"
@@ -49,7 +49,7 @@ def _number(name: str, value: float, least: float, most: float) -> Iterator[Viol
 
 
 def encode_sampling(sampling: SamplingParams) -> common_pb2.SamplingParams:
-    """Convert sampling options to a message; options that are off or cannot matter are not sent."""
+    """Convert sampling options to a message. Options that are off or cannot matter are not sent."""
     message = common_pb2.SamplingParams(
         repetition_penalty=_zero_if_one(sampling.repetition_penalty),
         presence_penalty=sampling.presence_penalty,

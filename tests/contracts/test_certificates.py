@@ -102,7 +102,7 @@ def test_a_ca_of_another_kind_is_refused_in_one_line(tmp_path: Path) -> None:
     key = rsa.generate_private_key(65537, 2048)
     coded = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     (tmp_path / "ca-key.pem").write_bytes(coded)
-    with pytest.raises(Unusable, match=r"ca-key\.pem is no key of an elliptic curve"):
+    with pytest.raises(Unusable, match=r"ca-key\.pem is not an elliptic-curve key"):
         certificates.make(tmp_path, force=True)
 
 

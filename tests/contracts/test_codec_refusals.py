@@ -102,7 +102,7 @@ SHAPES = [
     ({"schedule": 9}, "schedule", "is 9, not one of GOODPUT, CONSTANT, HEURISTIC"),
 ]
 NO_CHANCE = "do not give each child behind node -1 a chance of its own"
-NO_WEIGHTS = "has an entry that is not one weight for each of its tokens"
+NO_WEIGHTS = "has an entry without exactly one weight for each of its tokens"
 PROPOSALS = [
     (proposal([1] * 65, [0] * 65), "tokens", "has 65 nodes, above 64"),
     (proposal([1, 2], [0]), "parents", "has 1 entries for 2 tokens"),
@@ -157,7 +157,7 @@ OPENINGS = [
             (context(), AHEAD, {"prompt_logprobs": "is of 1..2, not within 1..1"}),
             (context(), AT_ONCE, {"prompt_logprobs": "is of 0..1, not within 1..1"}),
             (context(), MANY, {"prompt_logprobs.top": "is 21, above 20"}),
-            (context(base=1), AHEAD, {"prompt_logprobs": "need context.base 0: all tokens"}),
+            (context(base=1), AHEAD, {"prompt_logprobs": "need context.base 0 and all tokens"}),
         )
     ),
     (codec.decode_decoding, verifier_pb2.Decoding(), NO_SESSION),

@@ -49,7 +49,7 @@ SENT: list[TandemError] = [
     errors.Unavailable("no verifier serves"),
     DeadlineExceeded("the caller's time ran out"),
     errors.Unauthenticated("a client certificate is needed here"),
-    errors.PermissionDenied("the certificate of 'drafter' may not call this service"),
+    errors.PermissionDenied("a caller with the certificate 'drafter' may not call this service"),
     Internal("the forward pass failed; see the server's log"),
 ]
 

@@ -114,8 +114,8 @@ async def test_status_is_complete_and_addresses_are_whole(
     assert lines[2].split() == ["drafter", "[fe80::1]:7002", *["no", "answer", "in", "2", "s"]]
     minute = (
         "last minute: 213.4 tokens/s, acceptance rate 38 %, mean acceptance length 1.60; goodput "
-        "100 tokens/s with drafts, 50 without, 20 % of steps with (1.20 times in all); "
-        "12 finished, 1 failed"
+        "100 tokens/s with drafts, 50 without, 20 % of steps with drafts "
+        "(speed-up over all steps: 1.20); 12 finished, 1 failed"
     )
     assert minute in lines
     assert "not serving: it is stopping" in lines

@@ -123,7 +123,7 @@ async def test_a_known_peer_that_may_not_call_is_refused_by_name(folder: Path) -
     assert failure.value.code() is grpc.StatusCode.PERMISSION_DENIED
     error = status.decode(failure.value)
     assert isinstance(error, PermissionDenied)
-    assert str(error) == "the certificate of 'drafter' may not call this service"
+    assert str(error) == "a caller with the certificate 'drafter' may not call this service"
 
 
 async def test_certificates_are_swapped_under_streams_and_no_stream_ends(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ async def test_a_new_channel_uses_the_certificate_of_before_while_half_of_a_pair
         assert {line["event"] for line in lines} == {"certificates cannot be read again"}
         assert servicer.callers == ["client", "client"]
         shutil.copytree(folder, unknown)
-        with pytest.raises(Unusable, match="no certificate and its key"):
+        with pytest.raises(Unusable, match="not a certificate and its key"):
             rpc.connect(address, tls_of(unknown, "client"), "verifier")
 
 

@@ -199,7 +199,7 @@ def test_tools_and_their_use_are_written_as_transformers_has_them(
 
 
 def test_a_final_message_that_is_left_out_cannot_be_continued() -> None:
-    with pytest.raises(InvalidRequest, match="continue_final_message cannot be: the chat template"):
+    with pytest.raises(InvalidRequest, match="continue_final_message cannot be true: the chat"):
         ChatTemplate("hello", {}).render(Conversation(TALK, False, continue_final_message=True))
 
 
@@ -207,7 +207,7 @@ def test_a_final_message_that_is_left_out_cannot_be_continued() -> None:
     ("template", "setting", "problem"),
     [
         ("{{ messages }}", "auto", "are not taken by the model's chat template"),
-        ("{{ tools }}", "auto", "are not supported: the chat template does not say"),
+        ("{{ tools }}", "auto", "are not supported: the chat template does not show"),
         ("{{ tools }}<tool_call>", "none", "are not supported: --tool-format is none"),
     ],
 )

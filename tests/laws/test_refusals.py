@@ -25,7 +25,7 @@ from tests.laws.requests import (
     violations,
 )
 
-LAST = "above the vocabulary's last, 99"
+LAST = "above the vocabulary's last token, 99"
 MESSAGES = {"sampling": api.Sampling, "stopping": api.Stopping, "speculation": api.Speculation}
 FIELDS = [
     ("sampling.temperature", -1, "is -1, below 0 or not finite"),
@@ -41,7 +41,7 @@ FIELDS = [
     ("sampling.frequency_penalty", 3, "is 3, not in -2..2"),
     ("sampling.logit_bias[3]", {3: 101}, "is 101, not in -100..100"),
     ("sampling.logit_bias", {100: 1}, f"has token 100, {LAST}"),
-    ("stopping.max_new_tokens", 0, "is 0, below 1 without echo or prompt_logprobs"),
+    ("stopping.max_new_tokens", 0, "must be at least 1 without echo or prompt_logprobs"),
     (
         "stopping.max_new_tokens",
         48,
@@ -63,7 +63,7 @@ FIELDS = [
     ("speculation.confidence_threshold", 1.5, "is 1.5, not in 0..1"),
 ]
 REQUESTS = [
-    (ask(model="huge"), "model", "is 'huge'; served is 'tiny'"),
+    (ask(model="huge"), "model", "is 'huge', but the served model is 'tiny'"),
     (ask(text=""), "text", "is empty"),
     (ids(), "token_ids", "is empty"),
     (api.GenerateRequest(), "prompt", "is empty"),
@@ -84,7 +84,7 @@ REQUESTS = [
     (
         speculation(branches=8, num_speculative_tokens=16, method=api.DRAFT_METHOD_MEDUSA_LITE),
         "speculation.branches",
-        f"is 8, times num_speculative_tokens 128, above {MAX_NODES} nodes",
+        f"is 8, or 128 nodes with num_speculative_tokens, above {MAX_NODES}",
     ),
     (
         speculation(confidence_threshold=0.5, method=api.DRAFT_METHOD_NGRAM),
@@ -146,7 +146,7 @@ def test_more_log_probabilities_than_an_answer_can_hold_are_refused(
 ) -> None:
     monkeypatch.setattr("tandem.orchestrator.requests.options.MAX_PROMPT_LOGPROBS", 12)
     assert run_of(ask(prompt_logprobs=3)).prompt_logprobs == 3
-    problem = "is 4: 15 numbers with 3 tokens of the prompt, above 12"
+    problem = "is 4: 15 log-probabilities for 3 prompt tokens, above 12"
     assert violations(ask(prompt_logprobs=4)) == {"prompt_logprobs": problem}
     assert violations(ask(logprobs=4, echo=True)) == {"logprobs": problem}
 

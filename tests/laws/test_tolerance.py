@@ -42,7 +42,7 @@ def test_a_value_that_does_nothing_is_as_if_it_were_not_there(name: str) -> None
     for value in (2, "other", [1], {"type": "json_object"}):
         (violation,) = refused({"prompt": "", name: value})
         assert violation.field == name
-        assert violation.problem == f"is not supported but with {accepted(name)}"
+        assert violation.problem == f"is supported only with {accepted(name)}"
 
 
 def test_a_number_is_not_a_truth() -> None:

@@ -170,7 +170,7 @@ def test_strict_tools_need_a_format_in_which_calls_can_be_told() -> None:
         (
             chat(tool_choice="required"),
             Sampling(grammar=Grammar(GrammarKind.JSON_OBJECT)),
-            "tools with strict or required calls, cannot be beside a grammar",
+            "tools with strict or required calls cannot be combined with a grammar",
         ),
     ],
 )

@@ -153,7 +153,7 @@ def test_a_way_to_split_texts_that_is_not_known_needs_a_tokenizer_beside(
     with pytest.raises(Unusable, match=r"splits texts as gpt2 'other'.*tokenizer.json beside it"):
         load_tokenizer(file)
     shutil.copy(models.FOREIGN / "tokenizer.json", tmp_path)
-    with pytest.raises(Unusable, match=r"tokenizer.json is not that of .*: token 0 is"):
+    with pytest.raises(Unusable, match=r"tokenizer.json is not the tokenizer of .*: token 0 is"):
         load_tokenizer(file)
     shutil.copy(models.DRAFT / "tokenizer.json", tmp_path)
     assert load_tokenizer(file).encode("a cat").ids

@@ -115,7 +115,7 @@ async def test_a_model_has_the_name_that_its_operator_chose(
     ):
         assert [each.id async for each in client.models.list()] == ["mine"]
         assert (await complete(client, model="mine")).model == "mine"
-        with pytest.raises(openai.NotFoundError, match="served is 'mine'"):
+        with pytest.raises(openai.NotFoundError, match="the served model is 'mine'"):
             await complete(client, model="target")
 
 

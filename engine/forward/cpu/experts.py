@@ -1,9 +1,9 @@
-"""Mixtures of experts in three calls of the compiled kernels: one for the inner layers of all
-experts, each with the rows that were sent to it, one for the gate, and one for the outer layers.
-Such layers are recognised in a network by the results they compute.
+"""Compute a mixture of experts in three calls of the compiled kernels: one for the inner layers of
+all experts, one for the gate, and one for the outer layers. Such layers are recognised in a network
+by the results that they compute.
 
-A row goes through some of many gated feed-forward layers, the experts, and gets the sum of their
-outputs, each multiplied by a weight of the row's own. The network chooses a row's experts.
+The experts are gated feed-forward layers. The network chooses some of the experts for each row, and
+a weight for each chosen expert. The result of a row is the weighted sum of its experts' outputs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ TRIED = 3  # experts in a trial; each row goes through two of them
 
 
 class PanelExperts(nn.Module):
-    """Experts of which each computes outer(gate(inner(row))). `inner` and `outer` each hold the
-    linear layers of all experts.
+    """A layer of experts, each of which computes outer(gate(inner(row))). `inner` and `outer` each
+    hold the linear layers of all experts.
     """
 
     def __init__(self, inner: PanelLinear, outer: PanelLinear, gate: Gate, count: int) -> None:
@@ -58,8 +58,9 @@ class PanelExperts(nn.Module):
 
 @torch.inference_mode()
 def panel_experts(layer: nn.Module, kind: type[PanelLinear]) -> PanelExperts | None:
-    """Return experts that compute the same as a layer of a network, by linear layers of a kind.
-    Return None if the layer has another form. A layer that experts replace loses its weights.
+    """Return experts that compute the same as a layer of a network, with linear layers of class
+    `kind`. Return None if the network's layer is of another form. A layer that experts replace
+    loses its weights.
     """
     weights = _weights(layer)
     if weights is None:
@@ -70,7 +71,7 @@ def panel_experts(layer: nn.Module, kind: type[PanelLinear]) -> PanelExperts | N
         reference = partial(_spelled_out, weights, biases, gate)
         if equivalent(layer, reference, inner, *trial_choices(inner)):
             one, other = (kind(*given) for given in zip(weights, biases, strict=True))
-            for name in (INNER, OUTER):  # the layer's own gate keeps a reference to the layer
+            for name in (INNER, OUTER):  # free them: the layer's own gate keeps the layer alive
                 setattr(layer, name, None)
             return PanelExperts(one, other, own_gate, len(inner))
     return None
@@ -90,8 +91,8 @@ def _weights(layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor] | None:
 
 
 def _gates(layer: Any) -> list[tuple[Gate, Gate]]:
-    """Return the gates that a layer may have, each with the function that computes it: a kernel if
-    there is one for the gate, else the layer's own function.
+    """Return the gates that a layer may have, each as two functions: one that defines its results,
+    and one that computes them. The second function is a kernel if there is one for the gate.
     """
     gates: list[tuple[Gate, Gate]] = []
     if activation := activation_of(getattr(layer, "act_fn", None)):
@@ -108,8 +109,8 @@ def _halves(activation: Gate, wide: torch.Tensor) -> torch.Tensor:
 
 
 def trial_choices(inner: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return experts for the trial rows, and their weights, [rows, 2] each. The weights of a row do
-    not add up to 1.
+    """Return two experts for each trial row, and the weights of these experts, both as [rows, 2].
+    The weights of a row do not add up to 1.
     """
     rows = torch.arange(len(trial_rows(inner)))
     chosen = torch.stack([rows, rows + 1], 1) % min(TRIED, len(inner))
@@ -124,7 +125,7 @@ def _spelled_out(
     chosen: torch.Tensor,
     shares: torch.Tensor,
 ) -> torch.Tensor:
-    """Compute the experts one after the other by PyTorch, [rows, size]."""
+    """Compute the experts one after the other with PyTorch, [rows, size]."""
 
     def linear(layer: int, expert: int, given: torch.Tensor) -> torch.Tensor:
         bias = biases[layer]

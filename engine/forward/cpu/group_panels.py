@@ -1,4 +1,4 @@
-"""Weights of 8 or 4 bits in panels, laid out as groups.h reads them."""
+"""Weights of 8 or 4 bits, packed in panels in the layout that groups.h reads."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ CODES_AT_ONCE = 1 << 21  # number of codes that are laid out at a time
 
 
 class GroupPanels:
-    """The outputs of `layers` layers, in panels of `width` outputs. The object has the attributes
-    of a `grouped_weight.Part`.
+    """The weights of `layers` layers, packed in panels of `width` outputs. The object has the
+    attributes of a `grouped_weight.Part`.
     """
 
     def __init__(self, part: StoredGroups, layers: int, width: int) -> None:
@@ -59,7 +59,9 @@ class GroupPanels:
         return ctypes.addressof(self._grouping)
 
     def numbers(self, chosen: slice | torch.Tensor) -> torch.Tensor:
-        """Return the numbers of the chosen outputs, [chosen, in] float32, if there is one layer."""
+        """Return the weights of the chosen outputs as plain numbers, [chosen, in] float32. There
+        must be only one layer.
+        """
         if isinstance(chosen, slice):
             chosen = torch.arange(chosen.start, chosen.stop)
         panel, lane = chosen // self.width, chosen % self.width
@@ -73,8 +75,8 @@ class GroupPanels:
         return Groups(self.code, codes, scales, supers, self.zero).numbers()
 
     def _put(self, first: int, groups: Groups) -> None:
-        """Lay out the outputs of the panels from the `first`-th on. Lanes without an output are
-        zeros.
+        """Write the weights of some outputs into the panels, from the `first`-th panel on. Lanes
+        without an output are filled with zeros.
         """
         if first == 0:
             self.code, self.zero = groups.code, groups.zero
@@ -96,7 +98,9 @@ class GroupPanels:
             self.supers[panels] = self._in_panels(groups.supers)
 
     def _in_panels(self, given: torch.Tensor) -> torch.Tensor:
-        """Return numbers [out, ...] as [panels, ..., width], filled up with zeros."""
+        """Rearrange numbers [out, ...] as [panels, ..., width]. The last panel is filled up with
+        zeros.
+        """
         lacking = -len(given) % self.width
         full = functional.pad(given, (0, 0) * (given.dim() - 1) + (0, lacking))
         panels: torch.Tensor = full.unflatten(0, (-1, self.width)).movedim(1, -1)

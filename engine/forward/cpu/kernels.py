@@ -1,7 +1,7 @@
 """The compiled kernels for this processor, if there are any.
 
-The kernels are built with the package where there is a compiler, once for each set of instructions,
-and called through ctypes. Without compiled kernels PyTorch's own operations do all the work.
+The kernels are built with the package if there is a compiler, once for each instruction set. They
+are called through ctypes. Without compiled kernels, PyTorch's own operations do all the work.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tandem.engine.forward.cpu.builds import SOURCES, runnable
 from tandem.engine.forward.cpu.paths import Paths
 from tandem.engine.forward.dense import AttentionOptions
 
-# least numbers that a call reads for all threads to share it: for so many one thread takes 100 us
-# and two take 60; for a fifth as many, one or two take 20
+# a call is shared by all threads if it reads at least this many numbers: at this size, one thread
+# takes 100 us and two threads take 60; at a fifth of this size, one and two threads both take 20
 WORTH_SHARING = 1 << 17
 
 
@@ -44,7 +44,7 @@ ELEMENT_TYPES = {
 
 
 class Grouping(ctypes.Structure):
-    """The meaning of codes, with the fields that groups.h gives it."""
+    """The meaning of codes, with the same fields as `Grouping` in groups.h."""
 
     _fields_ = (
         ("scales", ctypes.c_void_p),
@@ -58,9 +58,9 @@ class Grouping(ctypes.Structure):
 
 
 class Weights(NamedTuple):
-    """The weights of one linear layer or several. `memory` are panels of numbers or codes [layers *
-    panels, in, width], or half as wide for codes of 4 bits. `outputs` counts the outputs of each
-    layer. `grouping` is the address of a Grouping if the weights are codes.
+    """The weights of one linear layer or several. `memory` holds panels of numbers or codes,
+    [layers * panels, in, width]; panels of 4-bit codes are half as wide. `outputs` counts the
+    outputs of each layer. `grouping` is the address of a Grouping if the weights are codes.
     """
 
     memory: torch.Tensor
@@ -85,8 +85,8 @@ class Activation(IntEnum):
 
 class Kernels:
     """One build of the kernels. `width` is the number of outputs of a panel. `bf16_pairs` tells
-    whether rows of bfloat16 are multiplied two inputs at once. No bit depends on the number of
-    `threads`.
+    whether bfloat16 rows are multiplied two inputs at a time. Results do not depend on the number
+    of `threads`.
     """
 
     def __init__(self, file: Path, sources: int | None = None) -> None:
@@ -132,14 +132,14 @@ class Kernels:
         ends: torch.Tensor | None,  # [layers], int64: where the rows of each layer end
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """Return rows x weights' + bias, [rows, out] of `dtype`. All tensors are contiguous and on
-        the CPU. A single layer takes all rows; several layers take the rows up to their `ends`.
+        """Return rows @ weights.T + bias, [rows, out] of `dtype`. All tensors are contiguous and on
+        the CPU. A single layer takes all rows. Each of several layers takes rows up to its `ends`.
         """
         memory, kind, layers, outputs, grouping = weights
         result = rows.new_empty(rows.shape[0], outputs, dtype=dtype)
         optional = (None if each is None else each.data_ptr() for each in (bias, ends))
         kinds = kind, ELEMENT_TYPES[rows.dtype], ELEMENT_TYPES[dtype]
-        # rows use at most as many layers as there are rows
+        # each row uses one layer, so a call reads at most as many layers as there are rows
         read = memory.numel() * min(layers, rows.shape[0]) // layers
         self._linear(
             *(rows.data_ptr(), *rows.shape, memory.data_ptr(), outputs, layers, grouping),
@@ -155,14 +155,14 @@ class Kernels:
         paths: Paths,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """Let rows attend along their paths, [rows, heads, value size]. All tensors are contiguous
-        and on the CPU. Bit for bit, a row depends on its path alone. Raises RuntimeError if dtypes
-        or sizes do not fit.
+        """Let each row attend to the keys on its path, [rows, heads, value size]. All tensors are
+        contiguous and on the CPU. The bits of a row depend only on its own path. Raises
+        RuntimeError if dtypes or sizes do not fit.
         """
         rows, heads, size = query.shape
         if not (query.dtype == keys.dtype == values.dtype and keys.shape[2] == size):
             kinds = f"{query.dtype}, {keys.dtype} and {values.dtype}"
-            raise RuntimeError(f"queries of {size} on keys of {keys.shape[2]}, of {kinds}")
+            raise RuntimeError(f"queries of {size} numbers on keys of {keys.shape[2]}: {kinds}")
         result = query.new_empty(rows, heads, values.shape[2])
         sinks = None if options.sinks is None else options.sinks.float().contiguous()
         self._attend(
@@ -177,12 +177,12 @@ class Kernels:
         return result
 
     def norm(self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-        """Return rows [..., size] / their root mean square * a float32 weight [size]. All tensors
-        are contiguous and on the CPU. Raises RuntimeError if the sizes differ.
+        """Divide rows [..., size] by their root mean square, and multiply them by a float32 weight
+        [size]. All tensors are contiguous and on the CPU. Raises RuntimeError if the sizes differ.
         """
         size = rows.shape[-1]
         if size != len(weight):
-            raise RuntimeError(f"rows of {size} for a weight of {len(weight)}")
+            raise RuntimeError(f"rows of size {size} for a weight of size {len(weight)}")
         result = torch.empty_like(rows)
         self._norm(
             *(rows.data_ptr(), rows.numel() // size, size, weight.data_ptr(), epsilon),
@@ -191,11 +191,11 @@ class Kernels:
         return result
 
     def gate(self, rows: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """Return the activation of the first half of each row times the second half: [rows, size]
-        of contiguous rows [rows, 2 * size] on the CPU. Raises RuntimeError for rows of odd size.
+        """Return activation(first half) * second half of rows [rows, 2 * size], as [rows, size].
+        The rows are contiguous and on the CPU. Raises RuntimeError for rows of odd size.
         """
         if rows.shape[1] % 2:
-            raise RuntimeError(f"rows of {rows.shape[1]} have no halves")
+            raise RuntimeError(f"rows of odd size {rows.shape[1]} have no halves")
         count, size = rows.shape[0], rows.shape[1] // 2
         result = rows.new_empty(count, size)
         self._gate(
@@ -216,16 +216,16 @@ class Kernels:
         self._program(*given, self.threads, WORTH_SHARING)
 
     def sharing(self, numbers: int) -> int:
-        """Return how many threads share a call that reads `numbers` numbers: all, or one where the
-        start of others does not pay. The result is never some of the threads: OpenMP ends those
-        that a team leaves out, and starts them again for the next team.
+        """Return how many threads share a call that reads `numbers` numbers: all threads, or only
+        one if the call is too small to share. A number in between would be slow: OpenMP ends the
+        threads that a call leaves out, and starts them again for the next call.
         """
         return self.threads if numbers >= WORTH_SHARING else 1
 
 
 @cache
 def kernels() -> Kernels | None:
-    """Return the best build that this processor runs. Return None if no build can be loaded."""
+    """Return the best build that this processor can run. Return None if no build can be loaded."""
     for file in runnable():
         with suppress(OSError, AttributeError):  # OpenMP cannot be found, or the build is old
             return Kernels(file)
@@ -233,17 +233,17 @@ def kernels() -> Kernels | None:
 
 
 def required_kernels() -> Kernels:
-    """Return the kernels where there must be some: `panels.why_unsupported` was asked before."""
+    """Return the kernels. There are some, since callers have checked `panels.why_unsupported`."""
     found = kernels()
     assert found, "there is no build for this processor"
     return found
 
 
 def use_threads(count: int) -> None:
-    """Compute with `count` threads from now on. Where there are kernels, only the kernels use
-    threads. PyTorch's own operations share their elements among threads and round the last elements
-    of a share differently, so bits would depend on the number of rows. PyTorch's operations are too
-    small to gain much from threads.
+    """Compute with `count` threads from now on. If there are kernels, only the kernels use these
+    threads. PyTorch would divide an operation among threads and round the last elements of each
+    share differently, so bits would depend on the number of rows. Its operations are too small to
+    gain much from threads.
     """
     if build := kernels():
         build.threads = count

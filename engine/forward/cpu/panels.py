@@ -1,7 +1,7 @@
 """Linear layers whose weights are packed in panels, for the compiled kernels.
 
-A row gets the same bits alone and with other rows: sums run over ascending inputs, in float32,
-however the weights are stored.
+A row gets the same bits alone and together with other rows. Sums run over ascending inputs in
+float32, in whichever form the weights are stored.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Multiply = Callable[[torch.Tensor, torch.Tensor | None, torch.dtype], torch.Tens
 
 
 class PanelLinear(nn.Module):
-    """An `nn.Linear` for inference on a CPU, [..., in] -> [..., out], from a weight [out, in]; or
-    several layers at once, from a weight [layers, out, in]. `rounded` tells whether the outputs are
-    rounded to the dtype of the rows, or stay float32 sums.
+    """An `nn.Linear` for inference on a CPU, [..., in] -> [..., out]. A weight [out, in] makes one
+    layer, and a weight [layers, out, in] makes several layers at once. If `rounded`, outputs are
+    rounded to the dtype of the rows; otherwise they stay float32 sums.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -46,7 +46,7 @@ class PanelLinear(nn.Module):
 
     def forward(self, rows: torch.Tensor, ends: torch.Tensor | None = None) -> torch.Tensor:
         """Compute the layer for rows. If there are several layers, each takes the rows up to its
-        end in `ends`. Raises RuntimeError for rows of another dtype than the weight's.
+        end in `ends`. Raises RuntimeError if the rows have another dtype than the weight.
         """
         if rows.dtype != self.weight.dtype:
             raise RuntimeError(f"rows of {rows.dtype} for a weight of {self.weight.dtype}")
@@ -58,7 +58,7 @@ class PanelLinear(nn.Module):
 
 
 class PlainPart:
-    """Some outputs of all layers, by plain weights [layers, out, in]."""
+    """Computes some outputs of all layers from plain weights [layers, out, in]."""
 
     def __init__(self, weights: torch.Tensor, bias: torch.Tensor | None, build: Kernels) -> None:
         even = weights.shape[2] % 2 == 0
@@ -76,7 +76,7 @@ class PlainPart:
 
 
 class GroupedPart:
-    """Some outputs of all layers, by weights of 8 or 4 bits."""
+    """Computes some outputs of all layers from weights of 8 or 4 bits."""
 
     def __init__(
         self, stored: StoredGroups, layers: int, bias: torch.Tensor | None, build: Kernels
@@ -106,13 +106,13 @@ def _parts(
         return
     parts = list[Part](weight.parts)
     sizes = [part.shape[0] for part in parts]
-    assert layers == 1 or len(parts) == 1, "layers are stored in one way"
+    assert layers == 1 or len(parts) == 1, "several layers are stored in one way"
     biases = added.split(sizes) if added is not None and layers == 1 else [added] * len(parts)
     for part, own in zip(parts, biases, strict=True):
         if isinstance(part, StoredGroups):
             yield GroupedPart(part, layers, own, build)
         else:
-            assert isinstance(part, PlainNumbers), "there are two kinds"
+            assert isinstance(part, PlainNumbers), "there are only two kinds of parts"
             yield PlainPart(part.weight.to(weight.dtype)[None], own, build)
 
 

@@ -1,7 +1,8 @@
-"""The keys that each row of a step sees: the text before it, and its own path through a tree. Pure.
+"""Find the keys that each row of a step attends to: those of the text before the row, and those on
+the row's own path through a tree. The module is pure.
 
-Every key stays where it was put when its token was fed, and each row names the keys that it sees.
-The branches of a tree therefore need no masks and do not have to be fed one after the other.
+A key stays where it was stored when its token was fed, and each row lists the keys that it attends
+to. The branches of a tree therefore need no masks and can be fed all at once.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """The paths of rows, in tensors of int64. Row i sees prefixes[i] keys in the pages from
-    pages[tables[i]] on, of `page` slots each, and then the keys at
+    """The paths of rows, in tensors of int64. Row i first attends to prefixes[i] keys, which lie in
+    the pages from pages[tables[i]] on. A page has `page` slots. Row i then attends to the keys at
     slots[tails[i] : tails[i + 1]].
     """
 
@@ -36,8 +37,8 @@ class Paths:
 
     @classmethod
     def straight(cls, context: int, rows: int) -> Paths:
-        """Return the paths of rows in a line after a context, whose keys lie one after the other
-        from slot 0 on.
+        """Return the paths of consecutive rows that follow a context. All keys lie in order from
+        slot 0 on.
         """
         pages = torch.arange(page_aligned(context + rows) // PAGE)
         prefixes = torch.arange(context + 1, context + rows + 1)
@@ -74,8 +75,8 @@ def path_plan(segments: Sequence[Segment]) -> PathPlan:
 
 
 def _branches(segment: Segment) -> list[tuple[int, list[int]]]:
-    """Return for each node how many nodes of the trunk its path begins with, and the other nodes on
-    its path.
+    """Return two things for each node: how many nodes of the trunk its path begins with, and the
+    other nodes on its path.
     """
     trunk = tree.trunk(segment.parents)
     found: list[tuple[int, list[int]]] = [(node + 1, []) for node in range(trunk)]

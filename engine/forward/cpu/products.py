@@ -1,6 +1,6 @@
-"""Layers that multiply rows with a weight of their own instead of having a linear layer for it, for
-example those that choose experts. Such a layer keeps its code, but multiplies by the compiled
-kernels. Trials find out which layers of a network are of this kind.
+"""Layers that multiply rows with a weight of their own, without an inner linear layer. Layers that
+choose experts are an example. Such a layer keeps its code, but its product is computed by the
+compiled kernels. Trials find out which layers of a network are of this kind.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Key = tuple[torch.Size, torch.dtype]  # the shape of a weight, and the dtype tha
 
 
 class KnownProducts(TorchFunctionMode):
-    """A scope within which `products` multiply rows with weights. The first weight of a shape and
-    dtype is taken for every later weight of this shape and dtype.
+    """A scope within which `products` replace calls of `functional.linear`. Every weight is taken
+    to equal the first weight of the same shape and dtype.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,9 @@ class KnownProducts(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run a function, or a product for `linear`: torch calls this instead of the function."""
+        """Run a function, or a known product instead of `linear`. PyTorch calls this method instead
+        of the function.
+        """
         if func is not functional.linear or kwargs:
             return func(*args, **(kwargs or {}))
         rows, weight, bias = (*args, None)[:3]
@@ -45,16 +47,16 @@ class KnownProducts(TorchFunctionMode):
         return self.products[key](rows)
 
     def by_panels(self) -> None:
-        """Use the kernels from now on to multiply with all weights that are known."""
+        """Use the kernels for all products with known weights from now on."""
         self.products = {key: PanelLinear(*known) for key, known in self._weights.items()}
         self._weights.clear()
 
 
 @torch.inference_mode()
 def multiply_by_panels(layer: nn.Module) -> bool:
-    """Make a layer of a network multiply rows with its weight by the kernels. Return whether the
-    layer was changed: only a layer without inner layers that always multiplies by the same weight
-    is.
+    """Make a layer of a network use the kernels to multiply rows with its weight. Return whether
+    the layer was changed. Only a layer that has no inner layers and always multiplies by the same
+    weight is changed.
     """
     weight = getattr(layer, "weight", None)
     if not isinstance(weight, nn.Parameter) or weight.dim() != 2 or list(layer.children()):

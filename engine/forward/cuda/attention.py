@@ -1,5 +1,5 @@
-"""Attention of a pass by rows: by this project's kernels on a CUDA device, by the definition
-elsewhere.
+"""Compute the attention of a pass by rows. On a CUDA device, this project's kernels compute it;
+elsewhere, a reference implementation does.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Attend = Callable[
 ]
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.03}  # largest difference
-# for each session of the trial its cached tokens, and the nodes of its tree
+# for each session of the trial: the number of cached tokens, and the number of nodes in its tree
 TRIAL = ((0, 3), (40, 9), (95, 2), (330, 5), (700, 40))
-WINDOW = 100  # positions of the window in the trial of a layer with a sliding window
+WINDOW = 100  # length of a sliding window in the trial, in positions
 
 
 def attend(
@@ -35,8 +35,8 @@ def attend(
     values: torch.Tensor,  # [positions, kv heads, value size]
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """Compute the attention of the rows of a pass, [rows, heads, value size]. The keys and values
-    of these rows are stored already.
+    """Compute the attention of the rows of a pass, [rows, heads, value size]. `keys` and `values`
+    must already contain the keys and values of these rows.
     """
     if query.device.type == "cuda":
         from tandem.engine.forward.cuda.kernels import attend as kernels
@@ -52,7 +52,7 @@ def definition(
     values: torch.Tensor,
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """Compute the attention that defines the results of `attend`: row by row, in float64."""
+    """Compute the same as `attend` with the reference implementation: row by row, in float64."""
     heads, count, size = query.shape[1:]
     shared, value_size = values.shape[1:]
     slots = [*zip(_prefixes(rows), rows.tail_slots.view(count, TAIL).tolist(), strict=True)]
@@ -76,7 +76,9 @@ def definition(
 
 
 def _prefixes(rows: RowPlan) -> list[list[int]]:
-    """Return the slots of each row's prefix, as the chunks of the pass say."""
+    """Return the slots of each row's prefix. They follow from the records of the chunks in
+    `rows.reads`.
+    """
     reads = rows.reads.tolist()
     found: list[list[int]] = [[] for _ in range(rows.count)]
     for number in range(reads[0]):
@@ -94,8 +96,8 @@ def _prefixes(rows: RowPlan) -> list[list[int]]:
 def why_unsupported(
     layers: Iterable[LayerGeometry], dtype: torch.dtype, device: torch.device
 ) -> str | None:
-    """Return why the kernels cannot be used for some layer, after trying them. Return None if the
-    kernels can be used for all layers. Raises OutOfMemoryError.
+    """Try the kernels on each kind of layer. Return why they cannot be used for some layer, or None
+    if they can be used for all layers. Raises OutOfMemoryError.
     """
     if dtype not in TOLERANCE:
         return f"there are no kernels for {dtype}"
@@ -104,7 +106,7 @@ def why_unsupported(
             off = _difference(layer, dtype, device)
         except torch.OutOfMemoryError:
             raise
-        # for example no Triton, no compiler, or too little memory of a multiprocessor
+        # for example: no Triton, no compiler, or a multiprocessor with too little memory
         except Exception as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             return f"the attention kernels cannot be used: {reason}"
@@ -114,8 +116,9 @@ def why_unsupported(
 
 
 def _difference(layer: LayerGeometry, dtype: torch.dtype, device: torch.device) -> float:
-    """Return the largest difference between the kernels and the definition, on random numbers. The
-    positions that no row sees hold NaN, so a kernel that reads one is found out.
+    """Return the largest difference between the kernels and the reference implementation on random
+    numbers. Positions to which no row attends hold NaN, so the result is NaN if a kernel uses one
+    of them.
     """
     generator, rng = torch.Generator().manual_seed(0), random.Random(0)
     segments, used = list[Segment](), 0

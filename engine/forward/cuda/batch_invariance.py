@@ -1,9 +1,9 @@
 """Batch invariance of cuBLAS: settings that make a row's bits nearly independent of the number of
 rows, and a trial that finds the pass sizes with equal bits.
 
-Where the library splits sums over thread blocks, the split depends on the number of rows. Without a
-workspace the library does not split sums. cuBLAS also chooses kernels by the number of rows, and
-some kernels round differently, so only the trial shows whether the settings suffice.
+If cuBLAS splits sums over thread blocks, the split depends on the number of rows. Without a
+workspace, cuBLAS does not split sums. cuBLAS also chooses kernels by the number of rows, and some
+kernels round differently, so only the trial shows whether the settings suffice.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ BASE = 64  # with up to this number of rows, a pass takes hardly longer than one
 
 
 def disable_split_k() -> None:
-    """Stop cuBLAS from splitting sums and from rounding in between, on all CUDA devices. The
-    process must not have multiplied on a CUDA device before: the library reads the size of its
-    workspace at the first product.
+    """Stop cuBLAS on all CUDA devices from splitting sums and from rounding sums before they are
+    complete. The process must not have multiplied on a CUDA device before, because cuBLAS reads the
+    size of its workspace at the first product.
     """
     os.environ.update(WORKSPACES)
     product = torch.backends.cuda.matmul
@@ -52,8 +52,8 @@ def invariant_sizes(
     vocabulary: int,
     sizes: Sequence[int] = SIZES,
 ) -> tuple[int, ...]:
-    """Return the sizes whose passes give every row of a text the same bits as passes of `BASE`
-    rows. The text is as long as the largest size, or as model and pool allow; larger sizes are not
+    """Return the pass sizes that give every row of a text the same bits as passes of `BASE` rows.
+    The text is as long as the largest size that the model and the pool allow. Larger sizes are not
     tested.
     """
     fitting = [size for size in sizes if size <= longest]

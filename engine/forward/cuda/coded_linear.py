@@ -1,4 +1,4 @@
-"""Linear layers on a CUDA device whose weights stay in codes of 8 or 4 bits."""
+"""Linear layers for CUDA devices, with weights that stay codes of 8 or 4 bits."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.nn import functional
 
 from tandem.engine.forward.grouped_weight import GroupedWeight, Part, PlainNumbers, StoredGroups
 
-CODES_AT_ONCE = 1 << 26  # most codes that are laid out at a time; they take 64 MiB
+CODES_AT_ONCE = 1 << 26  # most codes that are laid out at a time, which take 64 MiB
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 class CodedLinear(nn.Module):
-    """An `nn.Linear` for inference on a CUDA device, [..., in] -> [..., out]. If some of its
-    outputs are stored as plain numbers, cuBLAS computes those.
+    """An `nn.Linear` for inference on a CUDA device, [..., in] -> [..., out]. cuBLAS computes the
+    outputs whose weights are stored as plain numbers.
     """
 
     kernels = "Triton"
@@ -44,7 +44,9 @@ class CodedLinear(nn.Module):
 
 
 def _product(part: Part, dtype: torch.dtype, bias: torch.Tensor | None) -> Product:
-    """Return a function that multiplies rows [rows, in] with some outputs and adds their bias."""
+    """Return a function that multiplies rows [rows, in] with the weights of a part and adds the
+    bias.
+    """
     from tandem.engine.forward.cuda.kernels import codes
 
     if isinstance(part, PlainNumbers):

@@ -1,7 +1,7 @@
-"""Passes captured as CUDA graphs: replaying a graph takes a single launch, and no Python.
+"""Capture passes as CUDA graphs. Replaying a graph takes a single launch and runs no Python code.
 
-This module relies on passes of one form running the same kernels. The module does not know what
-these passes compute.
+This module relies on passes of one form running the same kernels. The module does not know what the
+passes compute.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import torch
 
 from tandem.engine.forward.cuda.rows import PassShape, RowPlan
 
-WARM_UPS = 2  # libraries choose kernels and take memory in the first passes
-CAPTURING = Lock()  # a process can have one capture at a time
+WARM_UPS = 2  # in the first passes, libraries choose kernels and allocate memory
+CAPTURING = Lock()  # a process can run only one capture at a time
 
 Run = Callable[[RowPlan], torch.Tensor]  # the logits of a pass, [outputs, vocab] on the device
-Replay = Callable[[], object]  # replays a captured pass on the device, with its arrays as they are
+Replay = Callable[[], object]  # replays a captured pass with the present contents of its arrays
 Capture = Callable[[Callable[[], torch.Tensor]], tuple[Replay, torch.Tensor]]
-"""A function that captures a pass. It returns the replay, and the logits that a replay writes."""
+"""A function that captures a pass. It returns the replay, and the tensor that replays fill with
+logits.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class CapturedPass:
     rows: RowPlan
 
     def run(self, rows: RowPlan) -> torch.Tensor:
-        """Return the logits of another pass of the same form. The logits last until the next
+        """Return the logits of another pass of the same form. The logits are valid until the next
         pass.
         """
         self.rows.copy_from(rows)
@@ -41,8 +43,9 @@ class CapturedPass:
 
 
 class CudaGraphs:
-    """Runs passes. The first pass of a form is captured, and all of that form are replayed. If a
-    capture fails, `problem` says why, and passes of that form are launched kernel by kernel.
+    """Runs passes. The first pass of each form is captured, and all passes of that form are
+    replays. If a capture fails, `problem` says why, and passes of that form are launched kernel by
+    kernel.
     """
 
     def __init__(self, run: Run, device: torch.device, capture: Capture | None = None) -> None:
@@ -53,15 +56,16 @@ class CudaGraphs:
         self._captured: dict[PassShape, CapturedPass | None] = {}
 
     def __call__(self, rows: RowPlan) -> torch.Tensor:
-        """Return the logits of a pass, [outputs, vocab]. The logits last until the next pass."""
+        """Return a pass's logits, [outputs, vocab]. The logits are valid until the next pass."""
         if rows.shape not in self._captured:
             self._captured[rows.shape] = self._capture_pass(rows)
         captured = self._captured[rows.shape]
         return captured.run(rows) if captured else self._run(rows.to(self._device))
 
     def capture_all(self, passes: Iterable[RowPlan]) -> int:
-        """Capture the forms of these passes that are not captured yet, and forget all other forms.
-        Return how many forms can be replayed. Raises OutOfMemoryError.
+        """Capture each form among the given passes that is not captured yet, and drop the captures
+        of forms that are not among them. Return how many forms can be replayed. Raises
+        OutOfMemoryError.
         """
         chosen = {rows.shape: rows for rows in passes}
         known = self._captured
@@ -87,8 +91,8 @@ class CudaGraphs:
 
 def cuda_capture(device: torch.device) -> Capture:
     """Return the function that captures passes on a CUDA device."""
-    memory = torch.cuda.graph_pool_handle()  # shared by all graphs, as one pass runs at a time
-    # captures have a stream of their own: libraries keep memory for it, which goes with the graphs
+    memory = torch.cuda.graph_pool_handle()  # graphs share it: only one pass runs at a time
+    # captures use a stream of their own: memory that libraries keep for it is freed with the graphs
     stream = torch.cuda.Stream(device)
 
     def capture(run: Callable[[], torch.Tensor]) -> tuple[Replay, torch.Tensor]:

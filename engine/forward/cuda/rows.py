@@ -1,13 +1,14 @@
-"""A pass by rows: all its data in arrays whose sizes hardly depend on the tokens that are fed.
+"""The data of a pass by rows, in arrays whose sizes hardly depend on the tokens that are fed.
 
-Such a pass suits a GPU: there is no loop over sessions, two copies move the pass to the device, and
-there are so few forms that a pass of each can be captured and replayed. This module knows no model
-and no cache.
+Such a pass suits a GPU. There is no loop over sessions, and two copies move the pass to the device.
+Passes have so few forms that one pass of each form can be captured and replayed. This module knows
+no model and no cache.
 
-A row sees its path, which is cut in a prefix and a tail; the row's position alone decides where.
-The prefix is read page by page, in chunks, each by a block of neighbouring rows at once. The tail
-has up to 96 positions and holds every node of a draft; its keys are gathered. A tree therefore
-needs no mask, and the result of a row depends on its path and on nothing else in the step.
+A row attends to the keys on its path, which is cut into a prefix and a tail. Only the row's
+position decides where the path is cut. The prefix is read page by page, in chunks, and a block of
+neighbouring rows reads each chunk together. The tail has up to 96 positions and holds every node of
+a draft; its keys are gathered. A tree therefore needs no mask, and the result of a row depends only
+on its path and on nothing else in the step.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from tandem.engine.cache.pages import PAGE
 from tandem.protos.types import MAX_NODES
 
 STEP = 32  # positions from one cut to the next
-REACH = MAX_NODES  # a tail after a cut has more positions than this, so it holds all of a draft
+REACH = MAX_NODES  # every tail after a cut is longer than this, so it holds a whole draft
 TAIL = REACH + STEP  # most positions of a tail
-MAX_CHUNKS = 16  # most chunks of a prefix: with 8 key heads, one per multiprocessor of an H100
-MIN_CHUNK_LENGTH = 256  # least positions of a chunk; shorter chunks take as long
+MAX_CHUNKS = 16  # most chunks of a prefix; with 8 key heads, one for each multiprocessor of an H100
+MIN_CHUNK_LENGTH = 256  # fewest positions of a chunk; shorter chunks take no less time
 QUERY_BLOCK = 64  # queries that attend to a chunk at once; a tensor core instruction takes 64
-# queries of a block without tensor cores; blocks of 64 take half a minute to compile
+# queries of a block in float32, without tensor cores; blocks of 64 would compile for half a minute
 FLOAT32_QUERY_BLOCK = 16
-HEADER = 1  # numbers before the records of `RowPlan.reads`: the number of chunks
+HEADER = 1  # numbers before the records in `RowPlan.reads`: only the number of chunks
 RECORD = 6  # numbers that describe a chunk
 
 
@@ -46,8 +47,8 @@ class KVLayout:
 
 @dataclass(frozen=True, slots=True)
 class PassShape:
-    """The form of a pass, which decides the sizes of its arrays: the number of rows and of rows
-    that give logits, padding included.
+    """The form of a pass: the number of its rows, and the number of rows that give logits, padding
+    included. The form decides the sizes of the arrays.
     """
 
     rows: int
@@ -59,14 +60,14 @@ class PassShape:
         return [self.rows, self.rows, self.rows, self.outputs, TAIL * self.rows]
 
     def room(self, width: int) -> int:
-        """Return the most numbers of int32 that a pass needs."""
+        """Return how many int32 numbers a pass of this form needs at most."""
         return 2 * self.rows + HEADER + self.rows * (MAX_CHUNKS * RECORD + width)
 
 
 class RowPlan:
-    """One pass by rows. The arrays of a pass lie in two tensors, so that two copies move the pass:
-    `longs`, int64, and `ints`, int32. `ints` has as many numbers as are used; on a device the
-    tensor has `room` numbers.
+    """One pass by rows. The arrays of a pass lie in two tensors, `longs` (int64) and `ints`
+    (int32), so two copies move a pass to a device. On the CPU, `ints` has exactly the numbers that
+    are used. On a device, it has `room` numbers.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class RowPlan:
         self.slots = slots  # slots of the new keys, [rows]
         self.logits_rows = logits_rows  # [outputs]
         self.tail_slots = tail_slots  # slots of all keys of all tails, [rows * TAIL]
-        self.counts = ints[: 2 * shape.rows]  # by rows: keys of the tail, chunks of the prefix
+        self.counts = ints[: 2 * shape.rows]  # for each row: keys of the tail, chunks of the prefix
         # the number of chunks, then a record for each chunk: its first row and the row after its
         # last, its first position and the position after its last, its number in its prefix, and
         # where its pages begin in `reads`
@@ -111,8 +112,8 @@ class RowPlan:
         return on_device
 
     def copy_from(self, other: RowPlan) -> None:
-        """Take over the arrays of a pass of the same form, which lies on the CPU. The copy to a
-        device may still run when this returns.
+        """Copy the arrays of another pass of the same form, which lies on the CPU. The copy to a
+        device may still be running when this method returns.
         """
         if self._copied:
             self._copied.synchronize()  # the last copy must have left the CPU
@@ -129,14 +130,16 @@ class RowPlan:
 
 
 def block_rows(repeat: int, dtype: torch.dtype) -> int:
-    """Return how many rows attend to a chunk at once if `repeat` queries share a head of keys."""
+    """Return how many rows attend to a chunk at once if `repeat` queries of each row share a key
+    head.
+    """
     queries = FLOAT32_QUERY_BLOCK if dtype == torch.float32 else QUERY_BLOCK
     return max(queries // (1 << (repeat - 1).bit_length()), 1)
 
 
 def chunk_lengths(prefixes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return how many positions the chunks of each prefix have: whole pages, which depend on the
-    length of that prefix alone.
+    """Return the chunk length of each prefix, in positions. A chunk consists of whole pages, and
+    its length depends only on the length of the prefix.
     """
     found: npt.NDArray[np.int64] = np.maximum(
         -(-prefixes // (PAGE * MAX_CHUNKS)) * PAGE, MIN_CHUNK_LENGTH

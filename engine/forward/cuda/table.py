@@ -1,5 +1,5 @@
-"""A step as a table of rows, which is cut into passes. The module is pure: it knows no model and no
-cache.
+"""Lay out a step as a table of rows, and cut the table into passes. The module is pure: it knows no
+model and no cache.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tandem.engine.forward.segment import PackedRows, Segment
 from tandem.protos import tree
 
 SIZES = (16, 32, 64, 128, 256, 512)  # rows of a pass, padding included
-FEW_OUTPUTS = 16  # rows that give logits in a pass where not all rows do
+FEW_OUTPUTS = 16  # rows that give logits if not all rows of a pass do, padding included
 LANES = np.arange(TAIL)  # numbers of the positions in a tail
 TOKEN, POSITION, SLOT, SESSION, GIVES_LOGITS, NODE = range(6)  # the lines of `RowTable.rows`
 
@@ -37,7 +37,7 @@ Array: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RowTable:
-    """The rows of a step, and all nodes on side branches of its trees, cached nodes too."""
+    """The rows of a step, and all nodes on side branches of its trees, including cached nodes."""
 
     rows: Array  # [6, rows]: a line for each of TOKEN to NODE; the node is -1 for rows in a trunk
     nodes: Array  # [2, nodes]: slot, and the parent node, or -1 if the parent is in a trunk
@@ -80,8 +80,8 @@ class RowTable:
         return int(self.rows[GIVES_LOGITS].sum())
 
     def part(self, start: int, size: int, padding_slot: int) -> RowTable:
-        """Return `size` rows from row `start` on, filled up with padding rows. The keys of padding
-        rows go to `padding_slot`.
+        """Return `size` rows from row `start` on. Padding rows replace missing rows, and the keys
+        of padding rows go to `padding_slot`.
         """
         given = self.rows[:, start : start + size]
         count, padding_session = given.shape[1], len(self.pages) - 1
@@ -96,9 +96,9 @@ class RowTable:
 def row_plans(
     segments: Sequence[Segment], layout: KVLayout, exact: bool, sizes: Sequence[int] = SIZES
 ) -> list[RowPlan]:
-    """Return the passes of a step, on the CPU, each of one of `sizes` rows. Without segments there
-    is one pass that consists of padding. If exact, a pass gives the logits of all its rows or of
-    none, since the choice of matrix kernels depends on the number of rows.
+    """Return the passes of a step, on the CPU. The number of rows of each pass is one of `sizes`.
+    Without segments, there is one pass that consists of padding. If `exact`, a pass gives the
+    logits of all its rows or of none, because matrix kernels are chosen by the number of rows.
     """
     table, most = RowTable.of(segments, layout), sizes[-1]
     total = table.rows.shape[1]
@@ -117,7 +117,9 @@ def _outputs(table: RowTable, exact: bool) -> int:
 
 
 def padding_passes(layout: KVLayout, exact: bool, sizes: Sequence[int] = SIZES) -> list[RowPlan]:
-    """Return a pass of padding of every form that a step can be cut into, large forms first."""
+    """Return one pass of padding rows for each form that a pass of a step can have, large forms
+    first.
+    """
     passes = []
     for size in sorted(sizes, reverse=True):
         for outputs in {0, size} if exact else {0, FEW_OUTPUTS, size}:
@@ -128,7 +130,7 @@ def padding_passes(layout: KVLayout, exact: bool, sizes: Sequence[int] = SIZES) 
 
 
 def prefix_lengths(positions: Array) -> Array:
-    """Return how many positions the prefix of a row has, by the row's position."""
+    """Return the length of each row's prefix, which depends only on the row's position."""
     prefixes: Array = np.maximum(positions // STEP * STEP - REACH, 0)
     return prefixes
 
@@ -140,7 +142,7 @@ def rows_plan(table: RowTable, layout: KVLayout, outputs: int) -> RowPlan:
     shape = PassShape(size, outputs)
     prefixes = prefix_lengths(positions)
     lengths = chunk_lengths(prefixes)
-    # the names of the arrays are in `PassShape.sizes`
+    # the arrays have the order and sizes of `PassShape.sizes`
     longs = np.zeros(sum(shape.sizes), np.int64)
     longs[: 3 * size] = table.rows[[TOKEN, POSITION, SLOT]].reshape(-1)
     longs[3 * size :][:count] = logits_rows
@@ -160,8 +162,8 @@ def rows_plan(table: RowTable, layout: KVLayout, outputs: int) -> RowPlan:
 def _chunks(
     table: RowTable, prefixes: Array, lengths: Array, block_rows: int
 ) -> tuple[Array, Sequence[int]]:
-    """Return the chunks of all prefixes, [chunks, RECORD], as `RowPlan.reads` has them, and the
-    pages of all chunks.
+    """Return the records of the chunks of all prefixes, [chunks, RECORD], as in `RowPlan.reads`,
+    and the pages of all chunks.
     """
     sessions = table.rows[SESSION]
     firsts = _runs(sessions, prefixes, block_rows).tolist()
@@ -179,9 +181,7 @@ def _chunks(
 
 
 def _runs(sessions: Array, prefixes: Array, block_rows: int) -> Array:
-    """Return the first row of each run. The rows of a run share a prefix, and are at most
-    `block_rows`.
-    """
+    """Return the first row of each run. A run is at most `block_rows` rows that share a prefix."""
     every = np.arange(len(sessions))
     differs = np.ones(len(sessions), np.bool_)
     differs[1:] = (sessions[1:] != sessions[:-1]) | (prefixes[1:] != prefixes[:-1])
@@ -191,10 +191,11 @@ def _runs(sessions: Array, prefixes: Array, block_rows: int) -> Array:
 
 
 def _tails(table: RowTable, prefixes: Array) -> Array:
-    """Return the slots of the keys of each row's tail, and any slots after them: [rows, TAIL].
+    """Return the slots of the keys of each row's tail, [rows, TAIL]. Slots after the last key have
+    no meaning.
 
-    At first all keys of a row are taken from where its text would be in a line. For rows on side
-    branches, the walk from each node to its parent then puts the slots of the row's own nodes in.
+    At first, each row gets the slots that its text would have in a straight line. For rows on side
+    branches, a walk from node to parent then puts in the slots of the row's own nodes.
     """
     _, positions, _, sessions, _, row_nodes = table.rows
     seen = np.minimum(prefixes[:, None] + LANES, positions[:, None])  # positions, [rows, TAIL]

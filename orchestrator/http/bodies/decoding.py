@@ -52,15 +52,15 @@ SAMPLING = (
     "frequency_penalty",
     "seed",
 )
-# most characters of a request id, so that the number of a choice fits behind it
+# longest part of a request id, in characters; the number of a choice must fit behind it
 MAX_ID_LENGTH = 120
 IDS = TypeAdapter[list[int]](TokenIds, config=ConfigDict(strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The sender of a request: `cache_scope` says whose cached prefixes the request may use,
-    `client_id` whose places it takes, and `request_id` names it.
+    """The sender of a request, and the request's id. `cache_scope` says whose cached prefixes the
+    request may use, and `client_id` says whose places the request takes.
     """
 
     cache_scope: bytes
@@ -69,24 +69,22 @@ class Caller:
 
 
 def completions(body: CompletionBody, caller: Caller) -> tuple[Request, ...]:
-    """Return the requests to continue the body's prompts, one for each choice. Raises
-    InvalidRequest.
-    """
+    """Return one request for each choice of each prompt of the body. Raises InvalidRequest."""
     prompts, count = _prompts(body.prompt), body.n or 1
     if len(prompts) * count > MAX_CHOICES:
-        problem = f"has {len(prompts)} prompts, times n {count}, above {MAX_CHOICES} choices"
+        problem = f"has {len(prompts)} prompts with n {count}, above {MAX_CHOICES} choices in all"
         raise InvalidRequest.of("prompt", problem)
     first = [_request(body, prompt, caller, body.logprobs, COMPLETION_TOKENS) for prompt in prompts]
     return _numbered(choice for each in first for choice in _choices(each, count))
 
 
 def chats(body: ChatBody, caller: Caller) -> tuple[Request, ...]:
-    """Return the requests to answer a conversation, one for each choice. Raises InvalidRequest."""
+    """Return one request for each choice that a chat asks for. Raises InvalidRequest."""
     return _numbered(_choices(_chat(body, caller), body.n or 1))
 
 
 def _choices(request: Request, count: int) -> Iterator[Request]:
-    """Repeat a request `count` times; each copy's seed is one above that of the copy before."""
+    """Repeat a request `count` times, with a seed that is one higher for each further copy."""
     for index in range(count):
         sampling = request.sampling
         if sampling.seed is not None:
@@ -192,7 +190,7 @@ def _request(
     given = {name: getattr(body, name) for name in SAMPLING}
     sampling = {name: value for name, value in given.items() if value is not None}
     if body.seed is not None:
-        sampling["seed"] = body.seed % (MAX_INT64 + 1)  # gRPC's seeds have no sign
+        sampling["seed"] = body.seed % (MAX_INT64 + 1)  # gRPC's seeds are unsigned
     if body.top_k is not None:
         sampling["top_k"] = max(0, body.top_k)  # vLLM's -1 means off
     biases = sorted((int(token), bias) for token, bias in (body.logit_bias or {}).items())
@@ -244,4 +242,4 @@ def _prompt(prompt: Any) -> str | tuple[int, ...]:
     try:
         return tuple(IDS.validate_python(prompt))
     except ValidationError:
-        raise InvalidRequest.of("prompt", "is not a text, or a list of token ids") from None
+        raise InvalidRequest.of("prompt", "is neither a text nor a list of token ids") from None

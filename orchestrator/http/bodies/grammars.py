@@ -23,7 +23,7 @@ def grammar_of(body: GenerationBody) -> tuple[Grammar | None, str]:
     """
     found = [*_asked_for(body)]
     if len(found) > 1:
-        raise InvalidRequest.of(found[1][1], f"is given beside {found[0][1]}")
+        raise InvalidRequest.of(found[1][1], f"cannot be combined with {found[0][1]}")
     return found[0] if found else (None, "")
 
 
@@ -43,7 +43,7 @@ def _of_format(asked: ResponseFormat) -> Iterator[tuple[Grammar, str]]:
             raise InvalidRequest.of(field, "is missing")
         yield _schema(asked.json_schema.schema_), f"{field}.schema"
     elif asked.json_schema:
-        raise InvalidRequest.of(field, f"is given with the type {asked.type}")
+        raise InvalidRequest.of(field, f"cannot be combined with the type {asked.type}")
     elif asked.type == "json_object":
         yield Grammar(GrammarKind.JSON_OBJECT), "response_format"
 

@@ -1,4 +1,6 @@
-"""Parse the content of an HTTP request into a body, and name the fields that are wrong. Pure."""
+"""Parse the content of an HTTP request into a body, and name the fields that are wrong. The module
+is pure.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 def read(content: bytes) -> tuple[Json, tuple[str, ...]]:
-    """Return the fields of a body that may change a text, and the names of its ignored fields.
+    """Return the fields of a body that can affect the answer, and the names of the ignored fields.
     Raises InvalidRequest if the content is not a JSON object.
     """
     try:
@@ -34,8 +36,8 @@ def read(content: bytes) -> tuple[Json, tuple[str, ...]]:
 
 
 def validated(kind: type[Parsed], body: Json, words: Mapping[str, str] = UNCHANGED) -> Parsed:
-    """Validate a body as a `kind`. Raises InvalidRequest, which names every field that is wrong
-    but no value. `words` maps the names of fields to those that the client used.
+    """Validate a body as a `kind`. Raises InvalidRequest, which names every wrong field but quotes
+    no value. `words` maps the names of fields to the names that the client used.
     """
     try:
         return kind.model_validate(body)
@@ -63,21 +65,21 @@ def _violations(error: ValidationError) -> Iterator[Violation]:
     if error.error_count() > MAX_MISTAKES:
         yield Violation("body", f"has {error.error_count()} mistakes")
         return
-    # the deepest error of each path; a field of a union type fails once for each type
+    # keeps the deepest error of a path: a field of a union type fails once for each type
     deepest: dict[str, Violation] = {}
     for found in error.errors(include_url=False, include_input=False):
         kind, path = found["type"], _path(found["loc"])
         field = next((each for each in deepest if path.startswith((f"{each}[", f"{each}."))), "")
         problem = MISTAKES.get(kind) or f"is wrong: {found['msg']}"
         if kind == "extra_forbidden" and path in tolerance.NEUTRAL:
-            problem = f"is not supported but with {tolerance.accepted(path)}"
+            problem = f"is supported only with {tolerance.accepted(path)}"
         deepest.pop(field, None)
         deepest.setdefault(path, Violation(path, problem))
     yield from deepest.values()
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """Write a location as `messages[0].content`, without the kinds of values that were tried."""
+    """Write a location like `messages[0].content`. Types that validation tried are left out."""
     first, *others = location or ("body",)
     path = str(first)[:MAX_NAME_LENGTH]
     for part in others:

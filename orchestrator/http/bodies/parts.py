@@ -12,12 +12,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from tandem.orchestrator.requests.tools import NAME, json_object
 
-MAX_CHOICES = 128  # choices of one request, counted over all its prompts, as at OpenAI
+MAX_CHOICES = 128  # OpenAI's limit on the choices of all prompts of one request
 MAX_INT32, LEAST_64, MAX_INT64 = (1 << 32) - 1, -(1 << 63), (1 << 64) - 1
 
 
 def _json_object(value: str) -> str:
-    """Check that a call's arguments are a JSON object, since templates write them as one. Some
+    """Check that a call's arguments are a JSON object, because chat templates need an object. Some
     clients send "" for no arguments.
     """
     try:
@@ -57,7 +57,7 @@ class StreamOptions(Body):
 
 
 class SpeculationBody(Body):
-    """The options of speculation for one request, as over gRPC."""
+    """The options of speculation for one request. They are the same as over gRPC."""
 
     rule: Literal["match", "reject", "top1"] | None = None
     num_speculative_tokens: Count | None = None
@@ -69,7 +69,9 @@ class SpeculationBody(Body):
 
 
 class JsonSchema(Body):
-    """The schema in OpenAI's `response_format`. An answer always fits the schema, strict or not."""
+    """The schema in OpenAI's `response_format`. An answer always fits the schema, even if `strict`
+    is false.
+    """
 
     name: str | None = None
     description: str | None = None
@@ -78,14 +80,14 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """The form of an answer: text, any JSON object, or JSON by a schema."""
+    """The form of an answer: text, any JSON object, or JSON that fits a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class StructuredOutputs(Body):
-    """The form of an answer in vLLM's fields, of which a body gives one."""
+    """The form of an answer, in vLLM's fields. A body may use only one of these fields."""
 
     json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
     json_object: bool | None = None
@@ -105,19 +107,19 @@ Content: TypeAlias = str | Annotated[list[TextPart], Field(fail_fast=True)]
 
 
 class Written(Body):
-    """The base of bodies that have a text, whole or in parts."""
+    """The base of bodies that have a text, which is either whole or in parts."""
 
     content: Content | None = None
 
     @property
     def text(self) -> str:
-        """The whole text of the message; its parts are joined by line ends."""
+        """The whole text. The parts of a text are joined by newlines."""
         content = self.content or ""
         return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
 class PredictionBody(Written):
-    """A text that much of the answer may repeat, as OpenAI's `prediction`."""
+    """OpenAI's `prediction`, a text that much of the answer may repeat."""
 
     type: Literal["content"]
     content: Content

@@ -47,12 +47,12 @@ class GenerationBody(Body):
     response_format: ResponseFormat | None = None
     # Fields that vLLM adds to OpenAI's
     structured_outputs: StructuredOutputs | None = None
-    # older names; the next three fields are also older names
+    # this field and the next three are vLLM's older names of structured outputs
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_choice: Texts | None = None
     guided_grammar: str | None = None
-    # requests share cached prefixes only with requests of the same salt
+    # requests share cached prefixes only with requests that have the same salt
     cache_salt: str | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
     min_p: Number | None = None
@@ -62,7 +62,7 @@ class GenerationBody(Body):
     min_tokens: Count | None = None
     prompt_logprobs: Count | None = None
     return_token_ids: bool | None = None
-    # a field of Tandem's own; makes the answer report figures
+    # Tandem's own field; with it, the answer also reports the figures of speculation
     speculation: SpeculationBody | None = None
 
 
@@ -81,16 +81,16 @@ class ChatBody(GenerationBody):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Count | None = None
-    add_generation_prompt: bool | None = None  # a field of vLLM's; the next field is also vLLM's
+    add_generation_prompt: bool | None = None  # this field and the next are vLLM's
     chat_template_kwargs: dict[str, Any] | None = None
-    # effort of reasoning, for templates that have such an argument
+    # effort of reasoning, for templates with an argument of this name
     reasoning_effort: str | None = None
     safety_identifier: str | None = None
     prediction: PredictionBody | None = None
     tools: Annotated[list[ToolBody], Field(fail_fast=True)] | None = None
     tool_choice: Literal["auto", "none", "required"] | ChoiceBody | None = None
     parallel_tool_calls: bool | None = None
-    continue_final_message: bool | None = None  # a field of vLLM's; the next field is also vLLM's
+    continue_final_message: bool | None = None  # this field and the next are vLLM's
     echo: Literal[False] | None = None
 
     @model_validator(mode="after")

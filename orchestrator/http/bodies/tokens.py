@@ -1,4 +1,4 @@
-"""The bodies of `/tokenize` and `/detokenize`, as vLLM has them. Pure."""
+"""The bodies of `/tokenize` and `/detokenize`, as vLLM has them. The module is pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tandem.protos.errors import InvalidRequest
 
 
 class TokenizeOptions(Body):
-    """The fields that `/tokenize` adds to the body of a completion or a chat. By default a text
-    gets the special tokens of a prompt, and a chat only those that its template writes.
+    """The fields that `/tokenize` adds to the body of a completion or a chat. By default special
+    tokens are added to a text but not to a chat, whose template writes its own.
     """
 
     add_special_tokens: bool | None = None
@@ -30,8 +30,8 @@ class DetokenizeBody(Body):
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """A prompt to turn into tokens, whether to add special tokens, whether to return each token's
-    text, and the body that asked for it.
+    """What a `body` of `/tokenize` asks for: the tokens of a prompt. `special` says whether to add
+    special tokens, and `with_texts` says whether to return the text of each token.
     """
 
     body: GenerationBody

@@ -1,5 +1,5 @@
-"""Remove the fields of a body that change no text before the body is checked: nulls, values that
-mean the default, and fields that are meant for other systems than the model. Pure.
+"""Before a body is checked, remove the fields that do not affect the answer: nulls, values that
+mean the default, and fields for other systems than the model. The module is pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "verbosity": ("medium",),
-    "skip_special_tokens": (True,),  # a field of vLLM's; all that follow are also vLLM's
+    "skip_special_tokens": (True,),  # this field and all that follow are vLLM's
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
     "use_beam_search": (False,),
@@ -25,10 +25,10 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "return_tokens_as_token_ids": (False,),
 }
 IGNORED = ("metadata", "priority", "prompt_cache_retention", "service_tier", "store")
-OF_OPTIONS = ("continuous_usage_stats", "include_obfuscation")  # in `stream_options`
-OF_MESSAGES = ("annotations", "id")  # fields of messages that a client sends back
-OF_CALLS = ("index",)  # fields of tool calls in messages that a client sends back
-OF_PARTS = ("cache_control",)  # fields of parts of messages, and of tools
+OF_OPTIONS = ("continuous_usage_stats", "include_obfuscation")  # ignored in `stream_options`
+OF_MESSAGES = ("annotations", "id")  # ignored in messages that a client sends back
+OF_CALLS = ("index",)  # ignored in tool calls that a client sends back
+OF_PARTS = ("cache_control",)  # ignored in the parts of messages, and in tools
 VERBATIM = (  # fields that keep their nulls, because a schema may contain nulls
     *("tools", "text"),
     *("guided_json", "response_format", "structured_outputs"),
@@ -36,8 +36,8 @@ VERBATIM = (  # fields that keep their nulls, because a schema may contain nulls
 
 
 def without_effect(body: Json) -> tuple[Json, tuple[str, ...]]:
-    """Return the fields that are left to check, and the names of those that were ignored though
-    their values are not neutral.
+    """Return the fields that are left to check, and the names of the ignored fields. Fields that
+    are null or neutral are removed without being named.
     """
     left = {
         name: value if name in VERBATIM else _present(value)
@@ -62,7 +62,7 @@ def without_effect(body: Json) -> tuple[Json, tuple[str, ...]]:
 
 
 def is_neutral(name: str, value: object) -> bool:
-    """Whether an option's value means the same as leaving it out. The value `1` is not `true`."""
+    """Whether an option's value means the same as leaving the option out. `1` is not `true`."""
     return any(type(value) is type(each) and value == each for each in NEUTRAL[name])
 
 
@@ -72,7 +72,7 @@ def accepted(name: str) -> str:
 
 
 def _present(value: Any) -> Any:
-    """Return a value without the members of objects that are null, at every level."""
+    """Return a value after removing null members from its objects at every level."""
     if isinstance(value, dict):
         return {name: _present(each) for name, each in value.items() if each is not None}
     if isinstance(value, list):

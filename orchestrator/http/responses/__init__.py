@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/responses`, without state: its bodies become bodies of chats, and its answers are
-made of items. No module here may generate anything: that is the front end's work. Start reading in
-`body`, which maps each field to a chat's.
+"""OpenAI's `/v1/responses`, without stored state. Its bodies become bodies of chats, and its
+answers consist of items. No module here may generate anything, since generation is the front end's
+work. Start reading in `body`, which maps each field to a field of chats.
 """

@@ -1,4 +1,4 @@
-"""Turn the bodies of `/v1/responses` into bodies of chats. Pure."""
+"""Turn the bodies of `/v1/responses` into bodies of chats. The module is pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAME = (  # fields that chats also have; OpenAI's own responses lack some of the
     *("cache_salt", "ignore_eos", "min_tokens", "stop_token_ids", "chat_template_kwargs"),
     *("speculation", "prediction"),
 )
-RENAMED = {  # the names in `/v1/responses` of a chat's fields, for error messages
+RENAMED = {  # the names that `/v1/responses` has for fields of a chat, for error messages
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
@@ -101,7 +101,7 @@ class Text(Body):
 
 
 class ResponsesBody(Body):
-    """The body of `/v1/responses`, without the fields that chats have by the same name."""
+    """The body of `/v1/responses`, without the fields that a chat has under the same name."""
 
     input: str | Annotated[list[InputItem], Field(min_length=1, fail_fast=True)]
     instructions: str | None = None

@@ -1,4 +1,6 @@
-"""Write answers of `/v1/responses`: an object with items, and the events that build it. Pure."""
+"""Write answers of `/v1/responses`: an object with items, or the events that build it. The module
+is pure.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from tandem.orchestrator.rounds.generation import Finish
 @dataclass(frozen=True, slots=True)
 class WholeResponse:
     """The head of a response, which has only one choice. The response's last event says that it is
-    the last, so a stream needs no further end.
+    the last, so a stream needs no end mark.
     """
 
     done = b""
@@ -65,7 +67,7 @@ class ResponsesReply:
         return {}
 
     def begun(self, prompt: PromptPart) -> Iterator[Json]:
-        """Return the events before the first chunk: that the response was created and goes on."""
+        """Return the events before the first chunk: the response was created and is in progress."""
         for name in ("created", "in_progress"):
             yield self._event(name, response=self._response(None))
 
@@ -182,7 +184,9 @@ class ResponsesReply:
 
 
 def _usage(answer: Answer) -> Json:
-    """Return the usage by the names of `/v1/responses`. Tokens of reasoning are not counted."""
+    """Return the usage under the field names of `/v1/responses`. Reasoning tokens are not counted
+    separately.
+    """
     counted = usage([answer], 1)
     return {
         "input_tokens": counted["prompt_tokens"],

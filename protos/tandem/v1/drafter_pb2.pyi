@@ -41,7 +41,7 @@ class ProposeRequest(_message.Message):
     def commits(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Commit]: ...
     @_builtins.property
     def conditions(self) -> Global___Conditions:
-        """set in some messages, not in all"""
+        """set only in some messages"""
 
     @_builtins.property
     def closings(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Closing]: ...
@@ -77,7 +77,7 @@ class Conditions(_message.Message):
     token_seconds: _builtins.float
     """`token_seconds` that the verifier reported"""
     delay: _builtins.float
-    """seconds from when a commit leaves the verifier to when the proposal that it causes arrives there"""
+    """seconds from when a commit leaves the verifier until the proposal that it causes arrives at the verifier"""
     def __init__(
         self,
         *,
@@ -95,7 +95,7 @@ Global___Conditions: _TypeAlias = Conditions  # noqa: Y015
 
 @_typing.final
 class Drafting(_message.Message):
-    """Propose from here on, until a newer opening of the session or the end of the stream."""
+    """Makes the drafter propose what follows `context`, until a newer opening of the session or the end of the stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -157,11 +157,11 @@ class ProposeResponse(_message.Message):
     sent: _builtins.float
     """`sent` of the newest request that was read"""
     last: _builtins.bool
-    """the service is stopping and nothing follows: the caller ends the call"""
+    """the service is stopping and sends nothing more: the caller must end the call"""
     streams: _builtins.int
     """number of open streams, of all callers"""
     clock: _builtins.float
-    """the drafter's clock; it comes back as `read`, which tells the drafter how much is on its way"""
+    """the drafter's clock; the caller sends it back as `read`, which tells the drafter how much is still on its way"""
     @_builtins.property
     def proposals(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Proposal]: ...
     @_builtins.property

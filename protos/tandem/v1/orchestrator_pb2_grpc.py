@@ -62,7 +62,7 @@ class OrchestratorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StreamGenerate(self, request, context):
-        """Returns the answer as it grows. A stream that broke is resumed with the same request and `received`.
+        """Returns the answer as it grows. A client resumes a broken stream with the same request and the tokens `received`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

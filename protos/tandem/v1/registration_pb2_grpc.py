@@ -45,8 +45,9 @@ class RegistrationServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Register(self, request_iterator, context):
-        """Registers a drafter while the call lasts, and is DrafterService.Propose in the other direction: the cell's requests
-        are the responses. Either side sends a message every quarter of a second; a side that misses five has lost the other.
+        """Registers a drafter while the call lasts. The call carries DrafterService.Propose in the other direction: its responses
+        hold the cell's requests, and its requests hold the drafter's responses. Each side sends a message every quarter of a
+        second. A side that misses five messages in a row takes the other side for lost.
         The call's metadata has the cell's token as `x-tandem-registration-token`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

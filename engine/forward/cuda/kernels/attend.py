@@ -1,9 +1,10 @@
-"""Attention of the rows of a pass: first chunks of prefixes, then each row's tail, which is joined
-with the chunks.
+"""Compute the attention of the rows of a pass with two kernels. The first attends to the chunks of
+prefixes. The second attends to each row's tail, and joins the result with the results of the
+chunks.
 
-The position where a row's keys are cut and the order of its sums depend on the row's own position
-alone. If one row of a run sees a block of keys and another does not, the block adds exact zeros to
-the other row.
+Only a row's own position decides where its keys are cut and in which order they are summed. A block
+of keys may be visible to some rows of a run and hidden from others. Such a block adds exact zeros
+to the rows from which it is hidden.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tandem.engine.forward.dense import AttentionOptions
 
 PROGRAMS = 264  # Triton programs that share the chunks: two for each multiprocessor of an H100
 LANES = 32  # keys of a tail that are read at a time
-WIDE = 128  # numbers of a head; for wider heads, 4 warps have too few registers
+WIDE = 128  # the largest head size for which 4 warps have enough registers
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions", "reads"])
@@ -32,8 +33,8 @@ def _attend_chunks(
     VALUE_LANES: tl.constexpr, PAGE: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Let all queries of a run of rows attend to each chunk of their prefix, by heads of keys."""
-    # Triton programs take turns at chunks and heads of keys
+    """Let the queries of each run attend to the chunks of their prefix, one key head at a time."""
+    # the Triton programs share all pairs of a chunk and a key head
     lane, value_lane = tl.arange(0, LANES), tl.arange(0, VALUE_LANES)
     inside, value_inside = lane < SIZE, value_lane < VALUES
     each, sub = tl.arange(0, ROWS * REPEATS), tl.arange(0, ROWS * REPEATS) % REPEATS
@@ -84,8 +85,8 @@ def _attend_tail(
     LANES: tl.constexpr, VALUES: tl.constexpr, VALUE_LANES: tl.constexpr, WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Let one row attend for one head of keys: to the tail, then to the chunks of the prefix in
-    ascending order, then to the sink.
+    """Compute the attention of one row for one key head. The row attends to its tail first. The
+    results of the prefix's chunks are joined next, in ascending order, and the sink is added last.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lane, value_lane = tl.arange(0, LANES), tl.arange(0, VALUE_LANES)
@@ -128,13 +129,13 @@ def _attend_tail(
 
 def attend(
     plan: RowPlan,
-    query: torch.Tensor,  # [1, heads, rows, size], of which the last dimension is contiguous
+    query: torch.Tensor,  # [1, heads, rows, size], contiguous in the last dimension
     keys: torch.Tensor,  # [positions, kv heads, size]
     values: torch.Tensor,  # [positions, kv heads, value size]
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """Compute the attention of the rows of a pass, [rows, heads, value size]. The keys and values
-    of these rows are stored already.
+    """Compute the attention of the rows of a pass, [rows, heads, value size]. `keys` and `values`
+    must already contain the keys and values of these rows.
     """
     heads, count, size = query.shape[1:]
     shared, value_size = values.shape[1:]
@@ -171,7 +172,7 @@ def attend(
 def _shapes(
     query: torch.Tensor, values: torch.Tensor, options: AttentionOptions
 ) -> dict[str, object]:
-    """Return the constants that both kernels are compiled with."""
+    """Return the constants with which both kernels are compiled."""
     (heads, _, size), (shared, value_size) = query.shape[1:], values.shape[1:]
     return {
         "MAX_CHUNKS": MAX_CHUNKS,

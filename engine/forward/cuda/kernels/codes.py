@@ -1,5 +1,6 @@
-"""Linear layers whose weights are codes of 8 or 4 bits, multiplied without making numbers of them
-first: a pass over few rows takes as long as reading the codes.
+"""Linear layers whose weights are codes of 8 or 4 bits. The kernel multiplies the codes directly
+and never stores the weights as plain numbers, so a pass over few rows takes as long as reading the
+codes.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from tandem.engine.forward.cuda.kernels.launch import STRICT, power_of_two, prec
 from tandem.engine.forward.groups import Code, Groups
 
 OUTPUTS = 64  # outputs of a Triton program: the rows of one instruction of a tensor core
-# most rows of a Triton program; with sums of two products, or of float32, more do not fit registers
+# most rows of a Triton program; the lower limit is for float32 and for codes with minima, which
+# need more registers for each row
 MAX_ROWS, FEWER_ROWS = 128, 64
-MIN_NIBBLES = 32  # least inputs whose halves fill an instruction of a tensor core
+MIN_NIBBLES = 32  # fewest inputs of a step of which each half fills a tensor core instruction
 MAX_STEP = 128  # most inputs that a Triton program multiplies at once
-FLOAT8_UNIT = 256.0  # the number that a code of e4m3 stands for, divided by that of `_numbers`
+FLOAT8_UNIT = 256.0  # `_numbers` returns codes of e4m3 divided by this
 
 
 @dataclass(frozen=True)
 class Codes:
-    """A weight [out, in] as the kernel reads it. The bytes of a step are codes of as many inputs,
-    or of twice as many: the low halves of those of the first inputs, the high halves of the others.
+    """A weight [out, in] in the layout that the kernel reads. A byte holds one code, or two codes
+    of 4 bits. With two codes per byte, the low halves of a step's bytes are the codes of the step's
+    first inputs, and the high halves are the codes of its other inputs.
     """
 
     code: Code
@@ -36,7 +39,7 @@ class Codes:
 
     @classmethod
     def of(cls, groups: Groups, dtype: torch.dtype) -> Codes:
-        """Return groups as the kernel reads them for rows of a dtype."""
+        """Return the codes of `groups` in the layout that the kernel reads for rows of `dtype`."""
         code, codes, group = groups.code, groups.codes, groups.group
         step = min(group, MAX_STEP if dtype != torch.float32 else MAX_STEP // 4)
         if code is Code.NIBBLES and step < MIN_NIBBLES:
@@ -49,14 +52,14 @@ class Codes:
             codes = codes.view(torch.int8)
         else:
             factors = torch.cat([factors[..., :1] * FLOAT8_UNIT, factors[..., 1:]], -1)
-        zero = groups.zero if factors.shape[2] == 1 else 0  # minima contain it
+        zero = groups.zero if factors.shape[2] == 1 else 0  # minima include the zero
         return cls(code, zero, group, step, codes, factors)
 
 
 @triton.jit
 def _numbers(codes, zero, KIND: tl.constexpr, FLOAT8: tl.constexpr):
-    """Return codes, less their zero, as numbers of the type KIND, which rounds none of them. A code
-    of e4m3 becomes 1/256 of its number.
+    """Return codes, minus their zero, as numbers of type KIND. The conversion is exact. A code of
+    e4m3 becomes 1/256 of the number that it stands for.
     """
     if FLOAT8:
         bits = codes.to(tl.int16)
@@ -72,9 +75,10 @@ def _linear_of_codes(
     FLOAT8: tl.constexpr, NIBBLES: tl.constexpr, MINIMA: tl.constexpr, BIAS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute out[row, n] = row . weight[n] + bias[n]. The codes of a group are multiplied first,
-    and the sum is multiplied by the group's scale. Codes are the left operand, so that few rows
-    take few columns. The sums of an output run over ascending inputs whatever ROWS is.
+    """Compute out[row, n] = row . weight[n] + bias[n]. The products of inputs and codes are first
+    summed over a group, and this sum is then multiplied by the group's scale. The codes are the
+    left operand of each product. The rows are the columns of the right operand, so few rows make
+    few columns. Each output is summed over ascending inputs, whatever ROWS is.
     """
     KIND: tl.constexpr = rows.dtype.element_ty
     number = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -116,7 +120,7 @@ def _linear_of_codes(
 
 
 def linear(rows: torch.Tensor, codes: Codes, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return rows x weight' + bias, [rows, out], of rows [rows, in] whose last dimension is
+    """Return rows @ weight.T + bias, [rows, out]. The last dimension of the rows [rows, in] must be
     contiguous. The weight is not rounded to the dtype of the rows.
     """
     (count, inputs), outputs = rows.shape, len(codes.bytes)

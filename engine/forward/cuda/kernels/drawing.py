@@ -1,20 +1,21 @@
-"""Drawing tokens from many rows with different options, by two kernels on a CUDA device.
+"""Draw tokens from many rows with different options, with two kernels on a CUDA device.
 
-`engine.sampling.sampler.draw_rows` defines a draw: the maximum of log-probability and keyed Gumbel
-noise over the tokens that top-k, top-p and min-p leave. The kernels compute in float32 and prove
-their results. Where rounding could decide, the kernels leave a row to the definition, as the kernel
-for CPUs does (`engine/forward/cpu/draw.cpp`). A token depends on its own row alone, whichever way
-its row is computed.
+The reference implementation of a draw is `engine.sampling.sampler.draw_rows`: it takes the token
+with the maximum of log-probability plus keyed Gumbel noise among the tokens that top-k, top-p and
+min-p keep. The kernels compute in float32, and return a token only if rounding cannot change the
+result. If rounding could, the row is left to the reference implementation. The kernel for CPUs does
+the same (`engine/forward/cpu/draw.cpp`). A token depends only on its own row, in whichever way the
+row is computed.
 
-Instead of the maximum of score + noise the kernels look for the minimum of e^-(score + noise). The
-minimum is that of a variate of the exponential distribution times e^-score, which takes two
-operations less for each token of a vocabulary. `_run` finds the two best tokens of each part of a
-row. `_finish` joins the parts. If the best token is not in the row's nucleus, `_finish` looks again
-among the likelier tokens.
+The kernels do not search for the maximum of score + noise. They search for the minimum of e^-(score
++ noise), which is an exponentially distributed variate times e^-score. This saves two operations
+for each token of a vocabulary. `_run` finds the two best tokens of each part of a row. `_finish`
+joins the parts. If the best token is not in the row's nucleus, `_finish` searches again among the
+likelier tokens.
 
-Errors: the scores of a token that can win lie in [-27, 0], and its sums in [-4, 23]. So float32
-rounds a sum by less than 1e-5 in the definition and by less than 2e-5 here. `MARGIN` is more than
-the four errors of a comparison.
+Errors: a token that can win has a score in [-27, 0], and its sum of score and noise is in [-4, 23].
+Float32 therefore rounds a sum by less than 1e-5 in the reference implementation, and by less than
+2e-5 here. `MARGIN` is larger than the four rounding errors in a comparison of two sums.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ FIELDS = tl.constexpr(10)  # words of 4 bytes for each row of the table
 FOUND = tl.constexpr(4)  # numbers that `_run` finds in each part
 
 NAN = tl.constexpr(-2)  # the code of a row with a logit that is NaN
-HOTTEST = tl.constexpr(1e6)  # the highest temperature; above it scores are too small for float32
+HOTTEST = tl.constexpr(1e6)  # at higher temperatures, scores are too small for float32
 
 
 def draw(table: torch.Tensor, vocabulary: int) -> torch.Tensor:
     """Draw a token from each of the rows that a table describes. Returns int64 [rows] on the
-    device: tokens, or codes below 0.
+    device: tokens, or the negative codes `UNSURE` and `NAN`.
 
     table: int32 [rows, 10] on the device, as `engine.sampling.device_draws` lays it out.
     """
@@ -66,9 +67,9 @@ def draw(table: torch.Tensor, vocabulary: int) -> torch.Tensor:
 
 @triton.jit
 def _run(ints, floats, longs, found, first, vocabulary, parts, PART: tl.constexpr):
-    """Find the best token in one part of a row. Store the part's highest logit, or NaN; the two
-    highest sums of score and noise, where scores are counted from that logit; the logit of the best
-    token; and that token.
+    """Find the best token in one part of a row. Store the part's highest logit, or NaN if a logit
+    is NaN; the two highest sums of score and noise; the logit of the best token; and that token. A
+    score is measured from the part's highest logit.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     logits_at, low, high, temperature, inverse = _draw_of(ints, floats, longs, row)
@@ -142,8 +143,8 @@ def _finish(
 
 @triton.jit
 def _draw_of(ints, floats, longs, row):
-    """Load a row's fields: the address of its logits, both words of its key, its temperature and
-    the inverse of that.
+    """Load the fields of a row: the address of its logits, both words of its key, its temperature,
+    and the inverse of the temperature.
     """
     logits_at = tl.load(longs + row * (FIELDS // 2)).to(tl.pointer_type(tl.float32))
     low = tl.load(ints + row * FIELDS + 2).to(tl.uint32, bitcast=True)

@@ -1,4 +1,6 @@
-"""Gated layers in one launch: both linear layers, the activation and the product."""
+"""Compute gated layers. For few rows, one launch computes both linear layers, the activation and
+the product.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from tandem.engine.forward.cpu.kernels import Activation
 from tandem.engine.forward.cuda.kernels.launch import STRICT, precision
 
 OUTPUTS = 64  # outputs of a Triton program: the rows of one instruction of a tensor core
-# up to this number of rows, one launch is faster than a product of cuBLAS and a gate
+# up to this number of rows, `gated_linear` is faster than a product of cuBLAS and then `gate`
 FUSED_ROWS = 128
 BLOCK = 1024  # numbers of a row that a Triton program of `_gate` computes
 
@@ -30,8 +32,9 @@ def _gated_linear(
     GELU: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute out[row, n] = activation(row . weight[n]) * (row . weight[size + n]), rounded as
-    separate operations would be. Weights are the left operand, so that few rows take few columns.
-    The sums of an output run over ascending inputs whatever ROWS is.
+    separate operations would be. The weights are the left operand of each product. The rows are the
+    columns of the right operand, so few rows make few columns. Each output is summed over ascending
+    inputs, whatever ROWS is.
     """
     number = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -86,11 +89,12 @@ def gate(rows: torch.Tensor, activation: Activation) -> torch.Tensor:
 
 def gated_linear(
     rows: torch.Tensor,  # [rows, in], of which the last dimension is contiguous
-    weight: torch.Tensor,  # [2 * out, in], contiguous: of the gate, then of the layer it multiplies
+    weight: torch.Tensor,  # [2 * out, in], contiguous: the gate, then the layer that it multiplies
     activation: Activation,
 ) -> torch.Tensor:
-    """Return activation(rows x gate') * (rows x other'), [rows, out]. The bits are those of two
-    products, in which each sum is one chain, followed by `gate`.
+    """Return activation(rows @ gate.T) * (rows @ other.T), [rows, out], for the halves gate and
+    other of `weight`. The bits are the same as those of one product without split sums, followed by
+    `gate`.
     """
     (count, inputs), size = rows.shape, weight.shape[0] // 2
     out = torch.empty(count, size, dtype=rows.dtype, device=rows.device)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import triton
 
-# rounds a product and a sum separately in every variant of a kernel
+# every variant of a kernel rounds a product before adding it to a sum
 STRICT: dict[str, Any] = {"enable_fp_fusion": False}
 
 
@@ -17,5 +17,7 @@ def power_of_two(number: int) -> int:
 
 
 def precision(dtype: torch.dtype) -> str:
-    """Return the precision in which `tl.dot` multiplies a dtype: float32 is not rounded first."""
+    """Return the precision in which `tl.dot` multiplies a dtype. Float32 is not rounded before it
+    is multiplied.
+    """
     return "ieee" if dtype == torch.float32 else "tf32"

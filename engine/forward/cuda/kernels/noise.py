@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-SMALL = tl.constexpr(0.0625)  # least uniform number for which a logarithm is precise enough
+SMALL = tl.constexpr(0.0625)  # below this uniform number, a logarithm is not precise enough
 
 
 @triton.jit
@@ -16,8 +16,8 @@ def below(logits, top):
 
 @triton.jit
 def exponential(ids, low, high):
-    """Return e^-noise, with a relative error below 2e-6: it is -log(1 - u) for the uniform numbers
-    u of `engine.sampling.noise`.
+    """Return e^-noise, with a relative error below 2e-6. This is -log(1 - u) for the uniform
+    numbers u of `engine.sampling.noise`.
     """
     state = _fold(_mix(_mix(_fold(ids.to(tl.uint32)) ^ low) ^ high)) ^ 0x80000000
     uniform = (state.to(tl.float32) + 0.5) * 2.0**-32
@@ -30,7 +30,7 @@ def exponential(ids, low, high):
 
 @triton.jit
 def _mix(state):
-    """Do a round of the hash without its folds."""
+    """Compute one round of the hash, without its folds."""
     state *= 0x7FEB352D
     state ^= state >> 15
     return state * 0x846CA68B

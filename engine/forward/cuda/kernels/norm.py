@@ -8,7 +8,7 @@ import triton.language as tl
 
 from tandem.engine.forward.cuda.kernels.launch import STRICT, power_of_two
 
-# most numbers of a row that takes 4 warps, and 8 warps; longer rows take 16
+# the longest rows for which 4 warps and 8 warps are used; longer rows use 16 warps
 MOST_OF_4_WARPS, MOST_OF_8_WARPS = 2048, 8192
 
 
@@ -18,7 +18,7 @@ def _norm(
     INNER: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
     """Compute row / sqrt(mean(row^2) + epsilon) * scale, rounded once, for one row. If ADDS, the
-    row is the sum of two rows; the sum is rounded and stored before.
+    row is the sum of two rows, which is rounded and stored first.
     """
     number = tl.program_id(0).to(tl.int64)
     offset = number // INNER * outer_stride + number % INNER * inner_stride

@@ -1,5 +1,5 @@
-"""The nucleus of a row, which is the tokens that top-k, top-p and min-p leave, as far as a draw
-needs to know them.
+"""Find the best token in the nucleus of a row. The nucleus consists of the tokens that top-k, top-p
+and min-p keep, and is computed only as far as a draw needs it.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ import triton.language as tl
 
 from tandem.engine.forward.cuda.kernels.noise import exponential
 
-UNSURE = tl.constexpr(-1)  # means that rounding could decide
+UNSURE = tl.constexpr(-1)  # rounding could change the result
 KEPT = tl.constexpr(0)
 REMOVED = tl.constexpr(1)
 MARGIN = tl.constexpr(1e-4)  # margin of error of scores, and of shares of a row's mass
-# times a logit's distance to the highest: the range in which rounding may make logits equal
+# rounding may make a logit equal to another one if they differ by less than this factor times the
+# logit's distance to the highest logit
 EQUAL = tl.constexpr(1e-6)
 DEEPEST = tl.constexpr(40.0)  # scores this far below the highest score have no mass
-ROUNDS = tl.constexpr(64)  # most draws from the tokens left of a row
+ROUNDS = tl.constexpr(64)  # most tokens that are tried for a row, best first
 
 
 @triton.jit
@@ -36,18 +37,18 @@ def inside_nucleus(
     vocabulary,
     CHUNK: tl.constexpr,
 ):
-    """Return the best token that a row's top-k, top-p and min-p keep, or UNSURE. `token`, `logit`
-    and `gap` describe the best of all tokens.
+    """Return the best token that a row's top-k, top-p and min-p keep. Return UNSURE if rounding
+    could change it. `token`, `logit` and `gap` describe the best of all tokens.
     """
     floor = -float("inf")
     verdict = REMOVED
     if (top_k > 0) & (top_k < vocabulary):
         floor = _floor(logits_at, vocabulary, top_k, top, temperature, CHUNK)
         _, _, next_one = _split(logits_at, vocabulary, floor, CHUNK)
-        # the next logit may have the same score, and stay too
+        # the next logit may round to the same score, and then top-k keeps it too
         if next_one >= floor - EQUAL * (top - floor):
             verdict = tl.where(floor > -float("inf"), UNSURE, verdict)
-    # distance in scores below the highest logit, beyond which min-p surely cuts
+    # min-p surely removes tokens whose score is further than this below the highest
     depth = 2 * MARGIN - least_score
     if (logit < floor) | ((top - logit) * inverse > depth):
         token, logit, gap = _best(
@@ -63,7 +64,7 @@ def inside_nucleus(
         rounds += 1
         if rounds == ROUNDS:
             verdict = tl.where(verdict == REMOVED, UNSURE, verdict)
-        if verdict == REMOVED:  # less likely tokens are removed, too
+        if verdict == REMOVED:  # less likely tokens are removed too: try a likelier one
             token, logit, gap = _best(
                 *(logits_at, low, high, inverse, depth, floor, logit, top, vocabulary, CHUNK)
             )
@@ -74,9 +75,10 @@ def inside_nucleus(
 def _best(
     logits_at, low, high, inverse, depth, floor, removed, top, vocabulary, CHUNK: tl.constexpr
 ):
-    """Find the token with the best sum of score and noise. Only logits count that are at least
-    `floor`, above `removed` and at most `depth` below the highest logit. Return the token, its
-    logit, and how far its sum is ahead of the next one, which is NaN if no token is left.
+    """Find the token with the highest sum of score and noise among the tokens whose logits are at
+    least `floor`, above `removed`, and at most `depth` in scores below the highest logit. Return
+    the token, its logit, and how far its sum is ahead of the next sum. The lead is NaN if there is
+    no such token.
     """
     lane = tl.arange(0, CHUNK)
     best = tl.full((CHUNK,), float("inf"), tl.float32)
@@ -106,8 +108,8 @@ def _best(
 def _verdict(
     logits_at, inverse, top_p, least_score, logit, floor, top, vocabulary, CHUNK: tl.constexpr
 ):
-    """Return whether a token with this logit is KEPT or REMOVED by min-p and top-p, or UNSURE. For
-    top-p, the mass of the logits from `floor` up is the whole.
+    """Return KEPT or REMOVED if min-p and top-p surely keep or remove a token with this logit, else
+    UNSURE. For top-p, only logits from `floor` up have mass.
     """
     score = (logit - top) * inverse
     verdict = KEPT
@@ -122,7 +124,7 @@ def _verdict(
         if (alone == 0) | (score < 0):  # the likeliest token always stays
             if above >= share + margin:
                 verdict = REMOVED
-            # of equal logits, any may come first
+            # any of several equal logits may come first
             elif tl.where(alone, above, upto) > share - margin:
                 verdict = UNSURE
     return verdict
@@ -130,9 +132,10 @@ def _verdict(
 
 @triton.jit
 def _masses(logits_at, inverse, logit, floor, top, vocabulary, CHUNK: tl.constexpr):
-    """Measure the logits from `floor` up against one of them. Return the mass of the tokens that
-    are surely likelier; the mass of these and of the tokens that may be as likely; the mass of all;
-    and how many tokens may be as likely, itself included.
+    """Compare the logits from `floor` up with one logit. Return four results: the mass of the
+    tokens that are surely likelier; this mass plus that of the tokens that may be as likely; the
+    mass of all tokens; and how many tokens may be as likely, including the token of the logit
+    itself.
     """
     lane, reach = tl.arange(0, CHUNK), EQUAL * tl.abs(logit - top)
     above = tl.zeros((CHUNK,), tl.float32)
@@ -152,7 +155,9 @@ def _masses(logits_at, inverse, logit, floor, top, vocabulary, CHUNK: tl.constex
 
 @triton.jit
 def _floor(logits_at, vocabulary, top_k, top, temperature, CHUNK: tl.constexpr):
-    """Return the `top_k`-th highest logit of a row, or -inf if that is too low to count."""
+    """Return the `top_k`-th highest logit of a row, or -inf if this logit is too low to have any
+    mass.
+    """
     low, high = top - DEEPEST * temperature, top
     count, _, _ = _split(logits_at, vocabulary, low, CHUNK)
     if count < top_k:
@@ -171,8 +176,8 @@ def _floor(logits_at, vocabulary, top_k, top, temperature, CHUNK: tl.constexpr):
 
 @triton.jit
 def _split(logits_at, vocabulary, limit, CHUNK: tl.constexpr):
-    """Return how many logits are at least a limit, the lowest of these, and the highest of the
-    others.
+    """Return how many logits are at least `limit`, the lowest of these logits, and the highest
+    logit below `limit`.
     """
     lane, count = tl.arange(0, CHUNK), tl.zeros((CHUNK,), tl.int32)
     least = tl.full((CHUNK,), float("inf"), tl.float32)

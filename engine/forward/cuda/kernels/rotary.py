@@ -1,5 +1,6 @@
-"""Rotary positions (Su et al. 2021), and the storing of keys and values, in one launch. A head x
-becomes x cos + turned(x) sin, where turned(x) is its second half, negated, before its first half.
+"""Apply rotary positions (Su et al. 2021) and store keys and values, in one launch. A head x
+becomes x cos + turned(x) sin, where turned(x) is the negated second half of x followed by its first
+half.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ def _rotate_store(
     REPEAT: tl.constexpr, REPEATS: tl.constexpr, SHARED: tl.constexpr, HALF: tl.constexpr,
     HALVES: tl.constexpr, VALUES: tl.constexpr, VALUE_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Turn the key of one row and one head, and the queries that share it; store the key and the
-    value.
+    """Apply rotary positions to the key of one row and one head, and to the queries that share this
+    key. Store the key and the value.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     kind = turned.dtype.element_ty
@@ -54,8 +55,8 @@ def _rotate_store(
 
 @triton.jit
 def _turn(one, cos, other, sin, kind: tl.constexpr):
-    """Return one cos + other sin. Each product is rounded, and then the sum, as by separate
-    operations.
+    """Return one * cos + other * sin. Each product is rounded, and then the sum, as separate
+    operations would do.
     """
     products = (one * cos).to(kind).to(tl.float32), (other * sin).to(kind).to(tl.float32)
     return (products[0] + products[1]).to(kind)

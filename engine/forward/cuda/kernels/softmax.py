@@ -12,8 +12,8 @@ NOTHING = tl.constexpr(-1e30)  # lower than every key's score
 
 @triton.jit
 def _seen(scores, scale, cap, mask, CAPPED: tl.constexpr):
-    """Return the final scores: scaled, capped if CAPPED, and minus infinity for keys that a row
-    does not see.
+    """Return the final scores: scaled, capped if CAPPED, and minus infinity for keys to which a row
+    does not attend.
     """
     scores = scores * scale
     if CAPPED:
@@ -27,8 +27,8 @@ def add(
     LANES: tl.constexpr, VALUES: tl.constexpr, VALUE_LANES: tl.constexpr, CAPPED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add the keys and values at some slots to the softmax. Only keys and values `seen` by some row
-    are loaded; `mask` tells which keys each row sees.
+    """Add the keys and values at some slots to the softmax. `seen` marks the keys to which some row
+    attends; only these are loaded. `mask` marks the keys to which each row attends.
     """
     lane, value_lane = tl.arange(0, LANES), tl.arange(0, VALUE_LANES)
     key = tl.load(
@@ -56,7 +56,7 @@ def join(
     number, chunks, mixed_at, sums_at, fits, top, total, mixed, VALUES: tl.constexpr,
     VALUE_LANES: tl.constexpr,
 ):  # fmt: skip
-    """Add the chunks of a prefix to the softmax, in ascending order."""
+    """Add the results of a prefix's chunks to the softmax, in ascending order."""
     value_lane = tl.arange(0, VALUE_LANES)
     for chunk in range(chunks):
         its_top = tl.load(sums_at + (number + chunk) * 2, mask=fits, other=NOTHING)
