@@ -1,7 +1,7 @@
-"""This file builds the kernels for CPUs once for each set of instructions, because pyproject.toml
-cannot express that. Without a compiler the package is built without kernels. The kernels are not
-linked to OpenMP, because PyTorch has loaded its own OpenMP by then, and the threads of two copies
-of OpenMP would wait for each other.
+"""This file builds the CPU kernels once for each instruction set, because pyproject.toml cannot
+express that. Without a compiler the package is built without these kernels. The kernels are not
+linked to OpenMP: PyTorch has already loaded its own copy of OpenMP when the kernels are loaded, and
+the threads of two copies would wait for each other.
 """
 
 import os
@@ -23,7 +23,7 @@ X86 = {
 ARM = {"sve256": ["-march=armv8.2-a+sve", "-msve-vector-bits=256"], "neon": []}
 MACHINE = os.environ.get("_PYTHON_HOST_PLATFORM", platform.machine()).rpartition("-")[2]
 BUILDS = {"x86_64": X86, "AMD64": X86, "aarch64": ARM, "arm64": ARM}.get(MACHINE, {})
-OPENMP = [] if sys.platform == "darwin" else ["-fopenmp"]  # Apple's compiler has no OpenMP
+OPENMP = [] if sys.platform == "darwin" else ["-fopenmp"]  # Apple's compiler lacks OpenMP
 
 
 class Apart(build_ext):
@@ -32,12 +32,12 @@ class Apart(build_ext):
     """
 
     def finalize_options(self) -> None:
-        """Setuptools calls this method."""
+        """Switch off parallel builds. Setuptools calls this method."""
         super().finalize_options()
         self.parallel = None
 
     def build_extension(self, ext: Extension) -> None:
-        """Setuptools calls this method."""
+        """Build one extension in its own folder. Setuptools calls this method."""
         folder = self.build_temp
         self.build_temp = f"{folder}/{ext.name}"
         try:

@@ -1,6 +1,6 @@
-"""Measurements of Tandem. Each is run by `python -m tandem.benchmarks.NAME`.
+"""Benchmarks of Tandem. Run a benchmark with `python -m tandem.benchmarks.NAME`.
 
-No service may import this package, and nothing that a service does may depend on being measured.
-Start reading in `throughput`. `page` writes the figures in RESULTS.md from the JSON files that
-benchmarks write.
+No service may import this package, and no service may behave differently while a benchmark measures
+it. Start reading in `throughput`. The module `page` generates the tables in RESULTS.md from the
+JSON files that benchmarks write.
 """

@@ -1,8 +1,8 @@
-"""Measure the tokens per round of a pair, in rounds with a real verifier and drafter.
+"""Measure the emitted tokens per round of a target and a draft model in real services.
 
 The benchmark starts both services in this process on loopback and calls them in lockstep. Greedy
-and seeded draws are functions of the prompt, so a run gives the same figures on every machine whose
-logits agree.
+and seeded sampling is a function of the prompt, so a run gives the same results on every machine
+whose logits are the same.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ DESCRIBE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One row of the table: all rounds with one draft shape at one temperature."""
+    """The results of all rounds with one draft shape at one temperature: a row of the table."""
 
     name: str
     shape: DraftShape
@@ -59,11 +59,11 @@ class Figures:
     tokens: int
     drafted: int
     accepted: int
-    draft_seconds: float = 0.0  # seconds of the draft model's passes
+    draft_seconds: float = 0.0  # total seconds of the draft model's forward passes
 
     @property
     def draft_milliseconds(self) -> float:
-        """The milliseconds that the draft model's passes take per round."""
+        """The milliseconds that the draft model's forward passes take per round."""
         return 1e3 * self.draft_seconds / self.rounds
 
     @property
@@ -81,8 +81,8 @@ class Figures:
 async def serving(
     target: Path, draft: Path, weights: Weights, registry: CollectorRegistry
 ) -> AsyncIterator[Runner]:
-    """Run both services while the scope lasts, with the drafter's metrics in `registry`. Raises
-    Unusable.
+    """Run the verifier and the drafter for the duration of the context. The drafter's metrics are
+    in `registry`. Raises Unusable.
     """
     async with (
         verifier_service.serving(
@@ -108,7 +108,7 @@ async def measure(
     temperature: float,
     registry: CollectorRegistry,
 ) -> Figures:
-    """Measure one row of the table."""
+    """Complete the prompts with one draft shape at one temperature, and return the results."""
     sampling, before = SamplingParams(temperature), passing(registry)
     completed = await pair.complete(prompts, max_new_tokens, sampling, SHAPES[name])
     found = figures(name, temperature, [done for _, rounds in completed for done in rounds])
@@ -116,12 +116,12 @@ async def measure(
 
 
 def passing(registry: CollectorRegistry) -> float:
-    """Return the seconds that a drafter has spent in its model's passes."""
+    """Return the total seconds that the drafter has spent in forward passes of its model."""
     return registry.get_sample_value("tandem_draft_forward_seconds_sum") or 0.0
 
 
 def figures(name: str, temperature: float, rounds: Sequence[Round]) -> Figures:
-    """Sum up rounds to the figures of one row."""
+    """Add up the results of rounds that have the same draft shape and temperature."""
     return Figures(
         name=name,
         shape=SHAPES[name],
@@ -140,7 +140,7 @@ async def measure_all(
     prompts: Sequence[tuple[int, ...]],
     max_new_tokens: int,
 ) -> list[Figures]:
-    """Measure all rows of the table."""
+    """Measure every draft shape at every temperature."""
     registry = CollectorRegistry()
     async with serving(target, draft, weights, registry) as pair:
         return [
@@ -151,7 +151,7 @@ async def measure_all(
 
 
 def table(rows: Sequence[Figures]) -> Table:
-    """Return the table that is printed."""
+    """Return the results as a table to print."""
     headings = (
         "T",
         "draft",
@@ -180,7 +180,7 @@ def table(rows: Sequence[Figures]) -> Table:
 
 
 def entry(row: Figures) -> dict[str, Any]:
-    """Return a row as the JSON file stores it."""
+    """Return the fields of a row for the JSON file."""
     rates = {
         "mean_acceptance_length": row.mean_acceptance_length,
         "acceptance_rate": row.acceptance_rate,
@@ -195,17 +195,17 @@ def main(
     prompts: Annotated[int, typer.Option(help="number of prompts", min=1)] = 40,
     file: Annotated[
         Path | None,
-        typer.Option(help="JSON lines with prompt, question or turns, to ask instead of stories"),
+        typer.Option(help="JSON Lines file of prompts, questions or turns, instead of stories"),
     ] = None,
     max_new_tokens: Annotated[
-        int, typer.Option(help="most tokens of a generation, which also ends with its story", min=2)
+        int, typer.Option(help="maximum new tokens per prompt; a story may end earlier", min=2)
     ] = 64,
     draft_weights: Annotated[Weights, typer.Option(help="weights of the drafter")] = "full",
     json: Annotated[
-        Path | None, typer.Option("--json", help="write the figures to this file too")
+        Path | None, typer.Option("--json", help="also write the results to this JSON file")
     ] = None,
 ) -> None:
-    """Measure the tokens per round of a pair, by draft shape and temperature."""
+    """Measure the tokens per round of a target and draft model, by draft shape and temperature."""
     if not file and prompts > (stories := story_count()):
         problem = f"there are only {stories} stories, not {prompts}; --file reads other prompts"
         raise typer.BadParameter(problem, param_hint="--prompts")

@@ -1,25 +1,26 @@
 """Count the accepted tokens per round of drafts made without a model, on answers that repeat text.
 
 The benchmark starts a verifier in this process on loopback and has it answer each task once. Next,
-the benchmark goes along the answers and counts how many proposals of each drafter would be accepted
-if all of them were verified. There are three drafters: the verifier's own, which looks up suffixes
-in the text and in earlier answers; the same drafter with the text alone; and transformers' prompt
-lookup. Answers are the same whatever is drafted, so the counts depend on no clock. A target with a
-chat template gets these tasks:
+the benchmark replays the answers and counts how many tokens of each drafter would be accepted if
+all its proposals were verified. There are three drafters: the verifier's own, which looks up
+suffixes in the text and in earlier answers; the same drafter without earlier answers; and
+transformers' prompt lookup. The answers do not depend on the drafts, so the counts do not depend on
+timing. A target with a chat template gets these tasks:
 
     asked       20 questions
-    again       the same questions with small changes, after all of them were answered
-    code edits  programs of which one name is to be changed
+    again       the same questions with small changes, asked after all the originals
+    code edits  requests to change one name in a program
 
 A target without a chat template gets tasks that are made from the story prompts:
 
-    edited    tell a text of JOINED prompts again with one word changed, as `models.training.editor`
-              teaches. The right answer repeats the text; the embedded target does not copy.
-    circling  a prompt and the first STORY_TOKENS tokens of its story, which the target continues.
-              By then its greedy stories go in circles, so the right answer repeats the end of the
-              prompt over and over. Stories that have ended by then are left out.
-    story     a prompt alone
-    again     the same prompts, each behind the end of another one
+    edited    a request to repeat JOINED prompts with one word changed, in the format that
+              `models.training.editor` teaches. The right answer repeats the text, but the embedded
+              target was not trained to do so.
+    circling  a prompt and the first STORY_TOKENS tokens that the target has written after it. The
+              target's greedy stories repeat themselves by then, so the answer repeats the end of
+              its prompt over and over. Stories with fewer tokens are left out.
+    story     a story prompt without additions
+    again     the same story prompts, each after the last tokens of another prompt
 """
 
 from __future__ import annotations
@@ -66,13 +67,13 @@ SHAPES = {
 RECENT_TOKENS = ModelServiceConfig.model_fields["recent_tokens"].default
 STORY_TOKENS, JOINED, DISTURBING = 240, 4, 3
 DESCRIBE_SECONDS = 10.0
-Answered = list[tuple[Tokens, Tokens]]  # prompts and their answers
+Answered = list[tuple[Tokens, Tokens]]  # (prompt, answer) pairs
 Begin = Callable[[DraftShape, Tokens], Session]
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One row of the table: all rounds of one task with one drafter and one draft shape."""
+    """Results of all rounds of one task with one drafter and one draft shape."""
 
     task: str
     drafter: str
@@ -83,7 +84,9 @@ class Figures:
 
 
 class Suffixes:
-    """A drafter for `Runner` that looks up suffixes in the text, to save steps of the verifier."""
+    """A drafter for `Runner` that looks up suffixes in the text, so that the verifier needs fewer
+    steps.
+    """
 
     async def propose(
         self, context: Context, shape: DraftShape, sampling: SamplingParams
@@ -98,7 +101,7 @@ class Suffixes:
 
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[Runner]:
-    """Run the verifier while the scope lasts; raises Unusable."""
+    """Run the verifier for the duration of the context. Raises Unusable."""
     config = ModelServiceConfig(model=folder)
     async with (
         verifier_service.serving(config, CollectorRegistry()) as address,
@@ -110,7 +113,7 @@ async def serving(folder: Path) -> AsyncIterator[Runner]:
 
 
 async def tasks(folder: Path, target: Runner, prompts: int) -> dict[str, list[Tokens]]:
-    """Return the prompts of each task. The tasks are in the order in which they are answered."""
+    """Return the prompts of each task, in the order in which the target answers the tasks."""
     with suppress(InvalidRequest):  # the target has no chat template
         asked, again = (repeats.chats(folder, texts[:prompts]) for texts in repeats.questions())
         return {
@@ -146,7 +149,7 @@ def edits(prompts: Sequence[Tokens], line_break: Tokens) -> list[Tokens]:
 
 
 async def measure_all(folder: Path, prompts: int, count: int) -> list[Figures]:
-    """Measure all rows of the table."""
+    """Measure every task, drafter and draft shape at every temperature."""
     async with serving(folder) as target:
         asked, rows = await tasks(folder, target, prompts), list[Figures]()
         texts = [text for each in asked.values() for text in each]
@@ -161,7 +164,7 @@ async def measure_all(folder: Path, prompts: int, count: int) -> list[Figures]:
 
 
 def judge(answered: dict[str, Answered], temperature: float) -> list[Figures]:
-    """Judge all drafters and draft shapes on the same answers, and return a row for each."""
+    """Replay the answers with every drafter and draft shape, and return the rows of results."""
     rows = list[Figures]()
     for name, shape in SHAPES.items():
         drafters: dict[str, Begin] = {
@@ -180,7 +183,7 @@ def judge(answered: dict[str, Answered], temperature: float) -> list[Figures]:
 
 
 def table(rows: Sequence[Figures]) -> Table:
-    """Return the table that is printed: the accepted tokens per round for each draft shape."""
+    """Return a table to print, with the accepted tokens per round for each draft shape."""
     shown = Table("T", "task", "drafter", "tokens", *SHAPES, "without\na draft", box=None)
     for row in rows:
         if row.shape != next(iter(SHAPES)):
@@ -200,18 +203,18 @@ def table(rows: Sequence[Figures]) -> Table:
 
 
 def entry(row: Figures) -> dict[str, Any]:
-    """Return a row as the JSON file stores it."""
+    """Return the fields of a row for the JSON file."""
     return asdict(row) | {"accepted_per_round": row.count.accepted_per_round}
 
 
 def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     prompts: Annotated[
-        int, typer.Option(help="number of stories or of questions", min=1, max=story_count())
+        int, typer.Option(help="number of story prompts or questions", min=1, max=story_count())
     ] = 48,
-    max_new_tokens: Annotated[int, typer.Option(help="most tokens of an answer", min=2)] = 64,
+    max_new_tokens: Annotated[int, typer.Option(help="maximum tokens of an answer", min=2)] = 64,
     json: Annotated[
-        Path | None, typer.Option("--json", help="write the figures to this file too")
+        Path | None, typer.Option("--json", help="also write the results to this JSON file")
     ] = None,
 ) -> None:
     """Count accepted tokens per round of drafts made without a model, by task and draft shape."""

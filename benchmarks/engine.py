@@ -73,7 +73,9 @@ SYSTEMS = (TANDEM, LLAMA, FLASH, LIBRARY)
 
 
 def measure(folder: Path, dtype: str, repetitions: int) -> Figures:
-    """Time all steps of a model. The model is loaded two or three times. Raises Unusable."""
+    """Time the steps of every system on one model. The model is loaded two or three times. Raises
+    Unusable.
+    """
     model, file = load(folder, dtype), is_gguf(folder)
     exactness = self_test(HFRunner(model, positions_tried(model)), str(folder))
     text = Text.fit(model, max(feed.tokens for feed in FEEDS))
@@ -101,8 +103,8 @@ def measure(folder: Path, dtype: str, repetitions: int) -> Figures:
 
 
 def peers(folder: Path, dtype: str, text: Text) -> dict[str, llamacpp.Steps]:
-    """Return the steps of llama.cpp on the same weights, with and without flash attention. The
-    mapping is empty if llama.cpp is not installed.
+    """Load the same weights into llama.cpp, with and without flash attention. Returns an empty
+    mapping if llama.cpp is not installed.
     """
     if not llamacpp.installed():
         return {}
@@ -136,8 +138,8 @@ def step_table(figures: Figures) -> Table:
 
 @contextmanager
 def subject(folder: Path | None) -> Iterator[tuple[Path, str]]:
-    """Yield the model directory to measure, and a name for it. Without a `folder`, the embedded
-    target is grown, and the grown model exists while the scope lasts. Raises Unusable.
+    """Yield the model directory to measure, and a name for it. Without a `folder`, the model is an
+    enlarged copy of the embedded target, which is deleted when the context ends. Raises Unusable.
     """
     if folder:
         yield folder, folder.name
@@ -152,13 +154,13 @@ def subject(folder: Path | None) -> Iterator[tuple[Path, str]]:
 def main(
     model: Annotated[
         Path | None,
-        typer.Argument(help="model directory or GGUF file; by default the embedded target, grown"),
+        typer.Argument(help="model directory or GGUF file; default: the embedded target, enlarged"),
     ] = None,
     dtype: Annotated[str, typer.Option(help="dtypes, separated by commas")] = "float32",
     threads: Annotated[int, typer.Option(help="CPU threads", min=1)] = 1,
     repetitions: Annotated[int, typer.Option(help="repetitions of every step", min=1)] = 15,
     json: Annotated[
-        Path | None, typer.Option("--json", help="write the figures to this file too")
+        Path | None, typer.Option("--json", help="also write the results to this JSON file")
     ] = None,
 ) -> None:
     """Time steps of the engine, of llama.cpp and of transformers on one model."""
@@ -178,7 +180,7 @@ def main(
 
 
 def publish(heading: str, measured: Sequence[Figures], file: Path | None) -> None:
-    """Print all figures and, if a file is given, write them to the file."""
+    """Print the results of all dtypes and, if a file is given, write them to the file."""
     shown = [part for each in measured for part in (each.heading(), step_table(each))]
     report.publish(heading, Group(*shown), [row for each in measured for row in each.rows()], file)
 

@@ -1,10 +1,10 @@
 """Check that the running system emits the same text as `generate()`, on many prompts.
 
 `generate()` runs the target with the engine's layers and attention, but with a cache of its own and
-one prompt at a time. Both sides round alike, so every token must be equal. The benchmark also
-counts near-ties, at which a different rounding could choose a different token. With `--chats` the
-prompts are turns of conversations, and every part of `generate()` is transformers' own. It then
-rounds differently, and may choose a different token only at a near-tie.
+one prompt at a time. The system and `generate()` round in the same way, so all tokens must be
+equal. The benchmark also counts near-ties: tokens that a different rounding could change. With
+`--chats`, the prompts are turns of conversations, and `generate()` runs only code of transformers.
+Then `generate()` rounds differently, but it may choose a different token only at a near-tie.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from tandem.benchmarks.peers.systems import ALWAYS, Prompt, Tandem, tandem_up
 from tandem.engine.model.load import load
 from tandem.protos.errors import TandemError
 
-NEAR_TIE = 1e-3  # a near-tie: the two largest logits differ by less
+NEAR_TIE = 1e-3  # near-tie: the two largest logits differ by less than this
 
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """One completion by `generate()`, and the margin of the largest logit at each token."""
+    """A completion by `generate()`, and the margin between the two largest logits of each token."""
 
     tokens: tuple[int, ...]
     margins: tuple[float, ...]
 
 
 def variations(prompts: Sequence[Prompt], count: int, vocabulary: int) -> list[Prompt]:
-    """Make distinct prompts: beginnings of stories, cut anywhere, some of them with random tokens
-    added.
+    """Make distinct prompts: beginnings of stories with random lengths, some of them followed by
+    random tokens.
     """
     rng = random.Random(0)
     found: dict[Prompt, None] = {}
@@ -58,8 +58,8 @@ def variations(prompts: Sequence[Prompt], count: int, vocabulary: int) -> list[P
 
 
 def conversations(file: Path, target: Path, alone: Reference, tokens: int) -> list[Prompt]:
-    """Make a prompt, in the model's chat format, of every turn of every conversation in a file of
-    JSON lines with `turns`. The answers to earlier turns are those of `generate()`.
+    """Read conversations from a JSON Lines file with `turns`, and make a prompt of every turn with
+    the model's chat template. The answers to earlier turns come from `generate()`.
     """
     tokenizer = AutoTokenizer.from_pretrained(target)
     prompts: list[Prompt] = []
@@ -78,8 +78,8 @@ def conversations(file: Path, target: Path, alone: Reference, tokens: int) -> li
 
 
 class Reference:
-    """Runs `generate()` of a model. With `alike`, it uses the engine's layers, and rounds as they
-    do.
+    """Completes prompts with a model's `generate()`. With `alike`, it uses the engine's layers, so
+    that it rounds in the same way as the engine.
     """
 
     def __init__(self, target: Path, alike: bool = True) -> None:
@@ -90,7 +90,7 @@ class Reference:
 
     @torch.inference_mode()
     def _complete(self, prompt: Prompt, count: int) -> Alone:
-        """Complete a prompt by up to `count` greedy tokens."""
+        """Complete a prompt with at most `count` greedily chosen tokens."""
         ids = torch.tensor([prompt])
         output = self.network.generate(
             ids,
@@ -110,7 +110,8 @@ async def compare(
     target: Path, draft: Path, count: int, tokens: int, at_once: int, ray: bool, chats: Path | None
 ) -> list[tuple[Prompt, Alone, tuple[int, ...]]]:
     """Return each prompt with the completion by `generate()` and the tokens of the running system.
-    Each prompt comes twice: first all prompts with drafts, and then all prompts without.
+    Every prompt comes twice: first all prompts are decoded with drafts, and then all without
+    drafts.
     """
     alone = Reference(target, alike=not chats)
     if chats:
@@ -137,7 +138,7 @@ async def compare(
 
 
 def difference(one: Alone, other: Sequence[int]) -> int:
-    """Return the place of the first token that differs."""
+    """Return the position of the first token that differs between two completions."""
     pairs = enumerate(zip(one.tokens, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), len(other))
 
@@ -146,14 +147,14 @@ def main(
     target: Annotated[Path, typer.Option(help="model directory")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory")] = models.DRAFT,
     sequences: Annotated[int, typer.Option(help="prompts", min=1)] = 200,
-    tokens: Annotated[int, typer.Option(help="new tokens of each answer", min=1)] = 48,
+    tokens: Annotated[int, typer.Option(help="maximum new tokens per answer", min=1)] = 48,
     at_once: Annotated[int, typer.Option(help="requests in flight", min=1)] = 16,
     ray: bool = False,
     chats: Annotated[
-        Path | None, typer.Option(help="file of JSON lines, each with `turns`")
+        Path | None, typer.Option(help="JSON Lines file of conversations with `turns`")
     ] = None,
     figures: Annotated[
-        Path | None, typer.Option("--json", help="write the figures to this file too")
+        Path | None, typer.Option("--json", help="also write the results to this JSON file")
     ] = None,
 ) -> None:
     """Compare the texts of the running system with `generate()`, token by token."""

@@ -1,9 +1,9 @@
 """Measure what a long prompt costs the sessions that decode meanwhile: the gaps between their
 tokens, before the prompt arrives and while the prompt is processed.
 
-Sessions decode in lockstep with drafts of random tokens. Each draft is made as soon as the step
-before it ends. Then a prompt arrives. There is no transport and no drafter, because only the
-scheduler is measured.
+Sessions decode in lockstep with drafts of random tokens. A session's next draft is ready as soon as
+the previous step ends. After some seconds, the long prompt arrives. There is no transport and no
+drafter, because only the scheduler is measured.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ CONTEXT = 4096
 
 @dataclass(slots=True)
 class Decoder:
-    """A decoding session and the stream of its job. It has the times at which its steps ended, and
-    its tokens so far. Every step has a draft of `drafted` random tokens, almost none of which are
-    accepted.
+    """A decoding session and the stream of its job. `ends` has the times at which its steps ended,
+    and `tokens` has its text so far. Every step has a draft of `drafted` random tokens, almost none
+    of which are accepted.
     """
 
     host: Host
@@ -59,8 +59,8 @@ class Decoder:
     turn: int = 0
 
     async def decode(self) -> None:
-        """Decode until cancelled. A text that reaches the end of the context is cut to its first
-        half, and decoding goes on.
+        """Decode until cancelled. When the text reaches the end of the context, it is cut to its
+        first half, and decoding continues.
         """
         limit = self.host.sessions.context_length
         while True:
@@ -72,7 +72,7 @@ class Decoder:
         await self._run(len(self.tokens) + 1)
 
     def emit(self, commit: Commit) -> None:
-        """Note the end of a step, and make the next draft."""
+        """Record the end of a step, and make the next draft."""
         self.ends.append(time.perf_counter())
         self.tokens += commit.tokens
         self._draft()
@@ -102,13 +102,13 @@ class Decoder:
 
 
 def some_tokens(rng: random.Random, host: Host, count: int) -> tuple[int, ...]:
-    """Draw random token ids of the model."""
+    """Return random token ids from the model's vocabulary."""
     return tuple(rng.randrange(host.runner.model.vocab_size) for _ in range(count))
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The gaps between the steps of one period, in seconds."""
+    """Statistics of the gaps between decoding steps in one period, in seconds."""
 
     name: str
     steps: int
@@ -120,8 +120,8 @@ class Figures:
 async def run(
     host: Host, sessions: int, drafted: int, prompt: int, seconds: float
 ) -> tuple[list[Figures], float]:
-    """Decode, first alone and then beside a long prompt. Returns the gaps of both periods, and the
-    seconds until the first token after the prompt.
+    """Measure gaps between decoding steps, first without and then with a long prompt. Returns the
+    gaps of both periods, and the time to first token of the long prompt in seconds.
     """
     rng = random.Random(0)
     decoders = [Decoder(host, bytes([i]) * 16, random.Random(i), drafted) for i in range(sessions)]
@@ -129,7 +129,7 @@ async def run(
         limit = min(448, host.sessions.context_length // 2)
         decoder.tokens += some_tokens(rng, host, rng.randint(min(64, limit), limit))
     loops = [asyncio.create_task(decoder.decode()) for decoder in decoders]
-    await asyncio.sleep(seconds)  # meanwhile the first prompts are read, and the cost model learns
+    await asyncio.sleep(seconds)  # until prompts are processed and step costs are learned
     began = time.perf_counter()
     await asyncio.sleep(seconds)
     arrival = time.perf_counter()
@@ -139,7 +139,7 @@ async def run(
     for loop in loops:
         loop.cancel()
     for ended in await asyncio.gather(*loops, return_exceptions=True):
-        if isinstance(ended, Exception):  # a cancellation is no error
+        if isinstance(ended, Exception):  # CancelledError is ignored
             raise ended
     found = []
     usual = median(gap for decoder in decoders for gap in decoder.gaps(began, arrival))
@@ -153,18 +153,18 @@ async def run(
 
 
 def table(found: Sequence[Figures], waited: float) -> Table:
-    """Return the table that is printed."""
+    """Return the results as a table to print."""
     shown = Table("", "steps", "median gap\nms", "longest gap\nms", "longest\nto median", box=None)
     for each in found:
         times = f"{1e3 * each.median:.0f}", f"{1e3 * each.longest:.0f}"
         shown.add_row(each.name, str(each.steps), *times, f"{each.longest / each.usual:.2f}")
-    shown.add_row("the prompt's first token after", "", "", f"{1e3 * waited:.0f}", "")
+    shown.add_row("time to first token of the prompt", "", "", f"{1e3 * waited:.0f}", "")
     return shown
 
 
 def stretch(folder: Path) -> None:
-    """Let a model serve a longer context than it was trained on. The costs of its steps are
-    realistic, but its texts are not.
+    """Extend the context of a model beyond the length that it was trained on. Its step times remain
+    realistic, but its texts do not.
     """
     file = folder / "config.json"
     config = json.loads(file.read_text())
@@ -174,7 +174,7 @@ def stretch(folder: Path) -> None:
 async def measure(
     folder: Path, sessions: int, drafted: int, prompt: int, seconds: float
 ) -> tuple[list[Figures], float]:
-    """Serve a model in this process while gaps are measured; raises Unusable."""
+    """Load a model into this process, and measure the gaps. Raises Unusable."""
     config = ModelServiceConfig(model=folder)
     async with hosting(config, "verify", True, CollectorRegistry()) as host:
         if prompt > host.sessions.context_length:
@@ -185,17 +185,19 @@ async def measure(
 
 def main(
     model: Annotated[
-        Path | None, typer.Argument(help="model directory; by default the embedded target, grown")
+        Path | None, typer.Argument(help="model directory; default: the embedded target, enlarged")
     ] = None,
     sessions: Annotated[int, typer.Option(help="sessions that decode")] = 8,
     drafted: Annotated[int, typer.Option(help="draft tokens per step")] = 4,
     prompt: Annotated[int, typer.Option(help="tokens of the long prompt")] = 2000,
-    seconds: Annotated[float, typer.Option(help="seconds of decoding before the prompt")] = 15.0,
+    seconds: Annotated[
+        float, typer.Option(help="seconds of decoding before the prompt arrives")
+    ] = 15.0,
     file: Annotated[
-        Path | None, typer.Option("--json", help="write the figures to this file too")
+        Path | None, typer.Option("--json", help="also write the results to this JSON file")
     ] = None,
 ) -> None:
-    """Measure gaps between the steps of decoding sessions, alone and beside a long prompt."""
+    """Measure gaps between the steps of decoding sessions, without and with a long prompt."""
     logging.disable_progress_bar()
     try:
         with subject(model) as (folder, name):

@@ -1,12 +1,12 @@
-"""Time the engine's steps on a CUDA device, by tiles, by rows and with graphs.
+"""Time the engine's steps on a CUDA device with the attention backends tiles, rows and graphs.
 
-The benchmark needs only PyTorch and transformers. It runs checks before it measures, and gives no
-figures if a check fails. Steps of transformers are timed for comparison. All systems take turns in
-one run, with the settings of cuBLAS that exact mode asks for. The floor is the time that the device
-needs to read the weights once. The benchmark also measures the time that captured passes take on
-the device alone.
+The benchmark needs only PyTorch and transformers. It checks the engine before it measures, and
+reports no times if a check fails. Steps of transformers are timed for comparison. All systems take
+turns in one run, with the cuBLAS settings that exact mode requires. The floor is the time that the
+device needs to read the weights once. The benchmark also measures the time that captured passes
+take on the device, without the host.
 
-On a CPU the device is emulated. The checks are then valid, but the times mean nothing.
+With `--device cpu`, the device is emulated: the checks are valid, but the times mean nothing.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ LLAMA = LlamaConfig(
 
 
 def build(model: HFModel, system: str, positions: int) -> HFRunner:
-    """Make a runner for a system, with memory for `positions` cached tokens. Raises Unusable."""
+    """Build the runner of a system, with memory for `positions` cached tokens. Raises Unusable."""
     backend, exact = SYSTEMS[system]
     if backend is AttentionBackend.GRAPHS and model.device.type == "cpu":
         return emulation.replaying(HFRunner(model, positions, exact, AttentionBackend.ROWS))
@@ -103,7 +103,7 @@ def check(model: HFModel, library: Library, name: str) -> dict[str, Any]:
 def measure(
     folder: Path, dtype: str, repetitions: int, device: torch.device
 ) -> tuple[Figures, dict[str, Any]]:
-    """Check a model and time all steps. The model is loaded twice. Raises Unusable."""
+    """Check and time all systems on a model, which is loaded twice. Raises Unusable."""
     model = load(folder, dtype, str(device))
     text = Text.fit(model, max(feed.tokens for feed in FEEDS))
     library = Library(folder, DTYPES[dtype], text, device)
@@ -133,7 +133,7 @@ def measure(
 
 
 def synchronized(action: Action, device: torch.device) -> Action:
-    """Return an action that also waits until the device is done."""
+    """Return the action, extended to wait until the device has finished."""
 
     def run() -> None:
         action()
@@ -144,8 +144,8 @@ def synchronized(action: Action, device: torch.device) -> Action:
 
 
 def step_table(figures: Figures) -> str:
-    """Return a table with a row for each number of sessions and tokens. It has the milliseconds of
-    every system, and more columns about exact mode with graphs.
+    """Return a table with a row for each number of sessions and tokens. Its columns are the
+    milliseconds of every system and ratios for exact mode with graphs.
     """
     systems = (*SYSTEMS, LIBRARY)
     more = ("floors", "tokens/s", "x transformers", "exact/fast")
@@ -169,7 +169,7 @@ def step_table(figures: Figures) -> str:
 @contextmanager
 def subject(folder: Path | None, device: torch.device) -> Iterator[tuple[Path, str]]:
     """Yield the model directory to measure, and a name for it. Without a `folder`, the model is a
-    random Llama that exists while the scope lasts, or on a CPU the embedded target.
+    temporary Llama with random weights or, on a CPU, the embedded target.
     """
     if folder or device.type == "cpu":
         folder = folder or models.TARGET
@@ -181,8 +181,8 @@ def subject(folder: Path | None, device: torch.device) -> Iterator[tuple[Path, s
 
 
 def save_random(folder: Path, device: torch.device) -> int:
-    """Make a model directory with random weights and the embedded tokenizer. Returns the number of
-    weights.
+    """Save a Llama model with random weights and the embedded target's tokenizer. Returns the
+    number of weights.
     """
     torch.manual_seed(0)
     with device:
@@ -194,7 +194,7 @@ def save_random(folder: Path, device: torch.device) -> int:
 
 
 def run(given: argparse.Namespace, device: torch.device) -> None:
-    """Check and time the model, then print and write the figures. Raises TandemError."""
+    """Check the engine, time all systems, and print and write the results. Raises TandemError."""
     on_cpu = device.type == "cpu"
     names = chosen(given.dtype or ("float32" if on_cpu else "bfloat16"))
     with subject(given.model, device) as (folder, name):
@@ -221,12 +221,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         "tandem.benchmarks.gpu", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("model", type=Path, nargs="?", help="model directory (a random Llama)")
-    parser.add_argument("--dtype", help="dtypes, separated by commas (bfloat16)")
+    parser.add_argument("model", type=Path, nargs="?", help="model folder (default: random Llama)")
+    parser.add_argument("--dtype", help="dtypes, separated by commas (default: bfloat16)")
     parser.add_argument(
-        "--repetitions", type=int, default=30, help="repetitions of every step (30)"
+        "--repetitions", type=int, default=30, help="repetitions of every step (default: 30)"
     )
-    parser.add_argument("--json", type=Path, help="write figures and facts to this file too")
+    parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: emulated")
     given = parser.parse_args(arguments)
     device = torch.device(given.device)

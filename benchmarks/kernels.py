@@ -1,9 +1,9 @@
 """Time the compiled kernels: attention of a few rows to a long text, and linear layers on the rows
-of a prompt. For comparison, PyTorch's own matrix product, which is oneDNN's, is timed too.
+of a prompt. For comparison, PyTorch's matrix product, which uses oneDNN, is timed too.
 
-All compared kernels take turns in one process, including those that another checkout has built, if
-one is given. Each figure is the least time of several repetitions: processor time with one thread,
-wall-clock time with several.
+All compared kernels, including those of another checkout if one is given, take turns in one
+process. Each reported time is the shortest of several repetitions. It is processor time with one
+thread, and wall-clock time with several threads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HEADS, KV_HEADS, SIZE = 32, 8, 128
 CONTEXTS = (512, 8192)
 ATTENDING = (1, 5, 33)  # rows of one token, of a short draft, and of a large tree
 PROMPT = 512  # rows of a prompt in one step
-SHAPES = {  # numbers of outputs and inputs
+SHAPES = {  # output and input features of linear layers
     "grown target, gate and up": (5120, 768),
     "grown target, down": (768, 2560),
     "SmolLM2, gate and up": (3072, 576),
@@ -48,8 +48,8 @@ Actions = Mapping[str, Callable[[], object]]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A piece of work. Each of `actions` does the work with different kernels. The work takes
-    `operations` multiplications and additions.
+    """A workload to time. Each of `actions` runs the workload with different kernels. The workload
+    consists of `operations` multiplications and additions.
     """
 
     name: str
@@ -58,8 +58,8 @@ class Case:
 
 
 def attention(build: Mapping[str, Kernels], dtype: torch.dtype) -> Iterator[Case]:
-    """Yield cases of attention: rows at the end of a text attend to the whole text, whose keys and
-    values lie in a pool like those of a session.
+    """Yield workloads of attention: rows at the end of a text attend to the whole text, whose keys
+    and values are stored in a KV pool, like those of a session.
     """
     for context in CONTEXTS:
         pool = KVPool([LayerGeometry(KV_HEADS, SIZE, SIZE)], context, dtype, torch.device("cpu"))
@@ -75,7 +75,7 @@ def attention(build: Mapping[str, Kernels], dtype: torch.dtype) -> Iterator[Case
 
 
 def linear(build: Mapping[str, Kernels], dtype: torch.dtype) -> Iterator[Case]:
-    """Yield cases of linear layers on the rows of a prompt."""
+    """Yield workloads of linear layers that process the rows of a prompt."""
     for name, (outputs, inputs) in SHAPES.items():
         weight, rows = torch.randn(outputs, inputs).to(dtype), torch.randn(PROMPT, inputs).to(dtype)
         actions: dict[str, Callable[[], object]] = {LIBRARY: _bound(torch.mm, rows, weight.t())}
@@ -92,7 +92,7 @@ def _bound(function: Callable[..., object], *given: object) -> Callable[[], obje
 
 
 def least(case: Case, repetitions: int, clock: Callable[[], float]) -> dict[str, float]:
-    """Run the actions of a case in turns, and return the least seconds of each."""
+    """Run the actions of a workload in turns, and return the shortest time of each in seconds."""
     seconds = dict.fromkeys(case.actions, float("inf"))
     for _ in range(1 + repetitions):
         for name, action in case.actions.items():
@@ -103,12 +103,12 @@ def least(case: Case, repetitions: int, clock: Callable[[], float]) -> dict[str,
 
 
 def builds(other: Path | None) -> dict[str, Kernels]:
-    """Return the best kernels of this checkout and, if given, the same kernels of another. Raises
-    SystemExit if kernels are missing.
+    """Return the best kernels for this processor from this checkout and, if given, the same kernels
+    from another checkout. Raises SystemExit if kernels are missing.
     """
     file = next(runnable(), None)
     if not file:
-        raise SystemExit("error: the kernels were not built, or not for this processor")
+        raise SystemExit("error: no kernels have been built for this processor")
     found = {OWN: Kernels(file)}
     if other:
         folder = other / FOLDER.resolve().relative_to(Path(__file__).resolve().parents[1])
@@ -121,8 +121,8 @@ def builds(other: Path | None) -> dict[str, Kernels]:
 
 @torch.inference_mode()
 def measure(build: Mapping[str, Kernels], dtypes: list[str], repetitions: int) -> list[Any]:
-    """Time all cases. Returns the name, dtype and operations of each case, and the seconds of each
-    of its actions.
+    """Time all workloads. Returns the name, dtype and operations of each workload, and the seconds
+    of each of its actions.
     """
     single = torch.get_num_threads() == 1
     clock = time.thread_time if single else time.perf_counter
@@ -137,7 +137,7 @@ def measure(build: Mapping[str, Kernels], dtypes: list[str], repetitions: int) -
 
 
 def table(found: list[Any]) -> Table:
-    """Return the table that is printed."""
+    """Return the results as a table to print."""
     headings = ("ms", "GFLOP/s", "other\nms", "times\nas fast", "PyTorch\nms", "times\nas fast")
     shown = Table("", "dtype", *headings, box=None)
     for each in found:
@@ -154,12 +154,12 @@ def main(
     dtype: Annotated[str, typer.Option(help="dtypes, separated by commas")] = "float32,bfloat16",
     other: Annotated[Path | None, typer.Option(help="another checkout with built kernels")] = None,
     threads: Annotated[int, typer.Option(help="CPU threads", min=1)] = 1,
-    repetitions: Annotated[int, typer.Option(help="repetitions of every figure", min=1)] = 9,
+    repetitions: Annotated[int, typer.Option(help="repetitions of every measurement", min=1)] = 9,
     file: Annotated[
-        Path | None, typer.Option("--json", help="write the figures to this file too")
+        Path | None, typer.Option("--json", help="also write the results to this JSON file")
     ] = None,
 ) -> None:
-    """Time the compiled kernels, and for comparison PyTorch's and those of another checkout."""
+    """Time the compiled kernels and, for comparison, those of PyTorch and of another checkout."""
     dtypes = dtype.split(",")
     if unknown := next((name for name in dtypes if name not in DTYPES), None):
         raise SystemExit(f"error: --dtype {unknown!r} is not one of {', '.join(DTYPES)}")

@@ -1,10 +1,10 @@
 """Time a level of the drafter's tree. For comparison, also time a step of `generate()` with the
 same model, and how long one thread takes to read the weights once.
 
-The tree follows a text of random tokens, because trees are wide there. The time of a level is that
-of one turn, from one step input to the next: nodes are laid out and fed, their children are
-proposed, and the window's new proposals are sent. There is no transport and no model thread. The
-figures are processor time of one thread.
+The tree follows a text of random tokens, because trees are wide there. The measured time of a level
+lasts from one step input to the next: nodes are laid out and fed, their children are proposed, and
+new proposals are sent. There is no transport and no model thread. All times are processor time of
+one thread.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from tandem.protos.streams import Drafting, Proposal
 from tandem.protos.types import Context, DraftShape, SamplingParams
 
 LENGTH = 256  # tokens of the text
-SIZES = (1, 4, 16)  # nodes of a level
+SIZES = (1, 4, 16)  # nodes per level
 SHAPE = DraftShape(levels=32, branches=4, nodes=64)
 STEPS = 16  # steps of generate()
 TEMPERATURES = (0.0, 0.7)
-WARM_UP_TURNS = 5  # number of first turns, which do not count
-MAX_TRIES = 20  # most trees that are begun to find one that is wide enough
+WARM_UP_TURNS = 5  # turns at the start that are not counted
+MAX_TRIES = 20  # maximum number of trees to grow until one is wide enough
 NAME = b"levels"
 
 Action = Callable[[], tuple[float, float]]
@@ -61,8 +61,8 @@ Action = Callable[[], tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The milliseconds of a level or of another action. The pass of a level takes `forward` of
-    them.
+    """The time of a level or of another action in milliseconds. `forward` is the part that the
+    forward pass of a level takes.
     """
 
     name: str
@@ -72,8 +72,8 @@ class Row:
 
 
 class Drafter:
-    """A draft model that has read a text, and can begin any number of trees after it. Each tree has
-    a seed of its own, because noise is remembered.
+    """A draft model that has processed a text, after which it can begin any number of trees. Each
+    tree has its own seed, because the sampling noise of a seed is cached.
     """
 
     def __init__(self, forward: HFRunner, text: tuple[int, ...], temperature: float) -> None:
@@ -96,7 +96,7 @@ class Drafter:
                 growing.take(self._forward([growing.segment(0)])[0])
             if 1 + len(list(growing.chances())) >= nodes and growing.ready():
                 return text, growing
-        raise Unusable(f"the model is so sure that no level has {nodes} nodes")
+        raise Unusable(f"the model predicts too confidently: no tree level has {nodes} nodes")
 
     def _begin(self) -> tuple[SessionText, GrowingTree]:
         """Begin a tree whose root has been fed."""
@@ -175,7 +175,7 @@ def spent(action: Callable[[], object]) -> float:
 
 
 def generated(network: Any, text: tuple[int, ...]) -> float:
-    """Return the seconds of a step of generate(), without the prompt."""
+    """Return the processor seconds of one step of generate(), without the prompt."""
     ids = torch.tensor([text])
     least = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
 
@@ -186,7 +186,7 @@ def generated(network: Any, text: tuple[int, ...]) -> float:
 
 
 def table(rows: Iterable[Row]) -> Table:
-    """Return the table that is printed."""
+    """Return the results as a table to print."""
     shown = Table("", "nodes", "ms", "of it the pass", "the rest", box=None)
     for row in rows:
         cells = (str(row.nodes), f"{row.milliseconds:.2f}")
@@ -197,12 +197,12 @@ def table(rows: Iterable[Row]) -> Table:
 
 def main(
     model: Annotated[Path, typer.Argument(help="model directory")] = models.DRAFT,
-    repetitions: Annotated[int, typer.Option(help="repetitions of every figure", min=1)] = 101,
+    repetitions: Annotated[int, typer.Option(help="repetitions of every measurement", min=1)] = 101,
     file: Annotated[
-        Path | None, typer.Option("--json", help="write the figures to this file too")
+        Path | None, typer.Option("--json", help="also write the results to this JSON file")
     ] = None,
 ) -> None:
-    """Measure the milliseconds of a level of the drafter and of a step of generate()."""
+    """Measure the milliseconds of a level of the drafter's tree and of a step of generate()."""
     logging.disable_progress_bar()
     torch.set_num_threads(1)
     try:

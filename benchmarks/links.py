@@ -1,12 +1,11 @@
-"""Measure what drafts gain if the drafter is a round trip away: the tokens per second of a whole
-Tandem through its client API, compared with plain decoding and with another checkout, if one is
-given.
+"""Measure the speedup from drafts if the drafter is a network round trip away. The tokens per
+second of a complete system are compared with plain decoding and, if given, with another checkout.
 
-In each case the systems take turns in random order on the same requests, so that whatever else the
-machine does hits them alike. The figures are medians of ratios within a turn. The first turn does
-not count. Each case has new orchestrators, and each drafter new model services. Texts that differ
-are counted. The processor time, in ms per token, is that of all services without the threads that
-run models. `up` and `down` are bytes per token of the text, from orchestrator to drafter and back.
+In each case the systems take turns in random order on the same requests, so that other load on the
+machine affects them equally. Each ratio is the median of its values in all turns but the first.
+Each case has new orchestrators, and each kind of drafter has new model services. Texts that differ
+between systems are counted. Processor time, in ms per token, excludes the threads that run models.
+`up` and `down` are bytes per token of the text, from orchestrator to drafter and back.
 
 The following command measures a slow link, with 80 ms and 50 kb/s in each direction, and then with
 1 Mb/s:
@@ -40,8 +39,8 @@ from tandem.orchestrator.cli import certificates
 from tandem.protos.errors import TandemError
 
 SETTLE_SECONDS = 0.2
-REQUESTS = 2  # requests of a turn, for each request that runs at once
-SHARED_REQUESTS = 16  # with this many requests at once, a turn takes twice the time
+REQUESTS = 2  # requests of a turn, per concurrent request
+SHARED_REQUESTS = 16  # with this many concurrent requests, a turn takes twice as long
 DRAFTS, PLAIN, OTHER, AGAIN, OTHERS_PLAIN = "drafts", "plain", "other", "plain again", "other plain"
 RATIOS = {
     "to plain": (DRAFTS, PLAIN),
@@ -70,11 +69,11 @@ class Plan:
     skip: int
     controls: bool
     tls: Path | None  # folder of the certificates
-    link: str  # describes the link's properties beside its delay
+    link: str  # describes jitter and loss of the link
 
     @property
     def heading(self) -> str:
-        """A title that says what is compared, and where."""
+        """A title that names the models, the checkouts and the machine."""
         beside = " beside ".join(map(str, self.folders))
         what = f"some {self.tokens} tokens each{self.link}, {beside}"
         return report.title(self.target, self.draft, what)
@@ -82,8 +81,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A checkout behind its client API. With `levels` None, the server chooses the levels of
-    drafts.
+    """A running checkout with a stub of its client API. If `levels` is None, the server chooses the
+    depth of drafts.
     """
 
     checkout: Checkout
@@ -91,8 +90,8 @@ class System:
     levels: int | None = None
 
     async def turn(self, jobs: Sequence[Job], case: Case, seconds: float) -> Turn:
-        """Take a turn, which is longer for more requests at once. Then wait until the requests that
-        were given up have ended.
+        """Take a turn, which lasts longer with more concurrent requests. Then wait until the
+        requests that the turn has abandoned have ended.
         """
         seconds *= 1 + case.at_once / SHARED_REQUESTS
         before = await self.checkout.spent()
@@ -103,7 +102,7 @@ class System:
 
 
 async def measure(systems: Mapping[str, System], case: Case, plan: Plan) -> Turns:
-    """Take all turns of a case. From the first turn, only the texts count."""
+    """Take all turns of a case. Only the texts of the first turn are used, not its times."""
     rng, prompts, turns = random.Random(repr(case)), cycle(story_prompts()), []
     for _ in range(1 + plan.turns):
         batch = islice(prompts, REQUESTS * case.at_once)
@@ -114,7 +113,7 @@ async def measure(systems: Mapping[str, System], case: Case, plan: Plan) -> Turn
 
 
 def row(case: Case, turns: Turns, skip: int) -> dict[str, Any]:
-    """Return the figures of a case's turns."""
+    """Return the results of a case as a row for the JSON file."""
     compared, differing = texts(turns)
     return {
         **asdict(case),
@@ -128,7 +127,7 @@ def row(case: Case, turns: Turns, skip: int) -> dict[str, Any]:
 
 
 async def rows(plan: Plan, cases: Sequence[Case], untrained: Path) -> AsyncIterator[dict[str, Any]]:
-    """Measure all cases, and yield the figures of each as it is done."""
+    """Measure all cases, and yield the results of each case as soon as it has ended."""
     for kind in dict.fromkeys(case.drafter for case in cases):
         draft = untrained if kind == "random" else plan.draft
         async with AsyncExitStack() as stack:
@@ -141,8 +140,8 @@ async def rows(plan: Plan, cases: Sequence[Case], untrained: Path) -> AsyncItera
 
 
 async def turns_of(checkouts: Sequence[Checkout], case: Case, plan: Plan) -> Turns:
-    """Start an orchestrator for each checkout, give the link to the drafter the state of the case,
-    and measure.
+    """Measure a case: start an orchestrator for each checkout, set the state of the link to each
+    drafter, and take all turns.
     """
     async with AsyncExitStack() as stack:
         stubs = [await stack.enter_async_context(each.orchestrated()) for each in checkouts]
@@ -166,7 +165,7 @@ async def turns_of(checkouts: Sequence[Checkout], case: Case, plan: Plan) -> Tur
 
 
 def line(row: Mapping[str, Any]) -> list[str]:
-    """Return a row as a list of texts, one for each column."""
+    """Return the cells of a row as strings, one for each column."""
 
     def told(name: str, figure: str, digits: int = 0, scale: float = 1.0) -> str:
         value = row["systems"].get(name, {}).get(figure)
@@ -189,12 +188,12 @@ def line(row: Mapping[str, Any]) -> list[str]:
 
 
 def written(texts: Sequence[str]) -> str:
-    """Join the texts of a row to a line, in which each text is below its heading."""
+    """Join the cells of a row to a line in which each cell is below its heading."""
     return "  ".join(c.rjust(max(7, len(h))) for c, h in zip(texts, HEADINGS, strict=True))
 
 
 async def run(plan: Plan, cases: Sequence[Case], untrained: Path, file: Path | None) -> None:
-    """Print each row as it is done, and write all rows so far to `file`, if one is given."""
+    """Print each row when it is measured, and write all rows so far to `file`, if given."""
     print(plan.heading, written(HEADINGS), sep="\n", flush=True)
     found = []
     async for each in rows(plan, cases, untrained):
@@ -205,31 +204,31 @@ async def run(plan: Plan, cases: Sequence[Case], untrained: Path, file: Path | N
 
 
 def main(
-    this: Annotated[Path, typer.Option(help="a checkout of the project")] = HERE,
+    this: Annotated[Path, typer.Option(help="checkout to measure")] = HERE,
     other: Annotated[Path | None, typer.Option(help="another checkout to compare with")] = None,
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
     drafter: Annotated[
         list[str],
-        typer.Option(help="kind: trained, random, hung, killed, or slow and a number of ms"),
+        typer.Option(help="kind: trained, random, hung, killed, or slowN: N ms slower"),
     ] = ["trained"],  # noqa: B006
     temperature: Annotated[list[float], typer.Option(help="repeatable")] = [0.0, 0.7, 1.0],  # noqa: B006
     at_once: Annotated[list[int], typer.Option(help="requests", min=1)] = [1, 8, 32],  # noqa: B006
     round_trip: Annotated[list[float], typer.Option(help="ms", min=0)] = [0.0, 5.0, 20.0, 80.0],  # noqa: B006
-    jitter: Annotated[float, typer.Option(help="ms by which a delay may be longer", min=0)] = 0.0,
+    jitter: Annotated[float, typer.Option(help="random delay, up to this many ms", min=0)] = 0.0,
     loss: Annotated[float, typer.Option(help="percent of lost segments", min=0, max=50)] = 0.0,
-    rate: Annotated[list[float], typer.Option(help="kb/s each way, 0 = any", min=0)] = [0.0],  # noqa: B006
-    tokens: Annotated[int, typer.Option(help="tokens of a request, on average", min=2)] = 64,
-    turns: Annotated[int, typer.Option(help="turns of every system in a case", min=1)] = 3,
-    seconds: Annotated[float, typer.Option(help="seconds of a turn of one request at once")] = 1.5,
-    skip: Annotated[int, typer.Option(help="first tokens of each answer that do not count")] = 32,
+    rate: Annotated[list[float], typer.Option(help="kb/s each way, 0: no limit", min=0)] = [0.0],  # noqa: B006
+    tokens: Annotated[int, typer.Option(help="average tokens of an answer", min=2)] = 64,
+    turns: Annotated[int, typer.Option(help="timed turns of each system", min=1)] = 3,
+    seconds: Annotated[float, typer.Option(help="seconds of a turn at concurrency 1")] = 1.5,
+    skip: Annotated[int, typer.Option(help="first tokens of each answer to skip")] = 32,
     controls: Annotated[bool, typer.Option(help="measure plain decoding twice")] = False,
     tls: Annotated[bool, typer.Option("--tls", help="use TLS on every hop")] = False,
-    json: Annotated[Path | None, typer.Option("--json", help="also write figures here")] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="also write results here")] = None,
 ) -> None:
-    """Measure tokens per second of a whole Tandem whose drafter is a round trip away."""
+    """Measure tokens per second of a complete system whose drafter is a round trip away."""
     if unknown := [kind for kind in drafter if not KINDS.fullmatch(kind)]:
-        raise typer.BadParameter(f"{unknown[0]!r} is none", param_hint="--drafter")
+        raise typer.BadParameter(f"unknown kind {unknown[0]!r}", param_hint="--drafter")
     logging.disable_progress_bar()
     folders = [folder.resolve() for folder in (this, other) if folder]
     each = product(drafter, temperature, at_once, round_trip, rate)

@@ -1,9 +1,9 @@
-"""Check that answers are the same with every option: requests are drawn at random over all options,
-and each is asked twice, with drafts of a random kind and without any.
+"""Check that drafts do not change answers, whatever options a request has. Each request with random
+options is sent twice: with drafts by a random method, and without drafts.
 
-All requests have the rule MATCH, and are greedy or seeded. Text, tokens, the reason for the end and
-log-probabilities must be the same, bit for bit. The log-probabilities are also compared with a
-plain forward pass of transformers.
+All requests use the acceptance rule MATCH, and are greedy or seeded. Text, tokens, finish reason
+and log-probabilities of both answers must be identical. The log-probabilities are also compared
+with those of a forward pass of transformers.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ GRAMMARS: tuple[dict[str, Any], ...] = (
     {"lark": 'start: "[" item ("," item)* "]"\nitem: /[0-9]+/ | start'},
     {"json_schema": '{"type": "object", "properties": {"a": {"enum": ["cat", "dog"]}}}'},
 )
-TOLERANCE = 1e-4  # how far a log-probability may be from a plain pass
+TOLERANCE = 1e-4  # largest allowed error of a log-probability
 
 
 def drawn_request(
     rng: random.Random, prompts: Sequence[Prompt], vocabulary: int
 ) -> api.GenerateRequest:
-    """Draw a request in which some options have random values."""
+    """Return a random request, in which some options have random values."""
 
     def maybe(value: Any) -> Any:
         return value if rng.random() < 0.35 else None
@@ -87,7 +87,7 @@ def drawn_request(
 
 
 def drawn_speculation(rng: random.Random) -> api.Speculation:
-    """Draw a way to draft."""
+    """Choose a random drafting method and its settings for a request."""
     method = rng.choice(METHODS)
     return api.Speculation(
         num_speculative_tokens=rng.choice([None, 1, 3, 8]),
@@ -99,7 +99,7 @@ def drawn_speculation(rng: random.Random) -> api.Speculation:
 
 
 def same(one: api.GenerateResponse, other: api.GenerateResponse) -> bool:
-    """Return whether two answers are the same except for their ids and costs."""
+    """Return whether two answers are the same except for ids, timing, usage and draft counts."""
     bare = []
     for answer in (one, other):
         copy = api.GenerateResponse()
@@ -113,7 +113,7 @@ def same(one: api.GenerateResponse, other: api.GenerateResponse) -> bool:
 async def ask_twice(
     stub: Any, request: api.GenerateRequest, speculation: api.Speculation
 ) -> tuple[api.GenerateResponse, api.GenerateResponse]:
-    """Ask for the answer without drafts and with them."""
+    """Send a request without drafts and then with drafts, and return both answers."""
     plain, drafted = api.GenerateRequest(), api.GenerateRequest()
     plain.CopyFrom(request)
     plain.speculation.num_speculative_tokens = 0
@@ -124,8 +124,8 @@ async def ask_twice(
 
 @torch.inference_mode()
 def farthest(network: Any, prompt: Sequence[int], answer: api.GenerateResponse) -> float:
-    """Return the largest difference between a log-probability of an answer and that of a plain pass
-    over the whole text.
+    """Return the largest difference between the log-probabilities of an answer and those of one
+    forward pass of transformers over the whole text.
     """
     tokens = [*prompt, *answer.token_ids]
     scores = network(torch.tensor([tokens]), use_cache=False).logits[0].float().log_softmax(-1)
@@ -150,8 +150,9 @@ def farthest(network: Any, prompt: Sequence[int], answer: api.GenerateResponse) 
 async def compare(
     stub: Any, network: Any, prompts: Sequence[Prompt], count: int, seed: int, at_once: int
 ) -> tuple[list[api.GenerateRequest], float, int, int]:
-    """Send `count` random requests. Returns the requests whose answers differ, the largest
-    difference of a log-probability, and the numbers of tokens and of accepted tokens.
+    """Send `count` random requests, each without and with drafts. Returns the requests whose
+    answers differ, the largest error of a log-probability, the number of tokens, and the number of
+    accepted draft tokens.
     """
     rng, places = random.Random(seed), asyncio.Semaphore(at_once)
     vocabulary = network.config.vocab_size
@@ -182,8 +183,8 @@ async def compare(
 
 
 async def measure(target: Path, draft: Path, requests: int, seed: int, at_once: int) -> Any:
-    """Run the comparison with a running system."""
-    os.environ["TANDEM__VERIFIER__DTYPE"] = "float32"  # the dtype of the compared network
+    """Start a system, and compare its answers with and without drafts."""
+    os.environ["TANDEM__VERIFIER__DTYPE"] = "float32"  # the dtype of the reference network
     prompts, network = tokenised(target, story_count()), load(target)
     async with tandem_up(target, draft, False, *ALWAYS) as stub:
         return await compare(stub, network, prompts, requests, seed, at_once)
@@ -196,7 +197,7 @@ def main(
     seed: int = 0,
     at_once: Annotated[int, typer.Option(help="pairs of requests in flight", min=1)] = 4,
     file: Annotated[
-        Path | None, typer.Option("--json", help="write the figures to this file too")
+        Path | None, typer.Option("--json", help="also write the results to this JSON file")
     ] = None,
 ) -> None:
     """Compare answers with and without drafts over all options."""

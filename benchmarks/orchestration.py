@@ -1,8 +1,9 @@
-"""Measure what the orchestrator itself costs. Its streams come from a verifier without a model,
-which takes a step at every tick of a clock.
+"""Measure the overhead of the orchestrator. Its streams come from a verifier without a model, which
+takes one step at every tick of a clock.
 
-A stream cannot be faster than that clock. The delay of each chunk behind its tick is what gRPC,
-cell and client have added. The client runs on the same machine, and takes processor time too.
+A stream cannot be faster than the verifier's clock. The time from a tick to the arrival of its
+chunk is the delay that gRPC, cell and client have added. The client runs on the same machine, so it
+uses processor time too.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ PARTS = ("verifier", "cell", "client")
 
 @dataclass(slots=True)
 class Reader:
-    """One client. `behind` has the seconds from the tick of each chunk to its arrival."""
+    """A client that reads one stream. `behind` has the seconds from the verifier's tick to the
+    arrival of each chunk.
+    """
 
     number: int
     step: float
@@ -45,7 +48,7 @@ class Reader:
     tokens: list[int] = field(default_factory=list)
 
     async def read(self, client: AsyncClient) -> None:
-        """Read until cancelled."""
+        """Read the stream until cancelled."""
         prompt = [self.number % 256, self.number // 256, 1, 1]
         options: dict[str, Any] = {"max_new_tokens": 1 << 15, "ignore_eos": True, "seed": 0}
         began, chunks = 0.0, 0
@@ -63,13 +66,13 @@ class Reader:
         head = (self.number % 256, self.number // 256, 1, 1)
         for place, token in enumerate(self.tokens):
             if token != token_at(head, HEAD + place, vocabulary):
-                raise Unusable(f"stream {self.number} has a wrong token at {place}")
+                raise Unusable(f"stream {self.number} has a wrong token at position {place}")
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of `streams` streams of a cell: delays in seconds, and processor time in
-    microseconds per step.
+    """The results for `streams` concurrent streams of a cell: delays in seconds, and processor time
+    in microseconds per step.
     """
 
     streams: int
@@ -89,12 +92,12 @@ class System:
         self._cell = cell
 
     def processor_seconds(self) -> list[float]:
-        """Return the processor seconds that each of PARTS has spent."""
+        """Return the processor seconds that verifier, cell and client have used so far."""
         own = os.times()
         return [_seconds(self._verifier.pid), _seconds(self._cell.pid), own.user + own.system]
 
     def bytes(self) -> int:
-        """Return the bytes of memory that the cell holds."""
+        """Return the resident memory of the cell in bytes."""
         pages = int(Path(f"/proc/{self._cell.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -105,8 +108,8 @@ def _seconds(pid: int) -> float:
 
 
 async def until(done: Callable[[], bool], missing: str) -> None:
-    """Poll until `done` returns true. If START_SECONDS pass before, raises Unusable with the text
-    `missing`.
+    """Poll until `done` returns true. Raises Unusable with the text `missing` if this takes more
+    than START_SECONDS.
     """
     try:
         async with asyncio.timeout(START_SECONDS):
@@ -117,8 +120,8 @@ async def until(done: Callable[[], bool], missing: str) -> None:
 
 
 async def measure(target: Path, streams: int, step: float, seconds: float) -> Figures:
-    """Start everything, wait until all streams have begun, and measure them for `seconds` seconds.
-    Raises Unusable.
+    """Start verifier, cell and client, wait until all streams have begun, and measure for `seconds`
+    seconds. Raises Unusable.
     """
     async with AsyncExitStack() as scope:
         table = ("--tokenizer", str(target), "--step", str(step))
@@ -163,7 +166,7 @@ async def measure(target: Path, streams: int, step: float, seconds: float) -> Fi
 
 
 def table(found: list[Figures]) -> Table:
-    """Return the table that is printed."""
+    """Return the results as a table to print."""
     columns = "streams", "steps/s", "of ideal", "behind p50\nms", "behind p99\nms"
     shown = Table(*columns, *(f"{part}\nus/step" for part in PARTS), "kB of memory\nper stream")
     for each in found:
@@ -184,15 +187,15 @@ def main(
         Path, typer.Option(help="model directory whose tokenizer is used")
     ] = models.TARGET,
     streams: Annotated[
-        str, typer.Option(help="numbers of streams at once, with commas")
+        str, typer.Option(help="numbers of concurrent streams, separated by commas")
     ] = "1,16,100,1000",
     step: Annotated[float, typer.Option(help="seconds between steps", min=0.001)] = 0.02,
     seconds: Annotated[float, typer.Option(help="seconds of each measurement")] = 10.0,
     file: Annotated[
-        Path | None, typer.Option("--json", help="write the figures to this file too")
+        Path | None, typer.Option("--json", help="also write the results to this JSON file")
     ] = None,
 ) -> None:
-    """Measure steps per second and delay of many streams, with a verifier that costs nothing."""
+    """Measure steps per second and delay of many streams, with a verifier that runs no model."""
     try:
         found = [
             asyncio.run(measure(target, int(many), step, seconds)) for many in streams.split(",")

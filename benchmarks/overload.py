@@ -2,11 +2,11 @@
 
     python -m tandem.benchmarks.overload
 
-First, requests take all places, and the benchmark measures how many requests are served per second.
-Next, ten times as many requests arrive at random times. So do prompts that are far too large, and
-each place gets a stream that nobody reads. The figures are the times until a request is refused for
-lack of a place and until a large prompt is refused, and the gaps between the chunks of running
-streams, before and during the overload.
+First, requests fill all request slots, and the benchmark measures how many requests are served per
+second. Next, ten times as many requests arrive at random times. Prompts that are far too large
+arrive too, and clients that do not read their streams try to occupy all slots. The results are the
+times until a request is refused for lack of a slot and until a large prompt is refused, and the
+gaps between the chunks of running streams, before and during the overload.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LARGE_PROMPT = "x" * (512 << 10)
 LARGE_PROMPT_SECONDS = 0.2  # average seconds between two large prompts
 TOKENS = 64
 STEADY_TIMEOUT_SECONDS = 60.0  # timeout of a request of the steady clients
-UNREAD_PAUSE = 1.0  # seconds until a stream that nobody reads is opened again
+UNREAD_PAUSE = 1.0  # seconds until an unread stream is opened again
 SMALL_WINDOW = (("grpc.http2.lookahead_bytes", 64), ("grpc.http2.bdp_probe", 0))
 
 
@@ -58,7 +58,7 @@ class Seen:
     ends: Counter[str] = field(default_factory=Counter)
 
     async def ask(self, client: AsyncClient, prompt: str) -> None:
-        """Ask for one stream, and read it as fast as it comes."""
+        """Request one stream, and read its chunks as fast as they arrive."""
         began = last = monotonic()
         try:
             async with client.stream(prompt, max_new_tokens=TOKENS, ignore_eos=True) as stream:
@@ -76,7 +76,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of the benchmark. Times are in seconds, memory is in MB, and `ends` counts
+    """The results of the benchmark. Times are in seconds, memory is in MB, and `ends` counts
     requests by how they ended.
     """
 
@@ -94,13 +94,15 @@ class Figures:
 
     @property
     def gap_ratio(self) -> float:
-        """The gaps during the overload divided by the gaps before it."""
+        """The 99th percentile of gaps between chunks during the overload, divided by that before
+        it.
+        """
         return self.gap_p99 / (self.gap_p99_before or 1.0)
 
 
 async def arrive(per_second: float, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Start `act` at random times, on average `per_second` times a second, even while earlier acts
-    run.
+    """Call `act` at random times, on average `per_second` times per second, even while earlier
+    calls run.
     """
     due = monotonic()
     async with asyncio.TaskGroup() as group:
@@ -111,8 +113,9 @@ async def arrive(per_second: float, act: Callable[[], Coroutine[Any, Any, None]]
 
 
 async def unread(address: str) -> None:
-    """Open streams that nobody reads, one after another. Each stream holds its place until the
-    server ends it, because the buffers hold only a small part of the stream.
+    """Open streams, one after another, and stop reading each after its first chunk. A stream
+    occupies a request slot until the server ends it, because the buffers hold only a small part of
+    the stream.
     """
     request = api.GenerateRequest(text=PROMPT)
     request.stopping.max_new_tokens, request.stopping.ignore_eos = 400, True
@@ -129,14 +132,16 @@ async def unread(address: str) -> None:
 
 
 def set_limits(places: int) -> None:
-    """Set the front end's limits by environment variables. One client may take all places."""
+    """Set the front end's limits by environment variables. A single client may use all request
+    slots.
+    """
     limits = {"RUNNING": places, "RUNNING_PER_CLIENT": places, "WAITING": 2 * places}
     for name, limit in limits.items():
         os.environ[f"TANDEM__ORCHESTRATOR__MAX_{name}"] = str(limit)
 
 
 async def measure(target: Path, draft: Path, places: int, times: float, seconds: float) -> Figures:
-    """Measure before and during the overload. Raises TandemError."""
+    """Measure refusals, gaps and memory before and during the overload. Raises TandemError."""
     set_limits(places)
     async with AsyncExitStack() as scope:
         system = await scope.enter_async_context(running(target, draft, 1, 1, 1))
@@ -188,19 +193,22 @@ async def measure(target: Path, draft: Path, places: int, times: float, seconds:
 
 
 def table(found: Figures) -> Table:
-    """Return the table that is printed."""
+    """Return the results as a table to print."""
     shown = Table("", "", box=None)
     for name, value in (
-        ("requests served a second, all places taken", f"{found.served_per_second:.1f}"),
-        ("then requested, a second", f"{found.offered_per_second:.1f}"),
+        ("requests served per second at maximum concurrency", f"{found.served_per_second:.1f}"),
+        ("requests sent per second during the overload", f"{found.offered_per_second:.1f}"),
         ("ended", ", ".join(f"{count} {end}" for end, count in sorted(found.ends.items()))),
-        ("refused after, median", f"{1e3 * found.refused_p50:.1f} ms"),
-        ("refused after, p99", f"{1e3 * found.refused_p99:.1f} ms"),
-        ("a prompt of 512 KiB refused after, p99", f"{1e3 * found.large_refused_p99:.1f} ms"),
-        ("gaps of streams before, p99", f"{1e3 * found.gap_p99_before:.1f} ms"),
-        ("gaps of streams meanwhile, p99", f"{1e3 * found.gap_p99:.1f} ms"),
+        ("time until a request is refused, median", f"{1e3 * found.refused_p50:.1f} ms"),
+        ("time until a request is refused, p99", f"{1e3 * found.refused_p99:.1f} ms"),
+        ("time until a 512 KiB prompt is refused, p99", f"{1e3 * found.large_refused_p99:.1f} ms"),
+        ("gaps between chunks before the overload, p99", f"{1e3 * found.gap_p99_before:.1f} ms"),
+        ("gaps between chunks during the overload, p99", f"{1e3 * found.gap_p99:.1f} ms"),
         ("ratio", f"{found.gap_ratio:.2f}"),
-        ("memory of the front end", f"{found.memory_before:.0f} MB, then {found.memory:.0f} MB"),
+        (
+            "memory of the front end, before and then during",
+            f"{found.memory_before:.0f} MB, then {found.memory:.0f} MB",
+        ),
     ):
         shown.add_row(name, value)
     return shown
@@ -209,18 +217,18 @@ def table(found: Figures) -> Table:
 def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
-    places: Annotated[int, typer.Option(help="requests that run at once", min=1)] = 8,
+    places: Annotated[int, typer.Option(help="maximum number of concurrent requests", min=1)] = 8,
     times: Annotated[
-        float, typer.Option(help="arriving requests, as a multiple of what can be served", min=0.1)
+        float, typer.Option(help="rate of requests, as a multiple of the served rate", min=0.1)
     ] = 10.0,
     seconds: Annotated[
-        float, typer.Option(help="seconds before and of the overload", min=4)
+        float, typer.Option(help="seconds of each period, before and during the overload", min=4)
     ] = 30.0,
     file: Annotated[
-        Path | None, typer.Option("--json", help="write the figures to this file too")
+        Path | None, typer.Option("--json", help="also write the results to this JSON file")
     ] = None,
 ) -> None:
-    """Measure refusals, and gaps of admitted streams, under an overload."""
+    """Measure refusal times, and gaps between chunks of admitted streams, under overload."""
     try:
         found = asyncio.run(measure(target, draft, places, times, seconds))
     except TandemError as problem:

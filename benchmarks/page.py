@@ -1,9 +1,9 @@
-"""Write the figures in RESULTS.md and README.md from the JSON files that benchmarks write.
+"""Generate tables in RESULTS.md and README.md from the JSON files that benchmarks write.
 
     python -m tandem.benchmarks.page            # `make results`
-    python -m tandem.benchmarks.page --check    # fails if a page has other figures
+    python -m tandem.benchmarks.page --check    # fails if a page is out of date
 
-To renew the figures of a benchmark, run it with `--json benchmarks/results/NAME.json`.
+To update the results of a benchmark, run it with `--json benchmarks/results/NAME.json`.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def read(name: str) -> dict[str, Any]:
-    """Return what a benchmark wrote: title, command, machine, date, commit and rows."""
+    """Return the JSON file of a benchmark: title, command, machine, date, commit and rows."""
     file = FOLDER / f"{name}.json"
     written: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return written
 
 
 def one(rows: Rows, **values: Any) -> Mapping[str, Any]:
-    """Return the only row that has these values."""
+    """Return the only row whose fields have the given values."""
     (found,) = (row for row in rows if all(row[name] == each for name, each in values.items()))
     return found
 
 
 def equality(rows: Rows) -> str:
-    """Return whether texts are those of `generate()`."""
+    """Describe how many texts differ from those of `generate()`."""
     (row,) = rows
     differing = len(row["differing"])
     return f"{row['sequences']:,} texts, {row['tokens']:,} tokens: {differing} texts differ"
 
 
 def options(rows: Rows) -> str:
-    """Return whether all options work together with drafts."""
+    """Describe how many answers to requests with random options are changed by drafts."""
     (row,) = rows
     return (
         f"{row['requests']:,} requests with random options, {row['accepted']:,} accepted draft"
@@ -59,7 +59,7 @@ def _gain(rows: Rows, at_once: int, temperature: float, round_trip: float) -> tu
 
 
 def one_request(rows: Rows) -> str:
-    """Return what drafts gain for one request."""
+    """Describe the speedup from drafts for one request at a time."""
     plain, drafts, ratio = _gain(rows, 1, 0, 0)
     warm = _gain(rows, 1, 1, 0)[-1]
     return (
@@ -69,7 +69,7 @@ def one_request(rows: Rows) -> str:
 
 
 def far_or_many(rows: Rows) -> str:
-    """Return what drafts gain with a distant drafter, and for eight requests."""
+    """Describe the speedup from drafts with a distant drafter, and for eight requests at once."""
     far, many = _gain(rows, 1, 0, 20)[-1], _gain(rows, 8, 0, 0)[-1]
     return f"{far:.2f} times at 20 ms; {many:.2f} times for eight requests; both at temperature 0"
 
@@ -82,7 +82,7 @@ def _fastest(rows: Rows) -> tuple[float, float]:
 
 
 def beside_llama(rows: Rows) -> str:
-    """Return the speeds of the whole system and of llama.cpp."""
+    """Describe the tokens per second of the whole system and of llama.cpp."""
     own, other = _fastest(rows)
     half, others_half = _fastest(read("throughput-bfloat16")["rows"])
     return (
@@ -92,7 +92,7 @@ def beside_llama(rows: Rows) -> str:
 
 
 def steps(rows: Rows) -> str:
-    """Return the times of a step of the engine and of the faster configuration of llama.cpp."""
+    """Describe the step times of the engine and of the faster configuration of llama.cpp."""
 
     def fed(sessions: int, tokens: int) -> tuple[float, float]:
         like = {"dtype": "float32", "sessions": sessions, "tokens": tokens, "draft": "chain"}
@@ -110,7 +110,7 @@ def steps(rows: Rows) -> str:
 
 
 def useless(rows: Rows) -> str:
-    """Return the speed with a drafter that sends garbage."""
+    """Describe the speed with a drafter that sends garbage, relative to plain decoding."""
     single, many = (
         one(rows, fault="sends garbage", rule="match", streams=count)["ratio"] for count in (1, 8)
     )
@@ -118,7 +118,7 @@ def useless(rows: Rows) -> str:
 
 
 def chaos(rows: Rows) -> str:
-    """Return what clients noticed during faults."""
+    """Describe lost, duplicated and changed tokens and the longest gap during faults."""
     (row,) = rows
     counts = f"{row['lost']} lost, {row['duplicated']} duplicated, {row['changed']} changed"
     longest = max(row["gaps"].values())
@@ -127,7 +127,7 @@ def chaos(rows: Rows) -> str:
 
 
 def overload(rows: Rows) -> str:
-    """Return how soon requests are refused, and what running streams notice."""
+    """Describe how soon requests are refused under overload, and how gaps of streams grow."""
     (row,) = rows
     soon, late = 1e3 * row["refused_p50"], 1e3 * row["refused_p99"]
     return (
@@ -137,7 +137,9 @@ def overload(rows: Rows) -> str:
 
 
 def grammars(rows: Rows) -> str:
-    """Return what grammars save without a drafter, and whether answers are valid and the same."""
+    """Describe the tokens per step with grammars but no drafter, and how many answers are invalid
+    or differ.
+    """
     answers, differing, invalid = (
         sum(row[name] for row in rows) for name in ("answers", "differing", "invalid")
     )
@@ -163,7 +165,7 @@ FIGURES: tuple[tuple[str, str, Callable[[Rows], str]], ...] = (  # question, fil
 
 
 def table(*rows: Sequence[str]) -> str:
-    """Return a table of Markdown; the first row is its head."""
+    """Return rows as a Markdown table. The first row is the table header."""
     head, *body = ("| " + " | ".join(row) + " |\n" for row in rows)
     return head + "|---" * len(rows[0]) + "|\n" + "".join(body)
 
@@ -200,9 +202,7 @@ PAGES = (ROOT / "benchmarks" / "RESULTS.md", ROOT / "README.md")
 
 
 def renewed(text: str) -> str:
-    """Return a page in which the text between each pair of markers is made anew from the JSON
-    files.
-    """
+    """Return a page after generating the text between each pair of markers from the JSON files."""
     return MARKED.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n{found[3]}", text)
 
 
@@ -211,15 +211,15 @@ def main(
         bool, typer.Option("--check", help="only check that pages are up to date")
     ] = False,
 ) -> None:
-    """Write the figures of benchmarks/results into RESULTS.md and README.md."""
+    """Update the tables of RESULTS.md and README.md from the JSON files in benchmarks/results."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         if (new := renewed(text)) == text:
             continue
         if check:
-            raise SystemExit(f"error: {page.name} has other figures: run `make results`")
+            raise SystemExit(f"error: {page.name} is out of date: run `make results`")
         page.write_text(new, encoding="utf-8")
-        print(f"{page.name} has new figures")
+        print(f"{page.name} was updated")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Measure what a network partition costs. One connection stops carrying bytes, in one direction or
-in both, between cell and verifier, cell and drafter, or client and front end. Each partition is
-measured with a second replica and without one. Without one, streams wait until the network is
-healed.
+"""Measure how long streams wait because of a network partition. One connection stops carrying
+bytes, in one direction or in both, between cell and verifier, cell and drafter, or client and front
+end. Each partition is measured with a second replica and without one. Without a second replica,
+streams wait until the network is healed.
 
-All parts run in one process, with proxies between them and a verifier without a model.
+All services run in one process, with proxies between them and a verifier without a model.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from tandem.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 
 VERIFIER, DRAFTER, FRONT_END = "verifier", "drafter", "front end"
 WAYS = {"both": State(hung=True), "to it": State(hung_up=True), "from it": State(hung_down=True)}
-STREAMS = 8  # number of streams before the partition, and as many that begin during it
-STEP = 0.02  # seconds of a step
+STREAMS = 8  # streams that begin before the partition; as many begin during it
+STEP = 0.02  # seconds between two steps of the verifier
 LOST = "a service is lost"
 
 
@@ -49,14 +49,14 @@ class SilentDrafter(drafter_pb2_grpc.DrafterServiceServicer):
     async def Propose(
         self, requests: AsyncIterator[drafter_pb2.ProposeRequest], context: Any
     ) -> AsyncIterator[drafter_pb2.ProposeResponse]:
-        """Answer each message by a heartbeat, until the caller ends the call."""
+        """Answer each message with a heartbeat, until the caller ends the call."""
         async for request in requests:
             yield drafter_pb2.ProposeResponse(sent=request.sent, model=self._model)
 
     async def DescribeDrafter(
         self, request: drafter_pb2.DescribeDrafterRequest, context: Any
     ) -> drafter_pb2.DescribeDrafterResponse:
-        """Describe the drafter's model, which is the target's."""
+        """Describe the drafter's model, which is the same as the target."""
         return drafter_pb2.DescribeDrafterResponse(model=self._model)
 
 
@@ -73,16 +73,16 @@ class Reader:
                 self.times.append(monotonic())
 
     def gap(self, since: float) -> float:
-        """Return the longest time without a chunk that ended after `since`."""
+        """Return the longest period without a chunk, among the periods that ended after `since`."""
         times = [*self.times, monotonic()]
         return max(later - earlier for earlier, later in pairwise(times) if later >= since)
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of one partition: the seconds until the cell `noticed` that a service is lost,
-    and the longest `gap` of a stream. Without a second replica, the gap is the time from the
-    healing of the network until every stream has a new token.
+    """The results of one partition: the seconds until the cell `noticed` the loss of a service, and
+    the longest `gap` between two chunks of a stream. Without a second replica, `gap` is the time
+    from the healing of the network until every stream has a new token.
     """
 
     where: str
@@ -93,7 +93,7 @@ class Figures:
 
 
 class System:
-    """A client of the running system, and the links to the replicas that the partition cuts off."""
+    """A client of the running system, and the links to the replicas of the partitioned service."""
 
     def __init__(self, client: AsyncClient, links: list[delay.Link]) -> None:
         self.client = client
@@ -103,8 +103,8 @@ class System:
 
 @asynccontextmanager
 async def running(where: str, replicas: int, target: Path) -> AsyncIterator[System]:
-    """Run all parts while the scope lasts. The service `where` has `replicas` replicas, each behind
-    a link.
+    """Run all services for the duration of the context. The service `where` has `replicas`
+    replicas, each behind a link.
     """
     model, links = table_model(target), list[delay.Link]()
     async with AsyncExitStack() as scope:
@@ -139,7 +139,7 @@ async def running(where: str, replicas: int, target: Path) -> AsyncIterator[Syst
 
 
 def serve(servicer: object) -> Any:
-    """Serve a servicer while a scope lasts. The value of the scope is the address."""
+    """Serve a gRPC servicer for the duration of the returned context, which yields the address."""
     return rpc.serving("127.0.0.1", 0, servicer)
 
 
@@ -190,7 +190,7 @@ async def measure(where: str, way: str, replicas: int, target: Path, seconds: fl
 
 
 def table(found: list[Figures]) -> Table:
-    """Return the table that is printed."""
+    """Return the results as a table to print."""
     shown = Table("between", "bytes lost", "replicas", "noticed\ns", "longest gap\ns")
     for each in found:
         other = "client" if each.where == FRONT_END else "cell"
@@ -209,7 +209,7 @@ def main(
     ways: Annotated[str, typer.Option("--way", help="with commas")] = "both,to it,from it",
     seconds: Annotated[float, typer.Option(help="seconds of each partition", min=1.0)] = 4.0,
     file: Annotated[
-        Path | None, typer.Option("--json", help="write the figures to this file too")
+        Path | None, typer.Option("--json", help="also write the results to this JSON file")
     ] = None,
 ) -> None:
     """Measure how long streams wait during a network partition, and after the network is healed."""

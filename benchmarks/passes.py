@@ -1,8 +1,8 @@
-"""Measure the time that a pass spends outside its kernels. The network's own code, as transformers
-has it, and its program take turns in one process.
+"""Measure the time that a pass spends outside its kernels. The network's code in transformers and
+the engine's program for the network take turns in one process.
 
-Without a given model the network has Qwen3-0.6B's 28 layers and heads, but is so narrow that its
-kernels take next to no time. Each figure is the least processor time of one thread over several
+By default, the network has the 28 layers and the heads of Qwen3-0.6B, but is so narrow that its
+kernels take almost no time. Each result is the shortest processor time of one thread over several
 repetitions.
 """
 
@@ -36,17 +36,19 @@ from tandem.protos import tree
 from tandem.protos.errors import TandemError
 
 POSITIONS = 2048
-CONTEXT = 64  # tokens before the rows
+CONTEXT = 64  # cached tokens before the fed rows
 ROWS = (1, 9, 64)
-REPEATS = 3  # passes in a row; before the first, another way has filled the processor's caches
-MAX_LOGITS = 5  # most rows with logits
+REPEATS = 3  # consecutive passes; only after the first are the processor's caches warm
+MAX_LOGITS = 5  # maximum number of rows with logits
 CALLS = ("_linear", "_attend", "_norm", "_gate", "_program")
 CODE, PROGRAM = "its own code", "its program"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The milliseconds of a pass, and the part of them that is not spent in kernels (`beside`)."""
+    """The time of a pass in milliseconds, and the part of it (`beside`) that is spent outside
+    kernels.
+    """
 
     dtype: str
     way: str
@@ -75,10 +77,10 @@ def narrow(folder: Path) -> Path:
 
 @contextmanager
 def timed() -> Iterator[list[float]]:
-    """Yield a list of one number, which counts the seconds spent in kernels within the scope."""
+    """Yield a list of one number: the total seconds spent in kernels inside the context."""
     build, seconds = kernels(), [0.0]
     if not build:
-        raise SystemExit("error: the kernels were not built, or not for this processor")
+        raise SystemExit("error: no kernels have been built for this processor")
     plain = {name: getattr(build, name) for name in CALLS}
 
     def noting(call: Callable[..., None]) -> Callable[..., None]:
@@ -99,7 +101,7 @@ def timed() -> Iterator[list[float]]:
 
 
 def measure(folder: Path, dtypes: list[str], repetitions: int) -> list[Row]:
-    """Measure all figures; raises Unusable."""
+    """Measure the passes of a model in all given dtypes. Raises Unusable."""
     found = []
     for dtype in dtypes:
         model = load(folder, dtype)
@@ -108,13 +110,15 @@ def measure(folder: Path, dtypes: list[str], repetitions: int) -> list[Row]:
             PROGRAM: HFRunner(model, POSITIONS),
         }
         if why := ways[PROGRAM].unfused:
-            raise SystemExit(f"error: {folder} has no program: {why}")
+            raise SystemExit(f"error: the engine has no program for {folder}: {why}")
         found += least(dtype, ways, repetitions)
     return found
 
 
 def least(dtype: str, ways: Mapping[str, HFRunner], repetitions: int) -> list[Row]:
-    """Return the least time of a pass in each way, for each number of rows."""
+    """Return the shortest time of a pass for each number of rows, with the network's own code and
+    with its program.
+    """
     best = dict[tuple[str, int], Row]()
     prompts = {}
     for way, forward in ways.items():
@@ -140,7 +144,7 @@ def least(dtype: str, ways: Mapping[str, HFRunner], repetitions: int) -> list[Ro
 
 
 def table(found: list[Row]) -> Table:
-    """Return the table that is printed."""
+    """Return the results as a table to print."""
     shown = Table("dtype", "rows", "by", "ms", "beside kernels", box=None)
     for each in sorted(found, key=lambda row: (row.dtype, row.rows, row.way)):
         cells = str(each.rows), each.way, f"{each.milliseconds:.2f}", f"{each.beside:.2f}"
@@ -151,9 +155,9 @@ def table(found: list[Row]) -> Table:
 def main(
     model: Annotated[Path | None, typer.Argument(help="model directory")] = None,
     dtype: Annotated[str, typer.Option(help="dtypes, separated by commas")] = "float32,bfloat16",
-    repetitions: Annotated[int, typer.Option(help="repetitions of every figure", min=1)] = 20,
+    repetitions: Annotated[int, typer.Option(help="repetitions of every measurement", min=1)] = 20,
     file: Annotated[
-        Path | None, typer.Option("--json", help="write the figures to this file too")
+        Path | None, typer.Option("--json", help="also write the results to this JSON file")
     ] = None,
 ) -> None:
     """Measure the time that a pass spends outside its kernels, with and without a program."""

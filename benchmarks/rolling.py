@@ -2,11 +2,10 @@
 
     python -m tandem.benchmarks.rolling --updates 20
 
-There are two processes of each service. The cells are behind a load balancer that sends new
-connections to cells that are SERVING. One service after another is asked to stop and then started
-again. The clients are plain gRPC channels and OpenAI's SDK, both with their default settings. Each
-client sends one request after another, and compares every text with its first answer to the same
-prompt.
+Each service runs in two processes. The cells are behind a load balancer that sends new connections
+to cells that are SERVING. One process after another is asked to stop and then started again. The
+clients are plain gRPC channels and OpenAI's SDK, both with their default settings. Each client
+sends one request after another, and compares every answer with its first answer to the same prompt.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
 
 SERVICE = "tandem.v1.OrchestratorService"
-POLL_SECONDS = 0.5  # seconds between two checks which cells are SERVING
+POLL_SECONDS = 0.5  # seconds between two health checks of the cells
 LAME_DUCK_SECONDS = 5.0
-STEADY_SECONDS = 2.0  # seconds between two updates
+STEADY_SECONDS = 2.0  # seconds from the end of one update to the next
 PROMPTS = 4
 RIGHT = "as before"
 Ask: TypeAlias = Callable[[str], Awaitable[str]]
@@ -51,7 +50,7 @@ Seen: TypeAlias = "Counter[tuple[str, str]]"
 
 
 class Ready:
-    """Keeps the numbers of the cells that are SERVING."""
+    """Tracks which cells are SERVING, as indices into their addresses."""
 
     def __init__(self, addresses: list[str]) -> None:
         self._addresses = addresses
@@ -59,13 +58,13 @@ class Ready:
         self._now = list(range(len(addresses)))
 
     def next(self) -> int:
-        """Return the number of the next serving cell. The cells take turns."""
+        """Return the index of the next cell that is SERVING, in round-robin order."""
         self._turn += 1
         return self._now[self._turn % len(self._now)]
 
     async def follow(self) -> None:
-        """Check every POLL_SECONDS which cells serve, until cancelled. If no cell serves, keep
-        those that served last.
+        """Check every POLL_SECONDS which cells are SERVING, until cancelled. If no cell is SERVING,
+        keep the result of the last check in which a cell was SERVING.
         """
         while True:
             found = await asyncio.gather(*map(_serving, self._addresses))
@@ -108,7 +107,7 @@ async def over_http(address: str, tokens: int) -> AsyncIterator[Ask]:
 
 
 async def live(name: str, ask: Ask, prompts: list[str], seen: Seen) -> None:
-    """Send prompts as one client until cancelled, and count the results in `seen`."""
+    """Act as one client: send prompts until cancelled, and count the results in `seen`."""
     right: dict[str, str] = {}
     for prompt in cycle(prompts):
         try:
@@ -122,8 +121,8 @@ async def live(name: str, ask: Ask, prompts: list[str], seen: Seen) -> None:
 
 
 async def run(system: System, ports: list[int], updates: int, clients: int, tokens: int) -> Seen:
-    """Make all updates, one after the other. Returns how often each kind of client has seen each
-    result. `ports` are the cells' ports for HTTP.
+    """Restart `updates` processes one after the other while clients send requests. Returns how
+    often each kind of client has seen each result. `ports` are the HTTP ports of the cells.
     """
     seen: Seen = Counter()
     ready, prompts = Ready(system.addresses), story_prompts()[:PROMPTS]
@@ -155,12 +154,14 @@ def main(
     target: Annotated[Path, typer.Option(help="model directory of the verifier")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
     updates: Annotated[
-        int, typer.Option(help="number of updates, which come one after the other", min=1)
+        int, typer.Option(help="number of restarts, one after the other", min=1)
     ] = 20,
     clients: Annotated[int, typer.Option(help="clients of each kind", min=1)] = 2,
     tokens: Annotated[int, typer.Option(help="tokens of an answer", min=1)] = 60,
 ) -> None:
-    """Make rolling updates under ordinary clients. Exits with 1 if a client had a failure."""
+    """Restart services one after the other while clients send requests. Exits with 1 if a client
+    saw a failure or an answer that differs from its first answer.
+    """
     print(described("one thread per model"))
     ports: list[int] = []
 

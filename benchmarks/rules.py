@@ -1,8 +1,9 @@
-"""Count the accepted tokens per round of different rules, with the same number of nodes.
+"""Compare acceptance rules: count the accepted tokens per round of each rule, with draft trees of
+the same number of nodes.
 
-`match` and `reject` are Tandem's rules. `independent`, the rule of SpecEdge, is a baseline that
-exists only here. Its tree has the draft model's likeliest tokens, best first, and the target draws
-without regard to the draft.
+`match` and `reject` are Tandem's rules. `independent`, the rule of SpecEdge, is implemented only
+here, as a baseline. Its draft tree contains the draft model's likeliest tokens in order of
+probability, and the target samples its tokens independently of the draft.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ ExpanderFactory = Callable[[DraftShape, SamplingParams, int], Expander]
 
 
 def independent(shape: DraftShape, params: SamplingParams, root: int) -> Expander:
-    """Return an expander that proposes the draft model's likeliest tokens, best first by their
+    """Return an expander that proposes the draft model's likeliest tokens, in order of their
     probabilities.
     """
 
@@ -67,21 +68,21 @@ def independent(shape: DraftShape, params: SamplingParams, root: int) -> Expande
 
 @dataclass(slots=True)
 class ProposalRecorder:
-    """The stream of a drafting job. It keeps the proposals of the job."""
+    """A stream that stores the proposals of a drafting job instead of sending them."""
 
     proposals: list[Proposal] = field(default_factory=list)
     inbox: deque[CommitTokens] = field(default_factory=deque)
     paused: bool = False
 
     def emit(self, proposal: Proposal) -> None:
-        """Keep a proposal."""
+        """Store a proposal."""
         self.proposals.append(proposal)
 
 
 @dataclass(frozen=True, slots=True)
 class InProcess:
-    """A drafter in this process. It expands nodes with `expander_of`, and its vocabulary has
-    `tokens` tokens.
+    """A drafter that runs in this process. `expander_of` creates the expander that proposes the
+    children of draft nodes. The drafter's vocabulary has `tokens` tokens.
     """
 
     host: Host
@@ -117,7 +118,9 @@ class InProcess:
 
 
 def contenders(visible: torch.Tensor) -> dict[str, tuple[ExpanderFactory, Rule]]:
-    """Return how each contender expands nodes, and the rule by which the target accepts them."""
+    """Return the methods to compare: how the drafter expands draft nodes, and by which rule the
+    target accepts them.
+    """
     usual: ExpanderFactory = partial(expander, visible=visible)
     return {
         "match": (usual, Rule.MATCH),
@@ -129,7 +132,7 @@ def contenders(visible: torch.Tensor) -> dict[str, tuple[ExpanderFactory, Rule]]
 async def measure(
     target: Path, draft: Path, prompts: Sequence[Tokens], count: int, shapes: Sequence[DraftShape]
 ) -> dict[tuple[str, DraftShape, float], float]:
-    """Measure accepted tokens per round of each contender, by shape and temperature."""
+    """Measure the accepted tokens per round of each method, by draft shape and temperature."""
     found = {}
     async with (
         verifier_service.serving(ModelServiceConfig(model=target), CollectorRegistry()) as address,
@@ -157,10 +160,10 @@ def main(
     max_new_tokens: Annotated[int, typer.Option(help="tokens of each answer", min=2)] = 64,
     nodes: Annotated[int, typer.Option(help="nodes of a draft", min=1, max=MAX_NODES)] = 16,
     json: Annotated[
-        Path | None, typer.Option("--json", help="write the figures to this file too")
+        Path | None, typer.Option("--json", help="also write the results to this JSON file")
     ] = None,
 ) -> None:
-    """Measure accepted tokens per round, rule by rule."""
+    """Measure the accepted tokens per round of each acceptance rule."""
     configure_logging("warning")
     logging.disable_progress_bar()
     shapes = [DraftShape(8, branches, nodes) for branches in (4, 8)]
@@ -180,7 +183,7 @@ def main(
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Return the table that is printed."""
+    """Format the results as a table."""
     shown = Table("T", "levels", "branches", "nodes", "match", "reject", "independent", box=None)
     shown.add_column("match / independent")
     for row in rows:

@@ -1,9 +1,9 @@
 """Measure how many milliseconds it takes to draw a token from a large vocabulary.
 
-No model runs: the rows of logits are made up, either peaked like those of language models, or flat.
-The time is that of the rule `match` for each visited node: options are applied, a token is drawn,
-and log-probabilities are reported. The benchmark counts the processor time of one thread, so other
-processes on the machine matter little.
+No model runs: the logits are synthetic, either peaked like those of language models, or flat. The
+benchmark measures what the rule `match` does at each visited node: apply the sampling options, draw
+a token, and report log-probabilities. It measures the CPU time of one thread, so other processes on
+the machine have little influence.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from tandem.engine.sampling.likeliest import leading, logprobs
 from tandem.engine.sampling.sampler import LogitsProcessor, draws, warp
 from tandem.protos.types import MAX_LOGPROBS, SamplingParams
 
-LENGTH = 1000  # tokens of a text, half of them completion
-CHILDREN = 256  # number of likeliest tokens that the drafter chooses from
-CHECKED = 80  # number of rows of a step that are checked for NaN
+LENGTH = 1000  # tokens that penalties count; the second half is the completion
+CHILDREN = 256  # number of likeliest tokens among which the drafter chooses children
+CHECKED = 80  # rows of logits of the step that is checked for NaN
 OPTIONS = {
     "temperature": SamplingParams(1.0),
     "top-k 50, top-p .95": SamplingParams(1.0, top_k=50, top_p=0.95),
@@ -50,8 +50,8 @@ OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The milliseconds of a draw, per node or per step: of the reference implementation (`defined`)
-    and of the services (`done`).
+    """The milliseconds that an operation takes, per node or per step: with the reference
+    implementation (`defined`), and with the implementation that the services use (`done`).
     """
 
     vocabulary: int
@@ -63,15 +63,15 @@ class Figure:
 
 
 def flat(count: int, seed: int) -> torch.Tensor:
-    """Make independent normal logits, [count]. The likelier half of the tokens has .85 of the
-    probability.
+    """Generate independent, normally distributed logits, [count]. The likelier half of the tokens
+    has 85 % of the probability.
     """
     return torch.randn(count, generator=torch.Generator().manual_seed(seed))
 
 
 def peaked(count: int, seed: int) -> torch.Tensor:
-    """Make logits, [count], whose probabilities fall with the power 1.6 of a token's rank, and vary
-    at random. Some 30 tokens make up .9 of the probability.
+    """Generate logits, [count], whose probabilities are inversely proportional to the power 1.6 of
+    a token's rank, with random variation. Some 30 tokens have 90 % of the probability.
     """
     ranks = torch.randperm(count, generator=torch.Generator().manual_seed(seed)) + 1.0
     return flat(count, seed) / 2 - 1.6 * ranks.log()
@@ -81,13 +81,15 @@ KINDS = {"peaked": peaked, "flat": flat}
 
 
 def text(vocabulary: int) -> list[int]:
-    """Make a text in which some tokens occur several times."""
+    """Return random token ids, some of which occur several times."""
     generator = torch.Generator().manual_seed(0)
     return (torch.rand(LENGTH, generator=generator) ** 3 * vocabulary).int().tolist()
 
 
 class Node:
-    """Draws a token at a node. `rows`, [nodes, vocab], has the logits of all nodes."""
+    """Draws tokens in two ways: with the reference implementation, and as the services do. `rows`,
+    [nodes, vocab], are the logits of all nodes.
+    """
 
     def __init__(self, rows: torch.Tensor, params: SamplingParams) -> None:
         self._rows = rows
@@ -104,26 +106,30 @@ class Node:
         return scores[token].item(), scores.topk(params.logprobs).values.tolist()
 
     def done(self, node: int) -> object:
-        """Draw as the verifier does."""
+        """Sample with the implementation that the verifier uses."""
         row, params = self._rows[node], self._params
         token = draw(self._adjustment.apply(row, (1, 2)), params, node)
         return token if params.logprobs is None else logprobs(row, token, params.logprobs)
 
 
 def milliseconds(action: Callable[[int], object], nodes: int, repetitions: int) -> float:
-    """Return the milliseconds of an action: the median over repetitions of the mean over nodes."""
+    """Return the CPU milliseconds that an action takes per node: the median over all repetitions of
+    the mean over all nodes.
+    """
     times = []
     for _ in range(1 + repetitions):
         began = time.thread_time()
         for node in range(nodes):
             action(node)
         times.append(1e3 * (time.thread_time() - began) / nodes)
-    return median(times[1:])  # the first repetition warms up
+    return median(times[1:])  # the first repetition is a warm-up
 
 
 @torch.inference_mode()
 def measure(vocabularies: Sequence[int], nodes: int, repetitions: int) -> list[Figure]:
-    """Time all ways to draw. The slow reference implementation draws at fewer nodes."""
+    """Measure both implementations with all vocabulary sizes, kinds of logits and sampling options.
+    The reference implementation is slow, so it is measured at fewer nodes.
+    """
     found, few = [], min(8, nodes)
     for vocabulary, (kind, row) in track(
         list(product(vocabularies, KINDS.items())), "measuring", transient=True
@@ -142,7 +148,7 @@ def measure(vocabularies: Sequence[int], nodes: int, repetitions: int) -> list[F
 
 
 def children(rows: torch.Tensor, kind: str, nodes: int, repetitions: int) -> Figure:
-    """Time how the likeliest children of a node are found for the drafter."""
+    """Measure how long it takes to find the likeliest children of a draft node for the drafter."""
     params = SamplingParams(1.0, top_p=0.9)
 
     def defined(node: int) -> object:
@@ -156,7 +162,9 @@ def children(rows: torch.Tensor, kind: str, nodes: int, repetitions: int) -> Fig
 
 
 def checks(rows: torch.Tensor, kind: str, repetitions: int) -> Figure:
-    """Time two checks for NaN: two passes over all elements, or one maximum."""
+    """Compare the times of two ways to check logits for NaN: two passes over all elements, or the
+    maximum of all elements.
+    """
     step = rows.repeat(-(-CHECKED // len(rows)), 1)[:CHECKED]
     twice = milliseconds(lambda _: (step.isnan().any(), step.isnan().any()), 1, repetitions)
     once = milliseconds(lambda _: step.amax().isnan(), 1, repetitions)
@@ -164,7 +172,7 @@ def checks(rows: torch.Tensor, kind: str, repetitions: int) -> Figure:
 
 
 def table(found: Sequence[Figure], nodes: int) -> Table:
-    """Return the table that is printed."""
+    """Format the results as a table."""
     headings = ("as defined\nms", "as done\nms", "times\nas fast", f"{nodes} nodes\nms")
     shown = Table("vocabulary", "logits", "options", *headings, box=None)
     for each in found:
@@ -176,16 +184,18 @@ def table(found: Sequence[Figure], nodes: int) -> Table:
 
 def main(
     vocabulary: Annotated[
-        list[int] | None, typer.Option(help="tokens of the vocabulary; may be repeated")
+        list[int] | None, typer.Option(help="vocabulary size in tokens; may be repeated")
     ] = None,
     sessions: Annotated[int, typer.Option(help="sessions of a step", min=1)] = 16,
     visited: Annotated[int, typer.Option(help="nodes of each session", min=1)] = 3,
-    repetitions: Annotated[int, typer.Option(help="repetitions of every figure", min=1)] = 5,
+    repetitions: Annotated[int, typer.Option(help="repetitions of every measurement", min=1)] = 5,
     file: Annotated[
-        Path | None, typer.Option("--json", help="write the figures to this file too")
+        Path | None, typer.Option("--json", help="also write the results to this JSON file")
     ] = None,
 ) -> None:
-    """Time draws from a large vocabulary, of the reference implementation and of the services."""
+    """Measure how long it takes to draw tokens from a large vocabulary, with the reference
+    implementation and with that of the services.
+    """
     torch.set_num_threads(1)
     nodes = sessions * visited
     found = measure(vocabulary or [128_256, 151_936], nodes, repetitions)

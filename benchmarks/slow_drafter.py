@@ -1,9 +1,9 @@
-"""Measure the cost of a drafter that is slow, hangs, sends nonsense or is gone. During the fault,
-streams with drafts take turns with plain streams. The benchmark also measures how soon drafts are
-accepted again after the fault.
+"""Measure what a faulty drafter costs: one that is slow, hangs, sends nonsense or has been killed.
+During the fault, streams with drafts alternate with streams without drafts. The benchmark also
+measures how soon drafts are accepted again after the fault.
 
-Speeds do not count the first 32 tokens of a stream, because it may take that long until the fault
-is noticed.
+The speed of a stream is measured after its first 32 tokens, because Tandem may need that long to
+notice the fault.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tandem.benchmarks.peers.prompts import tokenised
 from tandem.client.client import Stream
 from tandem.protos.errors import TandemError
 
-WARM_UP_TOKENS = 32  # number of first tokens of a stream, which do not count
+WARM_UP_TOKENS = 32  # a stream's speed is measured after this many tokens
 BACK_SECONDS = 30.0
 FAULTS = {
     "none": (),
@@ -46,9 +46,9 @@ FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of one fault. `ratio` is the tokens per second with drafts divided by those
-    without, as the median of all turns, and `least` is the least ratio. `back` is the seconds until
-    drafts are accepted again after the fault.
+    """The measurements of one fault. `ratio` is the tokens per second with drafts, divided by those
+    without: the median over all turns. `least` is the lowest ratio of a turn. `back` is the seconds
+    from the end of the fault until drafts are accepted again.
     """
 
     fault: str
@@ -61,7 +61,7 @@ class Figures:
 
 @contextmanager
 def suffering(drafter: Member, signals: Sequence[int]) -> Iterator[None]:
-    """Cause a fault of a drafter while the scope lasts."""
+    """Make a drafter faulty inside this context."""
     for number in signals[:1]:
         drafter.signal(number)
     try:
@@ -72,7 +72,7 @@ def suffering(drafter: Member, signals: Sequence[int]) -> Iterator[None]:
 
 
 class Streams:
-    """Runs several streams at once, on different prompts."""
+    """Runs several streams concurrently, with different prompts."""
 
     def __init__(self, client: AsyncClient, prompts: list[list[int]], tokens: int) -> None:
         self._client = client
@@ -80,14 +80,14 @@ class Streams:
         self._tokens = tokens
 
     async def speed(self, rule: str, levels: int | None, count: int) -> float:
-        """Return the tokens per second of a stream, as the mean of `count` streams at once."""
+        """Run `count` streams concurrently, and return the mean tokens per second of a stream."""
         streams = (self._one(number, rule, levels) for number in range(count))
         speeds = await asyncio.gather(*streams)
         return sum(speeds) / len(speeds)
 
     async def until_accepted(self, rule: str) -> float:
         """Return the seconds until a step yields at least three tokens, or infinity if no step does
-        in time.
+        so within BACK_SECONDS.
         """
         began = monotonic()
         while monotonic() - began < BACK_SECONDS:
@@ -121,7 +121,9 @@ class Streams:
 async def compare(
     streams: Streams, drafter: Member, fault: str, rule: str, count: int, turns: int
 ) -> Figures:
-    """Compare streams with and without drafts, which take turns during a fault."""
+    """Compare the speed of streams with and without drafts during a fault, then measure how soon
+    drafts are accepted again.
+    """
     ratios = []
     await drafter.serving.wait()
     await streams.until_accepted(rule)
@@ -135,7 +137,7 @@ async def compare(
 
 
 def table(found: Sequence[Figures]) -> Table:
-    """Return the table that is printed."""
+    """Format the results as a table."""
     shown = Table("drafter", "rule", "streams", "of plain", "least", "back after, s")
     for each in found:
         ratios = f"{each.ratio:.2f}", f"{each.least:.2f}"
@@ -147,12 +149,12 @@ def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
     rules: Annotated[str, typer.Option("--rule", help="with commas")] = "match,reject",
-    streams: Annotated[str, typer.Option(help="numbers of streams at once, with commas")] = "1,8",
+    streams: Annotated[str, typer.Option(help="numbers of parallel streams, with commas")] = "1,8",
     tokens: Annotated[int, typer.Option(help="tokens of a stream")] = 200,
-    turns: Annotated[int, typer.Option(help="turns of each kind")] = 3,
+    turns: Annotated[int, typer.Option(help="turns with drafts and without")] = 3,
     faults: Annotated[str, typer.Option("--fault", help="with commas")] = ",".join(FAULTS),
     file: Annotated[
-        Path | None, typer.Option("--json", help="write the figures to this file too")
+        Path | None, typer.Option("--json", help="also write the results to this JSON file")
     ] = None,
 ) -> None:
     """Compare the speed with a faulty drafter to the speed without drafts."""
@@ -169,7 +171,7 @@ def main(
             found = []
             for rule, count, fault in product(*(x.split(",") for x in (rules, streams, faults))):
                 if victim.SPOILS.keys() & set(FAULTS[fault]) and rule != "match":
-                    continue  # other rules refuse such drafts
+                    continue  # other rules refuse drafts without distributions
                 found.append(await compare(some, drafter, fault, rule, int(count), turns))
                 typer.echo(found[-1], err=True)
             return found

@@ -1,5 +1,6 @@
-"""Measure what a grammar costs and saves: the times of masks and of compilation, and the tokens per
-step of answers that follow a schema. Check that answers are valid, and the same with any drafts.
+"""Measure what grammars cost and gain: the time to compute token masks and to compile schemas, and
+the tokens per step of answers that follow a schema. Check that all answers are valid, and that they
+are the same with every drafting method.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from tandem.protos.matching import GrammarCompiler
 from tandem.protos.tokenizer import tokenizer_of
 from tandem.v1 import orchestrator_pb2 as api
 
-WITHOUT_DRAFTER = {  # ways that need no drafter
+WITHOUT_DRAFTER = {  # drafting methods that need no drafter
     "no drafts": api.Speculation(num_speculative_tokens=0),
     "suffix": api.Speculation(method=api.DRAFT_METHOD_SUFFIX),
 }
-MAX_NEW_TOKENS = 400  # tokens of an answer
+MAX_NEW_TOKENS = 400  # maximum tokens per answer
 PROMPTS = ("Once upon a time", "The little girl said", "A list of what the dog found:")
 
 
 def drawn_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
-    """Draw the schema of an object at random. Answers that follow the schema are short."""
+    """Create a random JSON schema of an object. Answers that follow this schema are short."""
     names = rng.sample(["name", "age", "colour", "friends", "first pet", "is_tall"], 3)
     parts: list[dict[str, Any]] = [
         {"type": "string", "maxLength": rng.randint(1, 12)},
@@ -59,7 +60,7 @@ def drawn_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
 
 
 def large_schema(size: int) -> dict[str, Any]:
-    """Make a schema of about `size` bytes."""
+    """Create a JSON schema of about `size` bytes."""
     rng, properties = random.Random(0), dict[str, Any]()
     while len(json.dumps(properties)) < size:
         properties[f"part {len(properties)}"] = drawn_schema(rng)
@@ -67,13 +68,13 @@ def large_schema(size: int) -> dict[str, Any]:
 
 
 def grammar_of(schema: dict[str, Any]) -> Grammar:
-    """Return the grammar of a schema."""
+    """Return a JSON schema as a grammar."""
     return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
 
 
 def mask_seconds(compiler: GrammarCompiler, vocabulary: int, seed: int) -> Iterator[float]:
-    """Draw an answer evenly from the allowed tokens. Yields for each token the seconds to find the
-    mask and commit the token.
+    """Generate an answer by drawing each token uniformly from those that the grammar allows. Yields
+    for each token the seconds to compute the token mask and to commit the token.
     """
     rng = random.Random(seed)
     matcher = GrammarMatcher(compiler, grammar_of(drawn_schema(rng)), ())
@@ -91,13 +92,13 @@ def mask_seconds(compiler: GrammarCompiler, vocabulary: int, seed: int) -> Itera
 
 
 def alone(model: Path, ends: Sequence[int]) -> tuple[int, list[float], float]:
-    """Time grammars with a model's tokenizer. Returns the size of the vocabulary, the seconds of
-    each mask, and the seconds of compiling a schema of 10 kB.
+    """Measure grammars with a model's tokenizer, without running the model. Returns the vocabulary
+    size, the seconds to compute each token mask, and the seconds to compile a schema of 10 kB.
     """
     tokenizer = tokenizer_of(model)
     compiler = GrammarCompiler(lambda: tokenizer, ends)
     vocabulary = tokenizer.get_vocab_size()
-    compiler.fresh(Grammar(GrammarKind.JSON_OBJECT))  # reads the tokenizer
+    compiler.fresh(Grammar(GrammarKind.JSON_OBJECT))  # reads the tokenizer, which is not measured
     grammar = grammar_of(large_schema(10_000))
     began = time.perf_counter()
     compiler.fresh(grammar)
@@ -109,7 +110,7 @@ def alone(model: Path, ends: Sequence[int]) -> tuple[int, list[float], float]:
 async def ask(
     stub: Any, prompt: str, schema: dict[str, Any], temperature: float, way: api.Speculation
 ) -> api.GenerateResponse:
-    """Ask for one answer."""
+    """Request one answer that follows a schema."""
     sampling = api.Sampling(temperature=temperature, seed=11, json_schema=json.dumps(schema))
     stopping = api.Stopping(max_new_tokens=MAX_NEW_TOKENS)
     request = api.GenerateRequest(
@@ -122,8 +123,8 @@ async def ask(
 async def compare(
     target: Path, drafters: Sequence[Path], schemas: int, at_once: int
 ) -> list[dict[str, Any]]:
-    """Return a row for each way of drafting. It has the tokens per step, the number of answers that
-    differ from those without drafts, and the number of answers that are not valid.
+    """Return one row of results for each drafting method: the tokens per step, how many answers
+    differ from those without drafts, and how many answers are invalid.
     """
     rng, places = random.Random(0), asyncio.Semaphore(at_once)
     asked = [
@@ -132,7 +133,7 @@ async def compare(
         for temperature in (0, 1)
     ]
     answers: dict[str, list[api.GenerateResponse]] = {}
-    # no way may copy the answers of another way
+    # no drafting method may copy from the answers of an earlier method
     os.environ["TANDEM__VERIFIER__RECENT_TOKENS"] = "0"
     for drafter in drafters:
         async with tandem_up(target, drafter, False, *ALWAYS) as stub:
@@ -157,7 +158,7 @@ def row(
     plain: Sequence[api.GenerateResponse],
     schemas: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Return the figures of one way of drafting."""
+    """Return the results of one drafting method."""
     tokens = sum(len(each.token_ids) for each in given)
     steps = sum(each.speculation.num_spec_steps for each in given)
     both, valid = zip(given, plain, strict=True), map(is_valid, given, schemas)
@@ -173,7 +174,7 @@ def row(
 
 
 def is_valid(answer: api.GenerateResponse, schema: dict[str, Any]) -> bool:
-    """Return whether an answer is complete and follows its schema."""
+    """Return whether an answer is complete JSON and follows its schema."""
     try:
         validate(json.loads(answer.text), schema)
     except Exception:
@@ -193,14 +194,14 @@ def main(
     at_once: Annotated[int, typer.Option(help="requests in flight", min=1)] = 4,
     tokenizer: Annotated[
         list[Path] | None,
-        typer.Option(help="model directories whose masks are timed too; may be repeated"),
+        typer.Option(help="also measure token masks with this directory's tokenizer"),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--json", help="write the figures to this file too")
+        Path | None, typer.Option("--json", help="also write the results to this JSON file")
     ] = None,
 ) -> None:
-    """Time masks and compilation, then compare answers with and without drafts. The first drafter
-    also takes part with random weights, as if it had never been trained.
+    """Measure token masks and compilation, then compare answers with and without drafts. A copy of
+    the first drafter with random weights, like an untrained model, is compared too.
     """
     logging.disable_progress_bar()
     time_alone((target, *(tokenizer or ())))
@@ -222,7 +223,9 @@ def main(
 
 
 def time_alone(folders: Sequence[Path]) -> None:
-    """Print what grammars cost without a model, with the tokenizers of some models."""
+    """Print how long token masks and compilation take with the tokenizers of some models, without
+    running the models.
+    """
     timed = Table("tokens", "a mask, ms", "slowest tenth, ms", "10 kB compiled, ms", box=None)
     for model in folders:
         vocabulary, masks, compiling = alone(model, (0,))

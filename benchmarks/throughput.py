@@ -1,8 +1,9 @@
-"""Measure tokens per second, side by side in one run: of Tandem, of transformers with and without
-assisted decoding, and of llama.cpp, if it is installed, plainly and with chains of several lengths.
+"""Compare the tokens per second of Tandem, transformers and llama.cpp in one run. transformers runs
+with and without assisted decoding. llama.cpp, if it is installed, runs without drafts and with
+chains of several lengths.
 
-Each process has one core. The systems take turns prompt by prompt, so that noise on the machine
-hits all of them alike. At temperature 0 all systems should emit the same tokens.
+Each process uses one core. The systems take turns prompt by prompt, so that other activity on the
+machine affects all of them alike. At temperature 0 all systems should emit the same tokens.
 """
 
 from __future__ import annotations
@@ -30,14 +31,16 @@ from tandem.benchmarks.peers.prompts import story_count, tokenised
 from tandem.benchmarks.peers.systems import Plain, Prompt, System, Tandem, load, tandem_up
 from tandem.protos.errors import TandemError
 
-DRAFTED = (0, 2, 3, 4, 6)  # numbers of tokens of a chain for llama.cpp
-CONTEXT = 1024  # tokens of llama.cpp's cache
+DRAFTED = (0, 2, 3, 4, 6)  # lengths of llama.cpp's draft chains; 0 is without drafts
+CONTEXT = 1024  # size of llama.cpp's KV cache in tokens
 REFERENCE = "generate()"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The pair that all systems run, and how they run it. `llama` has GGUF files of the pair."""
+    """The model pair that all systems run, and their settings. `llama` has the GGUF files of the
+    pair, or is None without llama.cpp.
+    """
 
     target: Path
     draft: Path
@@ -47,7 +50,7 @@ class Entry:
     llama: tuple[Path, Path] | None
 
     def library(self) -> dict[str, System]:
-        """Return the systems that run in this process, on one thread."""
+        """Load the systems that run in this process: transformers and, if installed, llama.cpp."""
         network, small = load(self.target, self.dtype), load(self.draft, self.dtype)
         found: dict[str, System] = {
             REFERENCE: Plain(network, temperature=self.temperature),
@@ -66,9 +69,9 @@ class Entry:
     async def compete(self, prompts: Sequence[Prompt], max_new_tokens: int) -> dict[str, Runs]:
         """Load and start all systems, then run the comparison. Raises Unusable."""
         torch.set_num_threads(1)
-        # for the processes that are started now
+        # the processes that `tandem_up` starts read these variables
         os.environ["TANDEM__VERIFIER__DTYPE"] = self.dtype
-        # Tandem should learn from no earlier answer
+        # Tandem must not draft from its earlier answers
         os.environ["TANDEM__VERIFIER__RECENT_TOKENS"] = "0"
         temperature = self.temperature
         library = self.library()
@@ -84,7 +87,9 @@ class Entry:
 
 @contextmanager
 def converted(target: Path, draft: Path, dtype: str) -> Iterator[tuple[Path, Path] | None]:
-    """Yield the pair as GGUF files while the scope lasts, or None without llama.cpp."""
+    """Convert the pair to GGUF files that exist inside this context, and yield their paths. Yields
+    None if llama.cpp is not installed.
+    """
     if not llamacpp.installed():
         yield None
         return
@@ -96,7 +101,7 @@ def converted(target: Path, draft: Path, dtype: str) -> Iterator[tuple[Path, Pat
 
 
 def entries(runs: Mapping[str, Runs]) -> list[dict[str, Any]]:
-    """Return one entry per system. Ratios compare a system with plain `generate()`. The ratio of
+    """Return the results of each system. Ratios are speedups over plain `generate()`. The ratio of
     total speeds is noisier than the ratio of medians.
     """
     reference = runs[REFERENCE]
@@ -116,7 +121,7 @@ def entries(runs: Mapping[str, Runs]) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the table that is printed."""
+    """Format the results as a table."""
     headings = ("system", "tokens/s, median\nof requests", "ratio", "tokens/s\nin all", "ratio")
     shown = Table(*headings, "tokens\nper step", "tokens\ndiffer", box=None)
     for row in rows:
@@ -138,14 +143,14 @@ def main(
     prompts: Annotated[
         int, typer.Option(help="number of story prompts", min=1, max=story_count())
     ] = 20,
-    max_new_tokens: Annotated[int, typer.Option(help="most tokens of a completion", min=2)] = 64,
+    max_new_tokens: Annotated[int, typer.Option(help="maximum tokens per completion", min=2)] = 64,
     temperature: Annotated[float, typer.Option(help="0: greedy", min=0)] = 0.0,
     dtype: Annotated[str, typer.Option(help=f"one of {', '.join(llamacpp.KINDS)}")] = "float32",
     ray: Annotated[
         bool, typer.Option(help="run Tandem's cell on Ray Serve, as `tandem up` does")
     ] = True,
     json: Annotated[
-        Path | None, typer.Option("--json", help="write the figures to this file too")
+        Path | None, typer.Option("--json", help="also write the results to this JSON file")
     ] = None,
 ) -> None:
     """Measure tokens per second of Tandem, transformers and llama.cpp, side by side."""

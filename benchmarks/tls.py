@@ -1,8 +1,8 @@
-"""Measure what TLS and authentication cost. Two Tandems of the same pair take turns: a plain one,
-and a locked one, with TLS and a token.
+"""Measure what TLS and authentication cost. Two Tandem systems with the same models take turns: a
+plain one without TLS and authentication, and a locked one with TLS and a token.
 
-Both systems run all the time, and only the system whose turn it is has load, so that whatever else
-the machine does hits both alike.
+Both systems run all the time, but only the system whose turn it is gets requests. Other activity on
+the machine therefore affects both alike.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ PROMPT = "Once upon a time there was a little"
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures for one number of streams: the rounds per second of both systems, the relative
-    `cost` of TLS and authentication, and the milliseconds that they add to each round of a stream.
+    """The results for one number of concurrent streams: the rounds per second of both systems, the
+    relative `cost` of TLS and authentication, and the milliseconds that TLS and authentication add
+    to each round of a stream.
     """
 
     streams: int
@@ -48,8 +49,8 @@ class Figures:
 
 @asynccontextmanager
 async def both() -> AsyncIterator[tuple[AsyncClient, AsyncClient]]:
-    """Yield clients of two running systems: one without TLS and tokens, and one with TLS on every
-    hop and a token.
+    """Start two systems, and yield a client of each. The first has no TLS and no authentication.
+    The second has TLS on every connection, and its client authenticates with a token.
     """
     token = secrets.token_hex(24)
     with tempfile.TemporaryDirectory(prefix="tandem-") as name:
@@ -73,7 +74,7 @@ async def both() -> AsyncIterator[tuple[AsyncClient, AsyncClient]]:
 
 
 async def turn(client: AsyncClient, streams: int, tokens: int, seed: int) -> float:
-    """Return the rounds per second of `streams` requests at once."""
+    """Run `streams` requests concurrently, and return their rounds per second in total."""
     options = {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0.7}
     began = monotonic()
     work = (client.generate(PROMPT, seed=seed + each, **options) for each in range(streams))
@@ -82,7 +83,7 @@ async def turn(client: AsyncClient, streams: int, tokens: int, seed: int) -> flo
 
 
 async def measure(streams: int, turns: int, tokens: int) -> Figures:
-    """Measure turns of both systems, in alternating order. Returns the median of each figure over
+    """Measure both systems in turns, in alternating order. Returns the median of each metric over
     all turns.
     """
     async with both() as clients:
@@ -99,14 +100,14 @@ async def measure(streams: int, turns: int, tokens: int) -> Figures:
 
 
 def main(
-    streams: Annotated[str, typer.Option(help="numbers of streams at once, with commas")] = "1,8",
+    streams: Annotated[str, typer.Option(help="numbers of parallel streams, with commas")] = "1,8",
     turns: Annotated[int, typer.Option(help="turns of each system", min=1)] = 15,
     tokens: Annotated[int, typer.Option(help="tokens of each answer", min=1)] = 200,
     file: Annotated[
-        Path | None, typer.Option("--json", help="write the figures to this file too")
+        Path | None, typer.Option("--json", help="also write the results to this JSON file")
     ] = None,
 ) -> None:
-    """Measure rounds per second with TLS and authentication, and without."""
+    """Measure the rounds per second with and without TLS and authentication."""
     try:
         found = [asyncio.run(measure(int(n), turns, tokens)) for n in streams.split(",")]
     except TandemError as problem:

@@ -1,7 +1,7 @@
 """The asyncio client.
 
-If a stream breaks, the client requests the rest of the answer from any front end, and sends the
-tokens that it has received. The caller sees one stream without a gap or a repetition.
+If a stream breaks, the client retries the request at any front end and sends the tokens that it has
+already received, so the caller sees one stream without gaps or repetitions.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from tandem.v1 import orchestrator_pb2 as api
 
 ADDRESS = "127.0.0.1:50051"
 STATUS_SECONDS = 5.0
-FAILBACK_MISSED = 2  # missed heartbeats that end a call if the former front end has recovered
-# least fraction of a retry's pause to wait, even if the front end reconnects sooner
+FAILBACK_MISSED = 2  # missed heartbeats that end a call if the previous front end has recovered
+# minimum fraction of a retry's pause that is waited even if the front end reconnects sooner
 MIN_PAUSE_FRACTION = 0.25
 
 
 class AsyncClient:
-    """The client for asyncio. Each request goes to a random front end among those that answer. If
-    that front end fails or is full, the request goes to the next one.
+    """Client for asyncio. Each request goes to a randomly chosen front end that responds. If that
+    front end fails or has no capacity, the request goes to the next one.
 
     Args:
         addresses: Front ends that serve the same model, by default 127.0.0.1:50051.
@@ -54,8 +54,8 @@ class AsyncClient:
         tls_key: PEM file of the key of `tls_cert`.
         token: The client's token, if it has no certificate.
 
-    Raises Unusable if a file cannot be used, or a token would be sent to another machine without
-    TLS.
+    Raises Unusable if a TLS file cannot be used, or if the token would be sent to another machine
+    without TLS.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class AsyncClient:
         self.retry_seconds = retry_seconds
 
     async def generate(self, prompt: Prompt, **options: Any) -> api.GenerateResponse:
-        """Return the whole answer. Options and errors are those of the method `stream`."""
+        """Return the whole answer. The options and errors are the same as for `stream`."""
         async with self.stream(prompt, **options) as stream:
             async for _ in stream:
                 pass
@@ -88,13 +88,13 @@ class AsyncClient:
     def stream(
         self, prompt: Prompt, *, deadline_seconds: float | None = None, **options: Any
     ) -> Stream:
-        """Return a stream of the chunks of an answer. Iterating over the stream raises TandemError.
+        """Return the answer's chunks as a stream. The iteration raises TandemError on failure.
 
         Args:
             prompt: A text, token ids, or the messages of a chat.
-            deadline_seconds: Limits the time of the whole answer.
+            deadline_seconds: Maximum time until the answer is complete.
             options: Fields of Sampling, Stopping and Speculation by their names, and `logprobs`,
-                `prompt_logprobs`, `echo` and `return_token_ids`. A chat also has the HTTP options
+                `prompt_logprobs`, `echo` and `return_token_ids`. For a chat also the HTTP options
                 `tools`, `tool_choice`, `parallel_tool_calls`, `add_generation_prompt`,
                 `continue_final_message`, `chat_template_kwargs` and `reasoning_effort`.
 
@@ -104,8 +104,8 @@ class AsyncClient:
         return Stream(self, build(prompt, **options), deadline_seconds)
 
     async def status(self, *, history: bool = False) -> api.GetStatusResponse:
-        """Return the status of what is served, from the first front end that answers. The status
-        has the figures of the last minutes if `history` is set. Raises TandemError if none answers.
+        """Return the status of the models from the first front end that answers. With `history`, it
+        includes the metrics of the last minutes. Raises TandemError if no front end answers.
         """
         problem: TandemError | None = None
         check_open(self)
@@ -125,7 +125,7 @@ class AsyncClient:
         raise problem
 
     async def close(self) -> None:
-        """Close all connections. Running streams end with Unavailable."""
+        """Close all connections. Running streams raise Unavailable."""
         await self.front_ends.close()
 
     async def __aenter__(self) -> Self:
@@ -136,7 +136,7 @@ class AsyncClient:
 
 
 class Stream:
-    """The chunks of an answer. After the last chunk, `response` is the whole answer."""
+    """Yields the chunks of an answer. After the last chunk, `response` holds the whole answer."""
 
     def __init__(
         self, client: AsyncClient, request: api.GenerateRequest, deadline_seconds: float | None
@@ -145,8 +145,8 @@ class Stream:
         self.response: api.GenerateResponse | None = None
         self._client = client
         self._request = request
-        self._received: list[int] = []  # tokens
-        self._events = 0  # number of events that have come, including heartbeats
+        self._received: list[int] = []  # token ids received so far
+        self._events = 0  # number of received events, including heartbeats
         self._waiting = True  # whether the caller waits for a chunk
         self._deadline = None if deadline_seconds is None else now + deadline_seconds
         fronts = client.front_ends
@@ -167,10 +167,10 @@ class Stream:
         await self._chunks.aclose()
 
     async def _all(self) -> AsyncGenerator[api.Chunk, None]:
-        """Call front ends until the answer is complete, and yield chunks. Raises TandemError."""
+        """Yield the answer's chunks, with retries after failures. Raises TandemError."""
         self._retry.progress(time.monotonic())
         while self.response is None:
-            error: TandemError = TransportLost("the stream ended before the answer")
+            error: TandemError = TransportLost("the stream ended before the answer was complete")
             check_open(self._client)
             call = self._call()
             watching = asyncio.create_task(self._cancel_when_silent(call))
@@ -222,8 +222,9 @@ class Stream:
         call.cancel()
 
     async def _pause(self, error: TandemError) -> None:
-        """Wait until the next call is due, or less if the front end is connected again. Raises the
-        error if the request is given up, and DeadlineExceeded if too little time is left.
+        """Wait before the next retry, at most until the front end is connected again. Raises
+        `error` if the request is given up, and DeadlineExceeded if the deadline passes before the
+        retry.
         """
         silent = self._client.front_ends.silent
         pause = self._retry.pause(error, time.monotonic(), random.random(), silent)

@@ -20,13 +20,13 @@ NO_ANSWER = StatusCode.DEADLINE_EXCEEDED, StatusCode.UNAVAILABLE
 
 
 class FrontEnds:
-    """The front ends of a client, by their numbers. If one stream finds a front end silent, all
-    streams of the client avoid that front end until it answers a health check. Any answer counts,
-    even an error.
+    """The front ends of a client, identified by index. If a front end does not respond to one
+    stream, all streams of the client avoid it until it responds to a health check, even with an
+    error.
     """
 
     def __init__(self, addresses: Sequence[str], tls: Tls | None) -> None:
-        """Connect to the addresses. Raises Unusable for TLS files that cannot be used."""
+        """Open a channel to each address. Raises Unusable for TLS files that cannot be used."""
         self.channels = [rpc.connect(address, tls) for address in addresses]
         self.stubs = [orchestrator_pb2_grpc.OrchestratorServiceStub(c) for c in self.channels]
         self.silent: dict[int, asyncio.Task[None]] = {}
@@ -36,12 +36,14 @@ class FrontEnds:
         return len(self.channels)
 
     def choose(self) -> int:
-        """Choose a front end at random among those that answer, or among all if none does."""
+        """Return the index of a random front end among those that respond, or among all if none
+        does.
+        """
         answering = [number for number in range(len(self)) if number not in self.silent]
         return random.choice(answering or range(len(self)))
 
     def fell_silent(self, number: int) -> None:
-        """Note that a front end does not answer a stream."""
+        """Record that a front end does not respond, until it responds to a health check."""
         if number not in self.silent and not self.closed.is_set():
             self.silent[number] = asyncio.create_task(self._until_it_answers(number))
 
@@ -73,7 +75,7 @@ class FrontEnds:
 def client_tls(
     ca: str | Path | None, cert: str | Path | None = None, key: str | Path | None = None
 ) -> Tls | None:
-    """Return the TLS files of a client, or None if the client does not encrypt. Raises Unusable."""
+    """Return the TLS files of a client, or None if the client does not use TLS. Raises Unusable."""
     if ca:
         return Tls(Path(ca), (cert and Path(cert)) or None, (key and Path(key)) or None)
     if cert or key:

@@ -14,20 +14,20 @@ from tandem.protos.wire.options import options, put
 from tandem.v1 import orchestrator_pb2 as api
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]  # a text, tokens or messages
-CHAT_OPTIONS = (  # options that only a chat has, by their names over HTTP
+CHAT_OPTIONS = (  # options that only chats accept, named as in the HTTP API
     *("tools", "tool_choice", "parallel_tool_calls"),
     *("add_generation_prompt", "continue_final_message"),
     *("chat_template_kwargs", "reasoning_effort"),
 )
-# fields of a request outside the groups `sampling`, `stopping` and `speculation`
+# options that are fields of the request itself, not of `sampling`, `stopping` or `speculation`
 REQUEST_FIELDS = ("logprobs", "prompt_logprobs", "echo", "return_token_ids")
 
 
 def build(prompt: Prompt, **given: Any) -> api.GenerateRequest:
-    """Build a request. The request has an id and a seed, so it can be sent again after a failure.
-    The request leaves out options that are None. Raises TypeError for an option that does not
-    exist, and InvalidRequest for a value that does not fit its field or an option that the prompt
-    cannot have.
+    """Build a request message from a prompt and options. The request has an id and a seed, so it
+    can be sent again after a failure. Options that are None are left out. Raises TypeError for an
+    unknown option, and InvalidRequest if a value does not fit its option or if an option for chats
+    is given without messages.
     """
     request = api.GenerateRequest(request_id=secrets.token_hex(8))
     known = options()
@@ -61,8 +61,8 @@ def _put_own(request: api.GenerateRequest, name: str, value: Any) -> None:
 
 
 def _put_messages(chat: api.Messages, messages: Sequence[Any]) -> None:
-    """Add messages to a chat. Tool calls in messages may be written as in OpenAI's API, or as in an
-    answer of Tandem.
+    """Add messages to a chat. The tool calls of a message may be written as in OpenAI's API, or as
+    in an answer of Tandem.
     """
     for index, each in enumerate(messages):
         try:
@@ -70,7 +70,9 @@ def _put_messages(chat: api.Messages, messages: Sequence[Any]) -> None:
             chat.messages.add(**{**each, "tool_calls": calls})
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             fields = ", ".join(api.ChatMessage.DESCRIPTOR.fields_by_name)
-            raise InvalidRequest.of(f"messages[{index}]", f"is not made of {fields}") from error
+            raise InvalidRequest.of(
+                f"messages[{index}]", f"must be an object with only the fields {fields}"
+            ) from error
 
 
 def _call(call: Any) -> api.ToolCall:
@@ -88,8 +90,8 @@ def _put_options(
     reasoning_effort: str | None = None,
     **flags: bool,
 ) -> None:
-    """Add a chat's options. Tools and their choice may be written as in OpenAI's API, or without
-    the object `function` around their fields.
+    """Set the options of a chat. `tools` and `tool_choice` may be written as in OpenAI's API, or
+    without the object `function` around their fields.
     """
     if isinstance(tool_choice, Mapping):
         tool_choice = tool_choice.get("function", tool_choice).get("name", "")
@@ -115,5 +117,5 @@ def _put_tool(chat: api.Messages, index: int, tool: Mapping[str, Any]) -> None:
         schema = json.dumps(found) if (found := function.pop("parameters", None)) else ""
         chat.tools.add(**function, parameters=schema)
     except (ValueError, TypeError, AttributeError) as error:
-        problem = "is not made of name, description, parameters and strict"
+        problem = "must be an object with only the fields name, description, parameters and strict"
         raise InvalidRequest.of(f"tools[{index}]", problem) from error

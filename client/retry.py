@@ -1,5 +1,5 @@
-"""Decide whether and where to retry a request, and after which pause. The module is pure: time is
-an argument.
+"""Decides whether a request is retried, at which front end and after which pause. The module is
+pure: the current time is passed as an argument.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from tandem.protos.errors import Busy, TandemError, is_transient
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds
 MAX_DOUBLINGS = 10
-SILENT_SECONDS = 1.5  # seconds that are lost by asking a silent front end
+SILENT_SECONDS = 1.5  # seconds that a call to an unresponsive front end costs
 
 
 @dataclass(slots=True)
 class Retry:
-    """The retries of one request. `asked` is the number of the front end that is asked, out of
+    """State of the retries of one request. `asked` is the index of the front end to call, out of
     `count` front ends. `failures` counts the failures since the last progress. The request is given
     up after `limit` seconds without progress.
     """
@@ -26,17 +26,17 @@ class Retry:
     count: int = 1
     asked: int = 0
     failures: int = 0
-    _left: int | None = None  # the front end that was left because it was silent
-    # time until which each front end is left alone
+    _left: int | None = None  # front end that was abandoned for not responding
+    # time until which each busy front end is not called
     _busy: dict[int, float] = field(default_factory=dict)
 
     def progress(self, now: float) -> None:
-        """Note that something arrived."""
+        """Record that the request made progress at the time `now`."""
         self.since, self.failures = now, 0
 
     def may_return(self, silent: Container[int]) -> bool:
-        """Tell whether the front end that was left because it was silent answers again. The result
-        is False once the front end `asked` has sent something or has failed.
+        """Tell whether the front end that was abandoned for not responding responds again. The
+        result is False once the current front end, `asked`, has sent something or has failed.
         """
         known = self._left is not None and self._left != self.asked
         return known and self.failures == 1 and self._left not in silent
@@ -44,11 +44,12 @@ class Retry:
     def pause(
         self, error: TandemError, now: float, chance: float, silent: Container[int] = ()
     ) -> float | None:
-        """Set `asked` to the next front end, and return the seconds to wait before asking it, or
-        None to give up. The other front ends are tried first, without a pause; after that, pauses
-        double. A busy front end is not asked before the time that it named. A `silent` front end is
-        not asked either, unless all others are busy for longer than SILENT_SECONDS. `chance`, in
-        [0, 1), varies the pause, so clients that failed together do not return together.
+        """Set `asked` to the front end to call next, and return the seconds to wait before that
+        call, or None to give up. The other front ends are tried first, without a pause; after that,
+        pauses double. A busy front end is not called before the retry time that it gave. A front
+        end in `silent` is called only if all others stay busy for longer than SILENT_SECONDS.
+        `chance`, in [0, 1), randomizes the pause, so that clients that failed together do not retry
+        together.
         """
         self.failures += 1
         if not is_transient(error) or now - self.since >= self.limit:

@@ -1,4 +1,4 @@
-"""The client for programs without asyncio. A thread of its own runs the event loop."""
+"""The client for programs without asyncio. It runs its event loop in a separate thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tandem.client.request import Prompt
 from tandem.protos.errors import Unavailable
 from tandem.v1 import orchestrator_pb2 as api
 
-END_SECONDS = 2.0  # seconds that tasks may take to end
+END_SECONDS = 2.0  # maximum seconds to wait for tasks to end
 Result = TypeVar("Result")
 
 
@@ -35,19 +35,19 @@ class Client:
         self._client = self._run(self._connect(addresses, settings))
 
     def generate(self, prompt: Prompt, **options: Any) -> api.GenerateResponse:
-        """Return the whole answer. Options and errors are those of `AsyncClient.stream`."""
+        """Return the whole answer. The options and errors are those of `AsyncClient.stream`."""
         return self._run(self._client.generate(prompt, **options))
 
     def stream(self, prompt: Prompt, **options: Any) -> SyncStream:
-        """Return a stream of chunks. Options and errors are those of `AsyncClient.stream`."""
+        """Return the answer's chunks as a stream, with the options of `AsyncClient.stream`."""
         return SyncStream(self, self._client.stream(prompt, **options))
 
     def status(self) -> api.GetStatusResponse:
-        """Return the status of what is served, from the first front end that answers."""
+        """Return the status of the models from the first front end that answers."""
         return self._run(self._client.status())
 
     def close(self) -> None:
-        """Close all connections. Running streams end with Unavailable."""
+        """Close all connections. Running streams raise Unavailable."""
         if self._thread.is_alive():
             self._run(self._client.close())
             self._run(_ended(lambda task: True))
@@ -66,8 +66,8 @@ class Client:
         return AsyncClient(*addresses, **settings)
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run work on the event loop and wait for its result. If the wait is interrupted, the work
-        is cancelled, and the interrupt is raised after the work has ended.
+        """Run a coroutine on the event loop and wait for its result. If the wait is interrupted,
+        the coroutine is cancelled, and the interrupt is raised after the coroutine has ended.
         """
         if not self._thread.is_alive():
             work.close()
@@ -82,7 +82,7 @@ class Client:
 
 
 class SyncStream:
-    """The chunks of an answer. After the last chunk, `response` is the whole answer."""
+    """Yields the chunks of an answer. After the last chunk, `response` holds the whole answer."""
 
     def __init__(self, client: Client, stream: Stream) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""The drafters, which start a drafting job for each opening.
+"""Drafter implementations. Each drafter starts a drafting job for every opening.
 
 A TreeDrafter works with the draft model's own tokens. A ChainDrafter translates between the draft
 model's tokens and those of a target with another tokenizer.
@@ -39,7 +39,7 @@ log = structlog.get_logger()
 
 
 class Drafter(Protocol):
-    """A source of proposals, which come from one draft model."""
+    """Interface of the drafters. A drafter makes its proposals with one draft model."""
 
     def draft(
         self, opening: Drafting, stream: JobStream[CommitTokens, Proposal], conditions: Conditions
@@ -49,7 +49,7 @@ class Drafter(Protocol):
         """
 
     def close(self, session_id: bytes, turn: int) -> None:
-        """Forget a session that was not opened again after `turn`. The model thread calls this
+        """Forget a session, unless it was opened again after `turn`. The model thread calls this
         function.
         """
 
@@ -59,8 +59,8 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """The tokens of the target that `speaks` names in the configuration, and the draft model's own
-    tokens.
+    """The vocabulary of the target that the setting `speaks` names, compared with the draft model's
+    own vocabulary.
     """
 
     model: Path  # the target's directory or file
@@ -71,7 +71,7 @@ class Spoken:
 
     @classmethod
     def of(cls, speaks: Path, draft: Path) -> Spoken:
-        """Read the tokens of two model directories or files; raises Unusable."""
+        """Read the vocabularies of two model directories or files; raises Unusable."""
         tokens, own = tokens_by_id(speaks), tokens_by_id(draft)
         return cls(speaks, fingerprint(speaks), tokens, own, likeness(own, tokens))
 
@@ -90,8 +90,8 @@ class Spoken:
 
 
 class TreeDrafter:
-    """Drafts trees for a target that has the draft model's tokens or, if `spoken` is given, nearly
-    the same tokens.
+    """Drafts token trees for a target whose vocabulary equals the draft model's or, if `spoken` is
+    given, differs from it in a few tokens.
     """
 
     def __init__(self, host: Host, spoken: Spoken | None = None) -> None:
@@ -113,8 +113,9 @@ class TreeDrafter:
     def draft(
         self, opening: Drafting, stream: JobStream[CommitTokens, Proposal], conditions: Conditions
     ) -> Job:
-        """Grow a tree ahead of the text, or send whole drafts. No node lies beyond the draft
-        model's context.
+        """Draft token trees for one session. Either a tree grows continuously as the session's text
+        advances, or a complete draft is made after each commit. No drafted token lies beyond the
+        draft model's context length.
         """
         params = opening.sampling
         special = is_whole(opening.shape, params)
@@ -145,8 +146,8 @@ class TreeDrafter:
         self._sessions.close(session_id, turn)
 
     def describe(self) -> ModelDescription:
-        """Describe the draft model. If the drafter speaks a target's tokens, describe these instead
-        of the draft model's own.
+        """Describe the draft model. If the drafter proposes a target's tokens, the description
+        names the target's tokenizer and vocabulary size instead of the draft model's own.
         """
         model = self._host.describe()
         if self._spoken:
@@ -155,7 +156,7 @@ class TreeDrafter:
 
 
 class ChainDrafter:
-    """Drafts chains for a target with another tokenizer. `spoken` has the target's tokens."""
+    """Drafts chains for a target with another tokenizer. `spoken` holds the target's vocabulary."""
 
     def __init__(self, host: Host, spoken: Spoken) -> None:
         self._host = host
@@ -169,16 +170,16 @@ class ChainDrafter:
     def draft(
         self, opening: Drafting, stream: JobStream[CommitTokens, Proposal], conditions: Conditions
     ) -> Job:
-        """Send chains of tokens, translated to the target's tokens."""
+        """Return a job that sends chains of drafted tokens, translated to the target's tokens."""
         return ChainJob(self._setup, opening, stream).run()
 
     def close(self, session_id: bytes, turn: int) -> None:
-        """Forget a session and its text."""
+        """Forget a session, and the target's tokens kept for it."""
         self._texts.close(session_id)
         self._host.sessions.close(session_id, turn)
 
     def describe(self) -> ModelDescription:
-        """Describe the draft model, with the target's tokens in place of its own."""
+        """Describe the draft model, but with the target's tokenizer and vocabulary size."""
         return self._spoken.as_spoken(self._host.describe())
 
 
@@ -186,7 +187,7 @@ def drafter_of(host: Host) -> Drafter:
     """Return the drafter that the configuration asks for; raises Unusable.
 
     The drafter translates tokens if the target's tokenizer is neither equal nor nearly equal to the
-    draft model's.
+    draft model's tokenizer.
     """
     config = host.config
     spoken = Spoken.of(config.speaks, config.model) if config.speaks else None

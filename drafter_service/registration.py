@@ -32,7 +32,7 @@ from tandem.protos.wire.registration import TOKEN, encode_registration
 from tandem.v1 import drafter_pb2, registration_pb2, registration_pb2_grpc
 
 BACK_OFF_SECONDS = (0.25, 10.0)
-DESCRIBE_SECONDS = 1.0  # least seconds between two messages that describe the model
+DESCRIBE_SECONDS = 1.0  # minimum seconds between two messages that describe the model
 
 Serve: TypeAlias = Callable[
     [AsyncIterator[drafter_pb2.ProposeRequest], str],
@@ -43,7 +43,9 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Registrant:
-    """A drafter as a front end knows it, and the function that serves the front end's requests."""
+    """A drafter that registers at front ends: the name and description that they get, and the
+    function that serves their requests.
+    """
 
     name: str
     metadata: tuple[tuple[str, str], ...]  # metadata of the calls that register the drafter
@@ -53,7 +55,9 @@ class Registrant:
 
 
 class Registration:
-    """The registration at one front end, which lasts while the drafter can serve."""
+    """The registration of a drafter at one front end. The registration lasts while the drafter can
+    serve.
+    """
 
     def __init__(self, drafter: Registrant, address: str, channel: aio.Channel) -> None:
         self._drafter = drafter
@@ -72,9 +76,11 @@ class Registration:
             began, problem = monotonic(), "the front end has ended the call"
             try:
                 await self._register()
-            except Exception as error:  # whatever a front end does, the drafter must connect again
+            # whatever error a front end causes, the drafter must connect again
+            except Exception as error:
                 problem = described(error)
-            if monotonic() - began > longest:  # not replaced at once by a drafter of the same name
+            # the drafter was not replaced at once by another one of the same name
+            if monotonic() - began > longest:
                 pause = shortest
             if self._drafter.health.serving:
                 log.warning("not registered", front_end=self._address, problem=problem)
@@ -91,9 +97,10 @@ class Registration:
             call.cancel()
 
     async def _serve(self, call: aio.StreamStreamCall[Any, Any]) -> None:
-        """Answer the front end's requests until the front end ends the call. At most one message in
-        DESCRIBE_SECONDS also describes the model as it is now. While the drafter cannot serve, its
-        messages say that it is leaving, so that the front end gives it no new sessions.
+        """Answer the front end's requests until the front end ends the call. At most one message
+        every DESCRIBE_SECONDS also carries the current description of the model. While the drafter
+        cannot serve, its messages say that it is leaving, so that the front end gives it no new
+        sessions.
         """
         drafter, described_at = self._drafter, monotonic()
         async with aclosing(drafter.serve(self._requests(call), self._address)) as responses:
@@ -114,11 +121,11 @@ class Registration:
 
     async def _watch(self) -> None:
         await heartbeat.until_silent(lambda: self._received)
-        raise TransportLost("the front end is silent")
+        raise TransportLost("the front end has stopped responding")
 
 
 def described(error: Exception) -> str:
-    """Return in one line why a call has ended."""
+    """Return a one-line description of the error that ended a call."""
     return str(status.decode(error) if isinstance(error, aio.AioRpcError) else error) or repr(error)
 
 
@@ -131,8 +138,8 @@ def chosen_name(config: ModelServiceConfig) -> str:
 
 
 def _metadata(token: str) -> tuple[tuple[str, str], ...]:
-    """Return call metadata that carries a token: either the token that all drafters of a front end
-    share, or the drafter's own token as a client of the front end.
+    """Return call metadata with an authentication token: either the token that all drafters of a
+    front end share, or the drafter's own token as a client of the front end.
     """
     return ((TOKEN, token), (AUTHORIZATION, f"Bearer {token}")) if token else ()
 
@@ -144,8 +151,8 @@ async def registering(
     describe: Callable[[], ModelDescription],
     serve: Serve,
 ) -> AsyncIterator[None]:
-    """Keep the drafter registered at every front end of `config.register_at` while the scope lasts
-    and `health` has no problem.
+    """Inside this context, keep the drafter registered at every front end of `config.register_at`
+    whenever `health` reports no problem.
     """
     metadata = _metadata(config.register_token.get_secret_value() if config.register_token else "")
     drafter = Registrant(chosen_name(config), metadata, health, describe, serve)

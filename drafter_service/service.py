@@ -1,4 +1,6 @@
-"""The drafter over gRPC: openings become drafting jobs, commits go in, proposals come out."""
+"""The drafter's gRPC service: it starts a drafting job for each opening, passes commits to the
+jobs, and returns their proposals.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ from tandem.protos.wire.drafting import encode_proposal
 from tandem.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 
 MAX_PROPOSALS_PER_MESSAGE = 200  # 3 MB if each proposal has 64 nodes and their distributions
-MAX_NUMBER = 1e6  # limit for numbers that a caller sends
-MAX_WAITING_COMMITS = 1024  # commits of a session that wait for its next step
+MAX_NUMBER = 1e6  # upper limit for the numbers in a request
+MAX_WAITING_COMMITS = 1024  # most commits that may wait for a session's next step
 
 RpcContext: TypeAlias = "aio.ServicerContext[Any, Any]"
 Caller: TypeAlias = Call[CommitTokens, Proposal]
@@ -53,13 +55,15 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
     def Propose(
         self, requests: AsyncIterator[drafter_pb2.ProposeRequest], context: RpcContext
     ) -> AsyncGenerator[drafter_pb2.ProposeResponse, None]:
-        """Serve all sessions of one caller on one call."""
+        """Serve all sessions of one caller on one gRPC stream."""
         return self.serve(requests, common_name(context))
 
     def serve(
         self, requests: AsyncIterator[drafter_pb2.ProposeRequest], peer: str
     ) -> AsyncGenerator[drafter_pb2.ProposeResponse, None]:
-        """Serve the requests of a caller whose name is known already, as `Propose` does."""
+        """Serve the requests of a caller whose name is already known. `Propose` passes the name in
+        the caller's certificate.
+        """
         receive = partial(self._receive, Conditions())
         return self.streams.serve(requests, receive, self._respond, peer)
 
@@ -98,8 +102,9 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         )
 
     def _receive_commit(self, commit: common_pb2.Commit, caller: Caller) -> None:
-        """Put a commit into its session's inbox. A commit that cannot be used is dropped. The next
-        commit then leaves a gap in the text, and the gap ends the job.
+        """Put a commit into its session's inbox. A commit that cannot be used is dropped, which
+        leaves a gap in the session's text. A session's job fails when it finds such a gap in the
+        committed tokens.
         """
         stream = caller.streams.get(commit.stream)
         tokens = tuple(commit.tokens)
@@ -127,13 +132,13 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
             response.failures.append(caller.failures.popleft())
         if caller.outgoing:
             caller.changed.set()
-        if response.proposals and caller.trip.seconds:  # the caller reports how far it has read
+        if response.proposals and caller.trip.seconds:  # the caller acknowledges what it reads
             caller.trip.sent(response.clock, response.ByteSize())
         return response
 
 
 def bounded(number: float) -> float:
-    """Limit a caller's number to the range from 0 to MAX_NUMBER."""
+    """Clamp a number that a caller sent to the range from 0 to MAX_NUMBER."""
     return min(max(0.0, number), MAX_NUMBER)
 
 
@@ -144,8 +149,8 @@ async def serving(
     drain: Drain | None = None,
     pages: Pages | None = None,
 ) -> AsyncIterator[str]:
-    """Run a drafter while the scope lasts; yields its address. `pages` are the HTTP pages that the
-    process serves to operators.
+    """Run a drafter service inside this context; yields its address. `pages` are the HTTP pages
+    that the process serves to operators.
     """
     exact = False if config.exact is None else config.exact
     async with hosting(config, "draft", exact, registry) as host:

@@ -1,4 +1,4 @@
-"""Log a line every few seconds while the model is used: passes, tokens, sessions and memory."""
+"""While the model is in use, log its throughput, open sessions and memory use every few seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class Passes:
-    """The number, tokens and seconds of the forward passes since the last log line."""
+    """Totals of the forward passes since the last log line: passes, tokens and seconds."""
 
     count: int = 0
     tokens: int = 0
@@ -40,7 +40,7 @@ class Activity:
         passes.seconds += report.seconds
 
     async def run(self) -> None:
-        """Log a line for every period of LINE_SECONDS that had a pass, until cancelled."""
+        """Until cancelled, log a line after every LINE_SECONDS in which a forward pass ran."""
         while True:
             began = time.monotonic()
             await asyncio.sleep(LINE_SECONDS)

@@ -1,5 +1,5 @@
-"""Convert the memory for keys and values into a number of positions, a context length, and a number
-of sessions of that length.
+"""Calculate how many positions, how long a context, and how many sessions with that context length
+fit into the memory for keys and values.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from tandem.engine.config import ModelServiceConfig
 from tandem.engine.memory import available, cache_bytes, passes_bytes
 from tandem.engine.model.load import HFModel
 
-SCRATCH = 256  # positions for drafted nodes, after the longest context
+SCRATCH = 256  # positions for drafted nodes after the context
 
 
 def positions_for(context_length: int, tried: int, footprint: Footprint = EVERYWHERE) -> int:
-    """Return how much memory one session takes, counted in positions with memory in all layers. A
-    session has its context and the drafted nodes after the context, and at least the `tried`
-    positions of the self-test.
+    """Return the memory that one session takes, expressed as a number of positions with memory in
+    all layers. The memory suffices for the context and the drafted nodes after it, and for the
+    `tried` positions of the self-test.
     """
     length = context_length + SCRATCH + footprint.page
     pages = -(-length // footprint.page)
@@ -29,15 +29,15 @@ def positions_for(context_length: int, tried: int, footprint: Footprint = EVERYW
 
 
 def most_positions(sessions: int, context_length: int, tried: int, footprint: Footprint) -> int:
-    """Return the most positions that `sessions` sessions of `context_length` tokens can use if each
-    position has memory in all layers.
+    """Return the maximum number of positions that `sessions` sessions of `context_length` tokens
+    can use if every position has memory in all layers.
     """
     return sessions * positions_for(context_length, tried, Footprint(page=footprint.page))
 
 
 def context_of(positions: int, longest: int, footprint: Footprint = EVERYWHERE) -> int:
-    """Return the length of the longest text that one session can have in the memory of `positions`
-    positions, but at most `longest`.
+    """Return the longest context, at most `longest` tokens, of a single session if the memory holds
+    `positions` positions.
     """
     page = footprint.page
     return min(longest, footprint.affordable(positions // page) * page - SCRATCH)
@@ -46,8 +46,8 @@ def context_of(positions: int, longest: int, footprint: Footprint = EVERYWHERE) 
 def sessions_of(
     positions: int, context_length: int, most: int, footprint: Footprint = EVERYWHERE
 ) -> int:
-    """Return how many sessions, up to `most`, can have their whole context in the memory of
-    `positions` positions at once.
+    """Return how many sessions, at most `most`, can use their full context length at the same time
+    if the memory holds `positions` positions.
     """
     page = footprint.page
     each = footprint.price(page_aligned(context_length + SCRATCH, page) // page) * page
@@ -55,16 +55,16 @@ def sessions_of(
 
 
 def position_cost(model: HFModel) -> int:
-    """Return the bytes of a device's memory that one cached token takes. On a CPU, all ranks share
-    the memory.
+    """Return the bytes that one cached token takes in the memory of a device. On a CPU, all ranks
+    share the memory, so the result includes the bytes of all ranks.
     """
     return model.position_bytes * (model.ranks if model.device.type == "cpu" else 1)
 
 
 def footprint_for(model: HFModel, config: ModelServiceConfig) -> Footprint:
-    """Return the memory footprint of a model's positions if a step feeds `max_batch_tokens` tokens
-    and drafted nodes. If there are several ranks, positions that are no longer in a sliding window
-    keep their memory.
+    """Return the memory footprint of a cached position for steps of at most `max_batch_tokens`
+    tokens plus drafted nodes. With several ranks, positions that have left a sliding window keep
+    their memory.
     """
     if model.ranks > 1:
         return EVERYWHERE
@@ -73,14 +73,14 @@ def footprint_for(model: HFModel, config: ModelServiceConfig) -> Footprint:
 
 
 def kv_memory(model: HFModel, config: ModelServiceConfig) -> tuple[str, int]:
-    """Return the name of the setting that decides how much memory keys and values get, and the
-    number of bytes.
+    """Return the name of the setting that determines how much memory keys and values get, and that
+    amount in bytes.
     """
     if config.kv_bytes:
         return "kv_bytes", config.kv_bytes
     left = available()
     if model.device.type == "cuda":
-        torch.cuda.empty_cache()  # frees memory blocks that loading left
+        torch.cuda.empty_cache()  # frees memory blocks that loading has left behind
         free, _ = torch.cuda.mem_get_info(model.device)
         left = free - passes_bytes(model.vocab_size)
     return "kv_share", cache_bytes(left, config.kv_share)

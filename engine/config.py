@@ -14,12 +14,12 @@ from tandem.protos.service.config import ServiceConfig, Token
 from tandem.protos.service.listening import Addresses
 from tandem.protos.wire.registration import NAME
 
-OWN_COST, SHARED_COST = 0.05, 0.25  # found by `python -m tandem.benchmarks.goodput`
-ENOUGH_CORES = 4  # with so many cores, a drafter on one core takes little from other processes
+OWN_COST, SHARED_COST = 0.05, 0.25  # measured with `python -m tandem.benchmarks.goodput`
+ENOUGH_CORES = 4  # with this many cores, a drafter on one core hardly slows other processes
 
 
 def draft_cost(shared: bool) -> float:
-    """Return the default draft cost of a drafter. The cost is higher if the drafter and the
+    """Return the default of the setting `draft_cost`. The default is higher if the drafter and the
     verifier share a processor.
     """
     return SHARED_COST if shared else OWN_COST
@@ -34,12 +34,13 @@ class ModelServiceConfig(ServiceConfig):
     allowed_peers: str = Field(
         default="orchestrator",
         min_length=1,
-        description="common names of the certificates that may call, separated by commas",
+        description="common names of the certificates with which clients may call this service,"
+        " separated by commas",
     )
     speaks: hub.TokenizerPath | None = Field(
         default=None,
-        description="for drafters: directory of a target whose tokenizer differs from the model's,"
-        " entirely or in a few tokens",
+        description="for drafters: directory of the target model, if its tokenizer differs from the"
+        " drafter's tokenizer, entirely or in a few tokens",
     )
     register_at: Addresses = Field(
         default="",
@@ -48,20 +49,20 @@ class ModelServiceConfig(ServiceConfig):
     )
     register_token: Token | None = Field(
         default=None,
-        description="for drafters: the orchestrator's registration_token, or this drafter's own"
-        " token if the orchestrator lists its clients",
+        description="for drafters: token for the registration: the orchestrator's"
+        " registration_token, or the drafter's own token if the orchestrator has a clients file",
     )
     register_name: str | None = Field(
         default=None,
         pattern=f"^{NAME}$",
-        description="for drafters: name to register under; by default the host's name with a random"
-        " part",
+        description="for drafters: name to register under; by default the host name with a random"
+        " suffix",
     )
     draft_cost: float = Field(
         default_factory=lambda: draft_cost(shared=cores.usable() < ENOUGH_CORES),
         ge=0,
-        description="for drafters: how many seconds of the verifier a second of the drafter costs"
-        f" at least; 0: always draft; by default {OWN_COST}, or {SHARED_COST} on fewer than"
+        description="for drafters: minimum cost of one second of drafter time, in seconds of"
+        f" verifier time; 0: always draft; by default {OWN_COST}, or {SHARED_COST} on fewer than"
         f" {ENOUGH_CORES} cores",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(
@@ -71,7 +72,9 @@ class ModelServiceConfig(ServiceConfig):
         " bfloat16 and the processor has instructions for bfloat16",
     )
     weights: Literal["full", "int8"] = Field(
-        default="full", description="int8 rounds the weights to 8 bits, for drafters on a CPU"
+        default="full",
+        description="full: use the weights as they are; int8: round the weights to 8 bits, for"
+        " drafters on a CPU",
     )
     exact: bool | None = Field(
         default=None,
@@ -81,8 +84,8 @@ class ModelServiceConfig(ServiceConfig):
     self_test: Literal["refuse", "warn"] = Field(
         default="refuse",
         description="what to do if the model's logits differ from those of transformers by more"
-        " than rounding explains; refuse: do not serve it; warn: serve it with a warning, and never"
-        " call it exact",
+        " than rounding explains; refuse: do not serve the model; warn: log a warning, and serve"
+        " the model as not exact",
     )
     device: str = Field(default="cpu", description="device: cpu, cuda, cuda:1, ...")
     numa: int | None = Field(
@@ -101,7 +104,7 @@ class ModelServiceConfig(ServiceConfig):
         description="number of processes that divide each layer of the model among them; on CUDA,"
         " the processes use the devices cuda:0, cuda:1, ...; on a CPU, they share the threads",
     )
-    max_sessions: int = Field(default=64, ge=1, description="open sessions")
+    max_sessions: int = Field(default=64, ge=1, description="maximum number of open sessions")
     kv_bytes: ByteSize | None = Field(
         default=None,
         ge=1,
@@ -114,31 +117,41 @@ class ModelServiceConfig(ServiceConfig):
         description="keys and values get this share of the memory that is free after the weights"
         " are loaded; ignored if kv_bytes is set",
     )
-    max_batch_sessions: int = Field(default=32, ge=1, description="sessions in one forward pass")
-    max_batch_tokens: int = Field(default=512, ge=16, description="tokens in one forward pass")
+    max_batch_sessions: int = Field(
+        default=32, ge=1, description="maximum number of sessions in one forward pass"
+    )
+    max_batch_tokens: int = Field(
+        default=512, ge=16, description="maximum number of tokens in one forward pass"
+    )
     prompt_slack: float = Field(
-        default=0.5, ge=0, description="by what share new prompts may lengthen a pass"
+        default=0.5,
+        ge=0,
+        description="by what fraction new prompts may lengthen a forward pass, e.g. 0.5 for 50%",
     )
     prompt_seconds: float = Field(
-        default=0.25, gt=0, description="seconds that a pass over prompts alone should take"
+        default=0.25,
+        gt=0,
+        description="target duration, in seconds, of a forward pass that contains only prompts",
     )
     context_length: int | None = Field(
         default=None,
         ge=2,
-        description="most tokens of a session; by default the model's context length, or what the"
-        " memory for keys and values holds if that is less",
+        description="maximum number of tokens of a session; by default the model's context length,"
+        " or less if the memory for keys and values holds less",
     )
     recent_tokens: int = Field(
         default=1 << 16,
         ge=0,
-        description="for verifiers: how many tokens of the newest answers are kept for each scope,"
-        " to look up drafts in them; 0: none",
+        description="for verifiers: how many tokens of recent answers are kept for each scope, so"
+        " that drafts can be looked up in them; 0: none",
     )
     session_ttl: float = Field(
         default=120.0, gt=0, description="seconds until an idle session is reclaimed"
     )
     evict_after: float = Field(
-        default=5.0, ge=0, description="seconds until an idle session may be evicted for another"
+        default=5.0,
+        ge=0,
+        description="seconds until an idle session may be evicted to make room for another session",
     )
 
     @property
@@ -148,7 +161,7 @@ class ModelServiceConfig(ServiceConfig):
 
     @property
     def rank_threads(self) -> int:
-        """The number of CPU threads of each rank, which share `threads`."""
+        """The number of CPU threads of each rank; all ranks together have `threads` threads."""
         return max(1, self.threads // self.tensor_parallel)
 
     @property

@@ -14,9 +14,9 @@ from tandem.protos.types import Context, SamplingParams
 
 
 class Grammars:
-    """Compiles grammars for the tokenizer of a model directory or file. The tokens in `ends` end a
-    text. `wake` is called whenever a grammar has been compiled. The compiler reads the tokenizer
-    when it compiles the first grammar.
+    """Compiles grammars for the tokenizer of a model directory or file. `ends` lists the tokens
+    that end a completion. `wake` is called whenever a grammar has been compiled. The tokenizer is
+    loaded when the first grammar is compiled.
     """
 
     def __init__(self, model: Path, ends: Sequence[int], wake: Callable[[], None]) -> None:
@@ -25,17 +25,16 @@ class Grammars:
         self._thread = ThreadPoolExecutor(1, "grammar")
 
     def begin(self, sampling: SamplingParams, context: Context) -> Future[GrammarMatcher] | None:
-        """Start to compile a session's grammar. The future's result is a matcher of the grammar
-        that stands at the end of the session's context. Returns None if the session has no grammar.
-        Either this method or the future raises InvalidRequest if the grammar or the context is
-        invalid.
+        """Start to compile a session's grammar. The future's result is a grammar matcher that has
+        consumed the session's completion so far. Returns None if the session has no grammar. Either
+        this method or the future raises InvalidRequest if the grammar or the context is invalid.
         """
         grammar = sampling.grammar
         if grammar is None:
             return None
         if context.base:
             raise InvalidRequest.of(
-                "context.base", f"is {context.base}; a grammar needs all tokens"
+                "context.base", f"is {context.base}, but must be 0 with a grammar"
             )
         completion = context.tokens[sampling.prompt_length :]
         compiled = self._thread.submit(GrammarMatcher, self._compiler, grammar, completion)

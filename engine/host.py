@@ -1,6 +1,6 @@
-"""Load and self-test one model, and run its sessions and its model thread, for one process.
+"""Load and self-test one model, and run its model thread and its sessions in this process.
 
-Only the drafter or verifier that serves in the scope `hosting` knows what the logits are for.
+Only the drafter or verifier that runs inside `hosting` knows what the logits are used for.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tandem.protos.transport import rpc
 from tandem.protos.transport.health import Health
 from tandem.protos.types import ModelDescription
 
-HEALTH_SECONDS = 0.25  # seconds between two checks of the model thread
+HEALTH_SECONDS = 0.25  # seconds between two health checks of the model thread
 
 log = structlog.get_logger()
 
@@ -93,19 +93,19 @@ class Host:
         )
 
     async def close(self, session_id: bytes, close: Callable[[bytes], None]) -> None:
-        """Forget a session once the work that was submitted for it before is done."""
+        """Close a session after all work that has been submitted for it so far."""
         await self.thread.run(session_id, lambda: close(session_id), closing=True)
 
 
 def device_name(device: torch.device) -> str:
-    """Return a device's name as the status and the log report it."""
+    """Return a device's name as it appears in the status and in the log."""
     return f"{device}, experimental" if device.type == "cuda" else str(device)
 
 
 def check_tokens(field: str, tokens: tuple[int, ...], vocab_size: int) -> None:
-    """Raise InvalidRequest if a token is not in the vocabulary."""
+    """Raise InvalidRequest if any of the tokens is not in the vocabulary."""
     if tokens and max(tokens) >= vocab_size:
-        limit = f"has token {max(tokens)}, above the vocabulary's last, {vocab_size - 1}"
+        limit = f"has token {max(tokens)}, above the vocabulary's last token, {vocab_size - 1}"
         raise InvalidRequest.of(field, limit)
 
 
@@ -113,8 +113,8 @@ def check_tokens(field: str, tokens: tuple[int, ...], vocab_size: int) -> None:
 async def hosting(
     config: ModelServiceConfig, verb: str, exact: bool, registry: CollectorRegistry
 ) -> AsyncIterator[Host]:
-    """Load the model, and run the model thread while the scope lasts; raises Unusable."""
-    if config.port:  # refuse a taken port before the model is loaded, which takes long
+    """Load the model, and run the model thread inside this context. Raises Unusable."""
+    if config.port:  # check the port first, because loading the model takes long
         rpc.free_port(config.host, config.port)
     torch.set_num_threads(config.rank_threads)
     runner, exactness = await asyncio.to_thread(load_and_test, config, exact)
@@ -139,7 +139,7 @@ async def hosting(
         *(config.prompt_slack, config.prompt_seconds),
     )
     gc.collect()
-    gc.freeze()  # a collection need not scan lasting objects while a step waits
+    gc.freeze()  # so that garbage collections during steps skip long-lived objects
 
     def observe(report: StepReport) -> None:
         metrics.observe(report)
@@ -158,13 +158,13 @@ async def hosting(
 
 
 async def _report(thread: ModelThread, health: Health, runner: ModelRunner) -> None:
-    """Report every HEALTH_SECONDS whether the model serves; raises Unusable once it cannot."""
+    """Report the model's health every HEALTH_SECONDS; raise Unusable if it has failed for good."""
     while True:
         problem = runner.lost or thread.problem(time.perf_counter())
         ended = runner.lost or thread.ended
         health.report("model thread", problem)
         if ended:
-            raise Unusable(f"the model can be served no more: {problem}")
+            raise Unusable(f"the model can no longer be served: {problem}")
         await asyncio.sleep(HEALTH_SECONDS)
 
 
@@ -173,13 +173,13 @@ def _new_epoch() -> int:
 
 
 def load_and_test(config: ModelServiceConfig, exact: bool) -> tuple[ModelRunner, Exactness]:
-    """Load a model, find memory for its sessions, and self-test it; raises Unusable."""
+    """Load a model, allocate memory for its sessions, and self-test it; raises Unusable."""
     if exact and config.device.startswith("cuda"):
         disable_split_k()
     ranks = ranks_of(config)
     model = load_model(config, ranks.shard if ranks else None)
     if config.context_length and config.context_length > model.context_length:
-        limit = f"is above the longest that the model can be trusted with, {model.context_length}"
+        limit = f"is above {model.context_length}, the longest context that the model supports"
         raise Unusable(f"context_length {config.context_length} {limit}")
     longest, tried = config.context_length or model.context_length, positions_tried(model)
     each, footprint = capacity.position_cost(model), capacity.footprint_for(model, config)
@@ -211,7 +211,7 @@ def load_and_test(config: ModelServiceConfig, exact: bool) -> tuple[ModelRunner,
 
 
 def _log_model(runner: ModelRunner, name: str, exactness: Exactness, exact: bool) -> None:
-    """Log how a model is served, and warn where it is slower or less exact than one may expect."""
+    """Log how a model is served, and warn if it is slower or less exact than expected."""
     log.info(
         "model ready",
         model=name,
@@ -232,8 +232,8 @@ def _log_model(runner: ModelRunner, name: str, exactness: Exactness, exact: bool
 
 
 def _self_tested(runner: ModelRunner, config: ModelServiceConfig, exact: bool) -> Exactness:
-    """Self-test a model and return how exact it is. A model that gives up exactness is tested again
-    in the form in which it will be served.
+    """Self-test a model and return how exact it is. If exact mode is switched off, the model is
+    tested again in the mode in which it will be served.
     """
     name, strict = str(config.model), config.self_test == "refuse"
     exactness = self_test(runner, name, strict)

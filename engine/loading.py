@@ -38,8 +38,8 @@ def ranks_of(config: ModelServiceConfig) -> Ranks | None:
 
 
 def load_model(config: ModelServiceConfig, shard: Shard | None = None) -> model.HFModel:
-    """Load the configured model, or one rank's part of it, and set the kernels' threads. Raises
-    Unusable.
+    """Load the configured model, or one rank's part of it, and set the number of kernel threads.
+    Raises Unusable.
     """
     device = shard.device(config.device) if shard else config.device
     loaded = model.load(config.model, config.dtype, device, config.weights, shard)
@@ -63,7 +63,7 @@ def runner_of(
 
 
 def follower(config: ModelServiceConfig, shard: Shard) -> Follower:
-    """Load another rank's part of the model, in that rank's process."""
+    """In the process of another rank, load that rank's part of the model."""
     configure_logging(config.log_level, config.log_format)
     torch.set_num_threads(config.rank_threads)
     if config.exact is not False and config.device.startswith("cuda"):

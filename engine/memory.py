@@ -1,5 +1,5 @@
-"""Find how much memory this process can still get, as far as the system reports it, and how much of
-that memory keys and values may take.
+"""Determine how much memory is available to this process, and how much of it keys and values may
+take.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 ROOT = Path("/")
-LOGITS = 4096  # rows of float32 logits: those of all captured passes, and copies for sampling
-LIBRARIES = 512 << 20  # bytes that passes take besides these logits
-UNKNOWN_BYTES = 2 << 30  # bytes for keys and values where a system does not report its free memory
+LOGITS = 4096  # reserved rows of float32 logits: for captured passes, and for copies in sampling
+LIBRARIES = 512 << 20  # bytes that forward passes take in addition to these logits
+UNKNOWN_BYTES = 2 << 30  # bytes for keys and values if the system does not report free memory
 
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """The files in which a version of Linux' control groups keeps a group's memory limit and use.
-    `cached` names the lines of memory.stat whose bytes the system takes back when it needs them.
+    """The files from which a Linux control group's memory limit and memory use are read, for one
+    version of control groups. `cached` names the entries of memory.stat that count memory which the
+    system can reclaim.
     """
 
     folder: str
@@ -39,21 +40,24 @@ VERSION_1 = Controller(
 
 
 def available(root: Path = ROOT) -> int | None:
-    """Return the bytes of memory that this process can still get. This is the smallest amount that
-    the machine or one of the process's control groups has left. Return None if the system reports
-    none of these amounts.
+    """Return the bytes of memory that are available to this process, or None if the system does not
+    report them. The result is the minimum of what the machine and each of the process's control
+    groups have left.
     """
     return min([*_machine(root), *_groups(root)], default=None)
 
 
 def passes_bytes(vocabulary: int) -> int:
-    """Return the bytes that forward passes take on a device besides weights, keys and values."""
+    """Return the bytes that forward passes take on a device in addition to weights, keys and
+    values.
+    """
     return LIBRARIES + LOGITS * 4 * vocabulary
 
 
 def cache_bytes(left: int | None, share: float) -> int:
-    """Return the bytes for keys and values if `left` bytes are free after the weights are loaded
-    (None: unknown). Keys and values get only a share, because other processes need memory too.
+    """Return how many bytes keys and values may take if `left` bytes are free after the weights are
+    loaded (None: unknown). Keys and values get only a share of the free memory, because other
+    processes need memory, too.
     """
     return UNKNOWN_BYTES if left is None else max(0, int(share * left))
 
@@ -66,7 +70,7 @@ def _machine(root: Path) -> Iterator[int]:
 
 
 def _groups(root: Path) -> Iterator[int]:
-    """Yield the bytes that the process's control group, and each group above it, has left."""
+    """Yield the available bytes of the process's control group and of each parent group."""
     with suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -77,8 +81,8 @@ def _groups(root: Path) -> Iterator[int]:
 
 
 def _left(root: Path, controller: Controller, path: str) -> Iterator[int]:
-    """Yield the bytes that a control group and each group above it have left. A container sees its
-    own group at the top, whatever the group is called outside.
+    """Yield the available bytes of a control group and of each parent group. Inside a container,
+    the container's own group appears as the root group.
     """
     own = PurePosixPath(path.lstrip("/"))
     for group in (own, *own.parents):

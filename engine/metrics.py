@@ -1,6 +1,7 @@
-"""The metrics of a model service for Prometheus: steps, batches, queues and sessions.
+"""The Prometheus metrics of a model service: steps, batches, queues and sessions.
 
-Histograms and counters are used where a rate makes sense; gauges are read when they are scraped.
+Quantities whose rate matters are histograms or counters; gauges are computed when Prometheus
+scrapes them.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ class ModelMetrics:
             "forward_seconds", "Seconds of one forward pass over a batch", SECONDS
         )
         self._queue = histogram(
-            "queue_seconds", "Seconds from a call's arrival to its start", SECONDS
+            "queue_seconds", "Seconds that a call waits in the queue before it starts", SECONDS
         )
-        self._sessions = histogram("batch_sessions", "Sessions in a forward pass", COUNTS)
-        self._tokens = histogram("batch_tokens", "Tokens fed in a forward pass", COUNTS)
+        self._sessions = histogram("batch_sessions", "Number of sessions in a forward pass", COUNTS)
+        self._tokens = histogram("batch_tokens", "Number of tokens in a forward pass", COUNTS)
         self._host = histogram("host_seconds", "Seconds between two forward passes", SECONDS)
         self._error = Gauge(
             f"tandem_{verb}_cost_error_ratio",
-            "Smoothed relative error of the predicted time of a step",
+            "Smoothed relative error of predicted step times",
             registry=registry,
         )
 
@@ -51,7 +52,7 @@ class ModelMetrics:
         registry.register(self._idle)
 
     def observe(self, report: StepReport) -> None:
-        """Count one forward pass; the model thread calls this."""
+        """Record the metrics of one forward pass; the model thread calls this."""
         self._forward.observe(report.seconds)
         self._sessions.observe(report.sessions)
         self._tokens.observe(report.tokens)
@@ -64,9 +65,10 @@ class ModelMetrics:
 
 
 class IdleTime(Collector):
-    """Counts the seconds in which the model thread had nothing to do. All time counts, except for
-    passes and for the host's work between two passes. A pass that still runs counts as idle until
-    it ends, so the newest figure may be a little too high; the figure never falls.
+    """Counts the seconds in which the model thread had no work. All time counts as idle, except for
+    forward passes and for the host's work between two passes. Idle time includes a running pass
+    until that pass ends, so the newest value may be slightly too high. Reported values never
+    decrease.
     """
 
     def __init__(self, owner: str, clock: Callable[[], float]) -> None:
@@ -79,12 +81,12 @@ class IdleTime(Collector):
     def collect(self) -> list[Metric]:
         """Return the idle seconds; the exporter calls this at every scrape."""
         self._idle = max(self._idle, self._clock() - self._began - self.busy)
-        text = "Seconds in which the model had nothing to do"
+        text = "Seconds in which the model had no work"
         return [CounterMetricFamily(f"tandem_{self._name}_idle_seconds", text, self._idle)]
 
 
 class SessionCollector(Collector):
-    """Reads the session table at every scrape."""
+    """Exports the metrics of sessions and cache, which are computed at every scrape."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
@@ -93,7 +95,9 @@ class SessionCollector(Collector):
         """Return the metrics of sessions and cache; the exporter calls this at every scrape."""
         counts = self._sessions.counts
         misses = CounterMetricFamily(
-            "tandem_session_misses", "Calls that had to send all tokens again", labels=["reason"]
+            "tandem_session_misses",
+            "Calls that relied on tokens that were not cached, and had to send all tokens again",
+            labels=["reason"],
         )
         misses.add_metric(["not_cached"], counts.misses)
         evictions = CounterMetricFamily(
@@ -102,7 +106,8 @@ class SessionCollector(Collector):
         evictions.add_metric(["idle"], counts.expired)
         evictions.add_metric(["memory"], counts.evicted)
         stale = CounterMetricFamily(
-            "tandem_stale_turns", "Calls older than a call that was already served"
+            "tandem_stale_turns",
+            "Calls refused because a newer call of the same session was already served",
         )
         stale.add_metric([], counts.stale)
         reused = CounterMetricFamily("tandem_reused_tokens", "Prompt tokens found in the cache")
@@ -110,12 +115,12 @@ class SessionCollector(Collector):
         sessions = GaugeMetricFamily("tandem_sessions", "Open sessions", len(self._sessions))
         usage = GaugeMetricFamily(
             "tandem_kv_cache_usage_perc",
-            "Share of the memory that sessions hold, 0 to 1",
+            "Fraction of the memory for keys and values that sessions use, 0 to 1",
             self._sessions.usage,
         )
         prefixes = GaugeMetricFamily(
             "tandem_prefix_cache_usage_perc",
-            "Share of the memory that is cached but held by no session; it is freed when needed",
+            "Fraction of the memory for keys and values that only caches prefixes, 0 to 1",
             self._sessions.prefix_usage,
         )
         return [misses, evictions, stale, reused, sessions, usage, prefixes]

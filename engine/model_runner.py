@@ -1,5 +1,6 @@
-"""The interface of the model runner that scheduler, self-test and services use. A model runner runs
-passes over segments and has a KV cache with page tables. `engine.runner` has the implementation.
+"""The interface of the model runner, which the scheduler, the self-test and the services use. A
+model runner runs forward passes over segments and owns a KV cache with page tables. `engine.runner`
+implements the interface.
 """
 
 from __future__ import annotations
@@ -21,49 +22,57 @@ class ModelRunner(Protocol):
 
     @property
     def model(self) -> HFModel:
-        """The model that is run."""
+        """The model that the runner runs."""
 
     @property
     def pool(self) -> KVCache:
-        """The KV cache in which the fed positions are kept."""
+        """The KV cache that the forward passes read and write."""
 
     @property
     def backend(self) -> str:
-        """The attention backend that the steps use."""
+        """The name of the attention backend in use."""
 
     @property
     def problem(self) -> str | None:
-        """Why the runner is slower than it could be; None if it is not."""
+        """The reason why the runner is slower than it could be, or None if it is not."""
 
     @property
     def lost(self) -> str | None:
-        """Why there can be no more passes, however often they are tried; None while passes are
+        """The reason why no forward pass can ever succeed again, or None while passes are
         possible.
         """
 
     @property
     def kernels(self) -> str:
-        """The kernels that multiply by the weights, and how much of a pass runs without Python."""
+        """Describes the kernels that multiply by the weights, and how much of a pass runs without
+        Python.
+        """
 
     @property
     def unfused(self) -> str | None:
-        """Why every pass calls the network's own code; None if the passes run a program instead."""
+        """The reason why forward passes run the network's own Python code, or None if they run a
+        recorded program instead.
+        """
 
     @property
     def batch_variant(self) -> str | None:
-        """The library that makes the runner inexact, because its kernels round a row differently
-        for different numbers of rows. None if there is no such library.
+        """The library that makes the runner inexact, because the library's kernels round a row
+        differently for other numbers of rows; None if there is no such library.
         """
 
     def give_up_exactness(self) -> bool:
-        """Give up exactness and its cost; return whether passes run differently from now on."""
+        """Switch off exact mode, which is slower. Returns whether this changes how forward passes
+        are computed.
+        """
 
     def capture_passes(self) -> int:
-        """Capture the passes that would otherwise be captured while serving; return how many."""
+        """Capture CUDA graphs of all pass shapes in advance, so that none is captured while
+        serving; return how many graphs were captured.
+        """
 
     def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """Feed all segments in one step. Returns float32 logits per segment, [num_logits, vocab],
-        which are NaN where the model overflowed.
+        """Run the model over all segments in one step. Returns float32 logits per segment,
+        [num_logits, vocab], which are NaN where the model overflowed.
         """
 
     def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""Serve a drafter or a verifier at its port."""
+"""Serve a drafter or a verifier on its gRPC port."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def serving(
     streams: StreamServer[Any, Any],
     registry: CollectorRegistry,
 ) -> AbstractAsyncContextManager[str]:
-    """Serve the model of `host` until the scope ends, and then until its streams are drained. The
-    scope's value is the address. Raises Unusable if the port is taken.
+    """Return a context manager that serves the model of `host` and, on exit, waits until all
+    streams are drained. The context manager's value is the address of the service. Raises Unusable
+    if the port is in use.
     """
     guard = Peers(config.peers) if config.tls else None
     return rpc.serving(

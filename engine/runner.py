@@ -1,7 +1,7 @@
-"""Run one forward pass for many sessions, with the layout, the pool and the model.
+"""Run forward passes over many sessions, using the batch layout, the KV pool and the model.
 
-The runner takes segments and returns logits. The runner does not know sessions, jobs, or what the
-logits are used for.
+The runner takes segments and returns logits. The runner does not depend on sessions, jobs, or what
+the logits are used for.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from tandem.protos.errors import Unusable
 
 
 class AttentionBackend(StrEnum):
-    """The way in which a step computes attention."""
+    """How a step computes attention."""
 
-    PATHS = "paths"  # every row along its path, by compiled kernels, on a CPU
-    TILES = "tiles"  # a tile of rows at a time, on any device
-    ROWS = "rows"  # all rows at once, on CUDA
-    GRAPHS = "graphs"  # all rows at once, captured and replayed
+    PATHS = "paths"  # each row attends along its tree path; compiled kernels on a CPU
+    TILES = "tiles"  # one tile of several rows after the other; on any device
+    ROWS = "rows"  # all rows at once; on CUDA
+    GRAPHS = "graphs"  # like ROWS, but replayed as a CUDA graph
 
 
 BY_ROWS = (AttentionBackend.ROWS, AttentionBackend.GRAPHS)
 
 
 class HFRunner:
-    """Runs a model. The memory holds `positions` cached tokens, or more if `footprint` allows it.
+    """Runs a model. The KV cache holds `positions` tokens, or more if `footprint` allows it.
 
-    If `exact`, logits are batch-invariant, bit for bit, where the model and the backend allow it;
-    the backend `tiles` does not. Without a `backend`, the runner takes the fastest usable backend.
-    With `program`, passes along paths and by rows run a program of the network if there is a
-    program. Otherwise `unfused` gives the reason. Raises Unusable if the given backend cannot be
+    If `exact`, logits are batch-invariant, bit for bit, as far as the model and the backend allow
+    it; with the backend `tiles`, they never are. If `backend` is None, the fastest usable backend
+    is chosen. If `program`, backends other than `tiles` run a recorded program of the network; if
+    that is impossible, `unfused` gives the reason. Raises Unusable if the given backend cannot be
     used, and MemoryError or OutOfMemoryError if there is too little memory.
     """
 
@@ -78,26 +78,26 @@ class HFRunner:
                 padding=PAGE * rows,
                 footprint=footprint or Footprint(),
             )
-        except RuntimeError as error:  # torch raises it when memory is lacking
+        except RuntimeError as error:  # torch raises this if memory is short
             raise MemoryError(str(error)) from error
         width = -(-min(self.pool.positions, model.context_length) // PAGE)
         rows_at_once = block_rows(max(layer.repeat for layer in model.layers), model.dtype)
         self._layout = KVLayout(self.pool.positions, width, rows_at_once)
         self.backend = AttentionBackend.TILES
         self._problem: str | None = None
-        # no reference to this object, so that its memory is freed with the object
+        # does not refer to `self`, so that memory is freed once `self` is unused
         self._plain = partial(_run, model, self.pool)
         self._run: Callable[[Any], torch.Tensor] = self._plain
         self._program: Program | None = None
         self.unfused: str | None = "switched off"
         self._runner: Run = partial(_launch, self._run, model.device)
-        self.sizes: Sequence[int] = SIZES  # numbers of rows that a pass may have
+        self.sizes: Sequence[int] = SIZES  # row counts that a pass may have
         if rows:
             self._choose(backend, program)
         elif backend is not AttentionBackend.TILES:
             problem = panels.why_unsupported(model.dtype, model.device)
             if problem and backend:
-                raise Unusable(f"the model cannot attend along paths: {problem}")
+                raise Unusable(f"the model cannot use the backend paths: {problem}")
             self.backend = AttentionBackend.TILES if problem else AttentionBackend.PATHS
             self._problem = f"compiled kernels: {problem}" if problem else None
         if program and self.backend is AttentionBackend.PATHS:
@@ -106,7 +106,7 @@ class HFRunner:
 
     @property
     def problem(self) -> str | None:
-        """Why the runner is slower than it could be on its device; None if it is not slower."""
+        """The reason why the runner is slower than necessary on its device, or None."""
         return self._runner.problem if isinstance(self._runner, CudaGraphs) else self._problem
 
     @property
@@ -116,7 +116,7 @@ class HFRunner:
 
     @property
     def kernels(self) -> str:
-        """The kernels that multiply by the weights, and how much of a pass runs without Python."""
+        """Names the weight kernels, and tells how much of a pass runs without Python."""
         if self._program:
             return "{}, fused {} of {}".format(self.model.kernels, *self._program.fused)
         by_tiles = self.backend is AttentionBackend.TILES
@@ -128,12 +128,12 @@ class HFRunner:
         return "PyTorch" if self.backend is AttentionBackend.TILES else None
 
     def give_up_exactness(self) -> bool:
-        """Give up exactness and its cost; return whether passes run differently from now on."""
+        """Switch off exact mode, which is slower; return whether this changes later passes."""
         before, self.exact, self.sizes = self.sizes, False, SIZES
         return before is not SIZES
 
     def fuse(self) -> None:
-        """Run passes by a program of the present network, if it provably computes the same."""
+        """Let later passes run an equivalent recorded program of the network, if possible."""
         model, self._run, self.unfused = self.model, self._plain, None
         sizes, self._program = (model.context_length, model.vocab_size), None
         by_rows = self.backend in BY_ROWS
@@ -149,8 +149,8 @@ class HFRunner:
 
     @torch.inference_mode()
     def capture_passes(self) -> int:
-        """Capture a pass of every form, so that no pass is captured while serving. Returns how many
-        passes were captured. Raises OutOfMemoryError.
+        """Capture CUDA graphs of all pass shapes in advance, so that none is captured while
+        serving. Returns the number of captured graphs. Raises OutOfMemoryError.
         """
         if not isinstance(self._runner, CudaGraphs):
             return 0
@@ -158,10 +158,10 @@ class HFRunner:
 
     @torch.inference_mode()
     def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """Feed all segments in one step. Returns float32 logits per segment, [num_logits, vocab].
+        """Run all segments in one step. Returns float32 logits per segment, [num_logits, vocab].
 
-        If a model overflows, its logits are NaN, and so are the keys and values that it wrote.
-        Other texts must not use the pages of these keys and values.
+        If the model overflows, the logits are NaN, and so are the keys and values that the pass
+        wrote. Other sessions must not reuse the pages with NaN values.
         """
         for segment in segments:
             end = segment.context + len(segment.parents)
@@ -176,13 +176,13 @@ class HFRunner:
             torch.cuda.current_stream(self.model.device).synchronize()
 
     def _at_once(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """Feed all segments in one pass along paths or by tiles; return the logits."""
+        """Run one pass over all segments with backend `paths` or `tiles`; return the logits."""
         by_paths, device = self.backend is AttentionBackend.PATHS, self.model.device
         step = paths.path_plan(segments) if by_paths else tiles.tile_plan(segments, device)
         return self._run(step)[: sum(segment.num_logits for segment in segments)].float()
 
     def _by_rows(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """Feed all segments by rows, in as many passes as it takes; return the logits."""
+        """Run all segments in passes of the backend `rows` or `graphs`; return the logits."""
         passes = row_plans(segments, self._layout, self.exact, self.sizes)
         found = (self._runner(rows)[: rows.num_logits] for rows in passes)
         logits = [each.to(torch.float32, copy=True) for each in found]
@@ -190,7 +190,7 @@ class HFRunner:
 
     @torch.inference_mode()
     def _choose(self, backend: AttentionBackend | None, program: bool) -> None:
-        """Use a backend by rows if possible, and with `program` also a program of the network."""
+        """Use backend `rows` or `graphs` if possible, with a recorded program if `program`."""
         self._problem = self._row_problem(backend)
         if self._problem and backend:
             raise Unusable(f"the model cannot use the backend {backend}: {self._problem}")
@@ -206,10 +206,10 @@ class HFRunner:
             self.sizes = invariant_sizes(self._runner, self.pool, self._layout, longest, vocabulary)
 
     def _row_problem(self, backend: AttentionBackend | None) -> str | None:
-        """Try a pass by rows. Returns why such passes cannot be used; None if they can be used."""
+        """Try a pass with the backend `rows`. Returns the reason if it fails, else None."""
         model = self.model
         if backend is not AttentionBackend.ROWS and model.device.type != "cuda":
-            return f"there are no graphs on {model.device}"
+            return f"CUDA graphs need a CUDA device, not {model.device}"
         if problem := attention_by_rows.why_unsupported(model.layers, model.dtype, model.device):
             return problem
         (padding,) = row_plans((), self._layout, exact=False)
@@ -223,7 +223,7 @@ class HFRunner:
 
 
 def _whole_plan(layout: KVLayout, device: torch.device, segments: Sequence[Segment]) -> RowPlan:
-    """Plan a pass by rows over exactly the fed rows, without padding."""
+    """Plan a pass for the backend `rows` over exactly the fed rows, without padding."""
     table = RowTable.of(segments, layout)
     return rows_plan(table, layout, table.num_logits).to(device)
 
@@ -231,14 +231,14 @@ def _whole_plan(layout: KVLayout, device: torch.device, segments: Sequence[Segme
 def _launch(
     run: Callable[[RowPlan], torch.Tensor], device: torch.device, rows: RowPlan
 ) -> torch.Tensor:
-    """Run a pass that is not captured."""
+    """Run a forward pass directly, without a CUDA graph."""
     return run(rows.to(device))
 
 
 def _run(
     model: HFModel, pool: KVPool, step: tiles.TilePlan | paths.PathPlan | RowPlan
 ) -> torch.Tensor:
-    """Run the model over a step; return the logits of the rows asked for, [rows, vocab]."""
+    """Run the model on a planned step; return the logits of the requested rows, [rows, vocab]."""
     with attention.in_step(attention.AttentionStep(step, pool, model.context_length)):
         logits: torch.Tensor = model.network(
             input_ids=step.token_ids,

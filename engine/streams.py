@@ -1,7 +1,8 @@
-"""The serving end of a model service's streams. Openings become jobs, items that arrive for a job
-go to its inbox, and all items that jobs send to a caller in one step leave in one message.
+"""The server side of a model service's gRPC streams. Each opening starts a job, items for a job go
+to the job's inbox, and all items that jobs send to a caller in one step leave in one message.
 
-One gRPC call carries all sessions of one caller. This module knows neither commits nor proposals.
+One gRPC call carries all sessions of one caller. This module does not interpret the items, which
+are commits and proposals.
 """
 
 from __future__ import annotations
@@ -39,24 +40,28 @@ log = structlog.get_logger()
 
 
 class StreamServer(Generic[In, Out]):
-    """Serves all callers of one service. Create this object on the service's event loop."""
+    """Serves the gRPC calls of all callers of one service. Create this object on the service's
+    event loop.
+    """
 
     def __init__(
         self, thread: ModelThread, drain: Drain | None = None, spans: tuple[str, str] = ("", "")
     ) -> None:
-        """`spans` has the name of a job's span, and the name of an item that the job sends."""
+        """`spans` holds two names for tracing: the name of a job's span, and the name of an item
+        that the job sends.
+        """
         self._thread = thread
         self._drain = drain or Drain()
         self._spans = spans
         self._finished = False
         self._loop = asyncio.get_running_loop()
         self._calls: set[Call[In, Out]] = set()
-        self.live: dict[bytes, CallStream[In, Out]] = {}  # by session
+        self.live: dict[bytes, CallStream[In, Out]] = {}  # the newest stream of each session id
         thread.after_step = self._after_step
 
     @property
     def passes(self) -> PassTimes:
-        """How long forward passes take at present."""
+        """How long forward passes currently take."""
         return self._thread.progress.passes(perf_counter())
 
     async def serve(
@@ -66,9 +71,9 @@ class StreamServer(Generic[In, Out]):
         respond: Callable[[Call[In, Out]], Response],
         peer: str = "",
     ) -> AsyncGenerator[Response, None]:
-        """Serve one call until its caller ends it, or is silent for too long. `receive` takes a
-        message of the caller. `respond` makes a message of the items to send, and is called at
-        least once every heartbeat. The service ends a call only when the service stops, because
+        """Serve one call until its caller ends it, or is silent for too long. `receive` handles a
+        message from the caller. `respond` builds a message from the items to send, and is called at
+        least once per heartbeat. The service ends a call only when the service stops, because
         messages that were sent could be lost if a call ends while its caller writes
         (grpc/grpc#36066).
         """
@@ -112,7 +117,9 @@ class StreamServer(Generic[In, Out]):
         older = self.live.get(context.session_id)
         try:
             if older and older.turn >= context.turn:
-                raise StaleTurn(f"turn {context.turn} of a session that is at turn {older.turn}")
+                raise StaleTurn(
+                    f"turn {context.turn} is stale: the session is at turn {older.turn}"
+                )
             if not older:
                 self._drain.check()
             stream.task = self._thread.submit(context.session_id, lambda: start(opening, stream))
@@ -146,8 +153,8 @@ class StreamServer(Generic[In, Out]):
         closings: Iterable[common_pb2.Closing],
         forget: Callable[[bytes, int], None],
     ) -> None:
-        """End the jobs of sessions, and forget the sessions once the work that was submitted for
-        them before is done. Ignores a closing that is older than its session's newest opening.
+        """Close sessions: end their jobs, and forget the sessions after the work that was submitted
+        for them earlier. Ignores a closing that is older than its session's newest opening.
         """
         for closing in closings:
             session_id, turn = own(call.peer, closing.session_id), closing.turn
@@ -159,7 +166,7 @@ class StreamServer(Generic[In, Out]):
             self._thread.submit(session_id, partial(forget, session_id, turn), closing=True)
 
     async def drained(self) -> None:
-        """Take no new sessions, let running jobs finish, and end all calls."""
+        """Accept no new sessions, let running jobs finish, and then end all calls."""
         await self._drain.finish()
         self._finished = True
         for call in self._calls:
@@ -171,7 +178,9 @@ class StreamServer(Generic[In, Out]):
         call: Call[In, Out],
         receive: Callable[[Request, Call[In, Out]], None],
     ) -> None:
-        """Take messages until the caller ends the call or is silent; then end the call's jobs."""
+        """Receive messages until the caller ends the call or is silent for too long; then end the
+        call's jobs.
+        """
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(SILENCE_SECONDS) as silence:
@@ -188,11 +197,11 @@ class StreamServer(Generic[In, Out]):
                 self.end(stream)
 
     def end(self, stream: CallStream[In, Out], reason: TandemError | None = None) -> None:
-        """End a stream and its job. If there is a `reason`, the caller gets the reason as an
+        """End a stream and its job. If there is a `reason`, it is sent to the caller as an
         error.
         """
         if stream.call.streams.get(stream.stream_id) is not stream:
-            return  # the stream was ended, or its number is another stream's by now
+            return  # the stream has ended, or its number now belongs to another stream
         del stream.call.streams[stream.stream_id]
         if reason:
             self.fail(stream.call, stream.stream_id, reason)
@@ -217,8 +226,8 @@ class StreamServer(Generic[In, Out]):
         self.end(stream, error)
 
     def _after_step(self) -> None:
-        """Send off the items that jobs have sent in a step. The model thread calls this after a
-        step.
+        """Have the event loop send the items that jobs have queued in a step. The model thread
+        calls this after each step.
         """
         if any(call.outgoing for call in list(self._calls)):
             self._loop.call_soon_threadsafe(self._announce)

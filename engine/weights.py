@@ -1,7 +1,7 @@
-"""Measure the memory that a model's weights take in their present form: converted, in panels, or
-rounded.
+"""Measure the memory that a model's weights take as they are used: converted, in panels, or
+quantised.
 
-Keys and values do not count.
+Keys and values are not counted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def network_bytes(network: nn.Module) -> int:
 
 
 def _tensors(network: nn.Module) -> Iterator[torch.Tensor]:
-    """Yield all tensors that a network holds, including those in layers that replaced its own."""
+    """Yield all tensors that a network holds, including tensors of layers that have replaced
+    original layers.
+    """
     seen, left = set[int](), list[Any]([network])
     while left:
         each = left.pop()
@@ -47,15 +49,15 @@ def _tensors(network: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _held(holder: Any) -> Iterable[Any]:
-    """Return the objects that may hold weights inside a container, a layer, a function that
-    replaces a method, or another object of this project.
+    """Return the objects inside `holder` that may hold weights. `holder` may be a container, a
+    layer, a function that replaces a method, or another object of this project.
     """
     if isinstance(holder, dict):
         return list(holder.values())
     if isinstance(holder, list | tuple):
         return holder
     if isinstance(holder, FunctionType):
-        return gc.get_referents(*(holder.__closure__ or ()))  # a cell may be empty
+        return gc.get_referents(*(holder.__closure__ or ()))  # a closure cell may be empty
     if isinstance(holder, partial):
         return [*holder.args, *holder.keywords.values()]
     if isinstance(holder, nn.Module) or type(holder).__module__.startswith("tandem."):

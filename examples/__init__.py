@@ -1,6 +1,6 @@
-"""Programs that show how to use Tandem and its parts. Each is short enough to read as a whole.
+"""Short programs that show how to use Tandem and its services.
 
-No other package may import this one. Its programs call services, and run no model themselves. Start
+No other package may import this one. The programs call services, and run no model themselves. Start
 reading in `minimal_loop`, a short speculative loop with a drafter and a verifier. `demo` shows the
 whole system.
 """

@@ -1,9 +1,9 @@
-"""Assisted generation as in transformers, step by step, on Tandem: the drafter is the assistant
-model, and the verifier is the model.
+"""The assisted generation of transformers, step by step, with Tandem's services: the drafter runs
+the assistant model, and the verifier runs the target model.
 
-`assisted_decoding` is the loop of transformers, with one call for each proposal and each step. The
-loop comes from a notebook on transformers alone, which `tests/notebooks.py` contains. The program
-prints what the notebook prints.
+`assisted_decoding` is the loop of transformers, with one call to the drafter and one to the
+verifier per round. The loop is taken from a notebook that uses only transformers, and whose code is
+in `tests/notebooks.py`. This program prints the same output as the notebook.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from tandem.v1 import orchestrator_pb2_grpc
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of assisted generation. The fields have the names that transformers uses. The next
-    draft has `num_assistant_tokens` tokens.
+    """One round of assisted generation. The fields have the names that transformers uses.
+    `num_assistant_tokens` is the length of the next draft.
     """
 
-    candidate_input_ids: tuple[int, ...]  # the shape of that tensor
-    candidate_logits: tuple[int, ...] | None  # the shape of that tensor, if there are logits
+    candidate_input_ids: tuple[int, ...]  # shape of the tensor with this name
+    candidate_logits: tuple[int, ...] | None  # shape of the tensor with this name, if it exists
     candidate_length: int
     n_matches: int
     num_assistant_tokens: int
@@ -55,8 +55,8 @@ class Round:
 async def assisted_decoding(
     talk: Talk, generator: TandemCandidateGenerator, max_length: int, end: tuple[int, ...]
 ) -> tuple[torch.Tensor, list[Round]]:
-    """Generate until an end token or `max_length` tokens. Returns all tokens, [1, length], and the
-    rounds. Raises a TandemError.
+    """Generate until an end token, or until the text has `max_length` tokens with its prompt.
+    Returns all tokens, [1, length], and the rounds. Raises a TandemError.
     """
     input_ids, rounds, done = torch.tensor([talk.tokens]), list[Round](), False
     while not done:
@@ -87,7 +87,7 @@ async def assisted_decoding(
 
 
 async def generate(address: str, request: api.GenerateRequest) -> api.GenerateResponse:
-    """Send a request to the client API, which runs the whole loop in one call. Raises a
+    """Send a request to the client API, which runs the whole generation in one call. Raises a
     TandemError.
     """
     async with rpc.connect(address) as channel:
@@ -100,7 +100,9 @@ async def generate(address: str, request: api.GenerateRequest) -> api.GenerateRe
 def asking(
     ids: list[int], max_new_tokens: int, schedule: Schedule, num: int, confidence: float
 ) -> api.GenerateRequest:
-    """Return `model.generate(**inputs, assistant_model=...)` as a request of the client API."""
+    """Return the client API's request that does the same as transformers'
+    `model.generate(**inputs, assistant_model=...)`.
+    """
     return api.GenerateRequest(
         token_ids=api.TokenIds(ids=ids),
         sampling=api.Sampling(temperature=0),
@@ -130,20 +132,20 @@ def main(
     prompt: Annotated[str, typer.Argument()] = "Alice and Bob",
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 40,
     schedule: Annotated[
-        Literal["constant", "heuristic"], typer.Option(help="how the length of drafts adapts")
+        Literal["constant", "heuristic"], typer.Option(help="how the draft length is adapted")
     ] = "constant",
     num_assistant_tokens: Annotated[int, typer.Option(min=1)] = NUM_ASSISTANT_TOKENS,
     assistant_confidence_threshold: Annotated[
-        float, typer.Option(help="end drafts after a token less likely than this; 0 = off", min=0)
+        float, typer.Option(help="end a draft after a token less likely than this; 0: off", min=0)
     ] = CONFIDENCE_THRESHOLD,
     drafter: DrafterOption = "",
     verifier: VerifierOption = "",
     orchestrator: Annotated[
-        str, typer.Option(help="address of the client API, to ask for the text there too")
+        str, typer.Option(help="address of a client API that generates the same text")
     ] = "",
     tokenizer: TokenizerOption = models.TARGET,
 ) -> None:
-    """Generate with an assistant model, and print its candidates round by round."""
+    """Generate a text with an assistant model, and print the candidates of every round."""
     tok, kind = load_tokenizer(tokenizer), Schedule[schedule.upper()]
     ids = tok.encode(prompt).ids
     amount = (num_assistant_tokens, assistant_confidence_threshold)

@@ -1,8 +1,8 @@
-"""A candidate generator for transformers' assisted generation, whose assistant is a drafter of a
-running Tandem.
+"""A candidate generator for transformers' assisted generation that gets its candidates from a
+running Tandem drafter.
 
-The generator asks for candidates and makes logits for them. Transformers' own loop or a verifier
-decides which candidates are accepted.
+The generator returns candidates and the logits of their distributions. Transformers' own loop or a
+verifier decides which candidates are accepted.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from tandem.protos.types import (
     Schedule,
 )
 
-NUM_ASSISTANT_TOKENS = 20  # the defaults of transformers
+NUM_ASSISTANT_TOKENS = 20  # default in transformers, like the next constant
 CONFIDENCE_THRESHOLD = 0.4
 
 
 class TandemCandidateGenerator(CandidateGenerator):
-    """Does what transformers' AssistedCandidateGenerator does, with a drafter instead of a local
-    model.
+    """Works like transformers' AssistedCandidateGenerator, with a drafter instead of a local model.
 
-    The object belongs to the event loop that runs when the object is made. Code on that loop calls
-    `propose`, and transformers calls `get_candidates` in another thread.
+    Create the object while an event loop runs. Code on this event loop calls `propose`.
+    Transformers has to run in another thread, in which it calls `get_candidates`.
     """
 
     def __init__(
@@ -50,8 +49,8 @@ class TandemCandidateGenerator(CandidateGenerator):
     ) -> None:
         self.draft = NO_DRAFT
         self.num_assistant_tokens = num_assistant_tokens
-        # A drawn draft has the distributions it was drawn from, which rejection sampling needs. A
-        # greedy draft needs none: the likeliest token is certain to be proposed.
+        # Rejection sampling needs the distributions from which a draft was drawn, and the rule
+        # REJECT provides them. A greedy draft needs none, because it is not random.
         rule = Rule.REJECT if temperature else Rule.MATCH
         self.sampling = SamplingParams(temperature=temperature, seed=seed, rule=rule)
         self._talk = talk
@@ -64,17 +63,20 @@ class TandemCandidateGenerator(CandidateGenerator):
     def get_candidates(  # type: ignore[override]  # None without candidates, as in transformers
         self, input_ids: torch.Tensor, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return `input_ids`, [1, T], with k candidates behind them, [1, T + k], and the logits
-        that the candidates come from, [1, k, vocab]. Transformers calls this method in another
-        thread.
+        """Return `input_ids`, [1, T], followed by k candidates, [1, T + k], and the logits of the
+        distributions from which the candidates were drawn, [1, k, vocab]. Transformers calls this
+        method, in a thread other than that of the event loop.
         """
         proposal = self.propose(input_ids)
         return asyncio.run_coroutine_threadsafe(proposal, self._loop).result()
 
     async def propose(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return what `get_candidates` returns, on the event loop. Raises a TandemError."""
+        """Do the same as `get_candidates`, as a coroutine on the event loop. Raises a
+        TandemError.
+        """
         self._talk.tokens = input_ids[0].tolist()
-        # The model adds one token behind the draft, and a drafter limits the length of drafts.
+        # Leave room for the token that the model adds after the draft, and respect the maximum
+        # length of a drafter's drafts.
         room = self._max_length - input_ids.shape[1] - 1
         levels = min(self.num_assistant_tokens, room, MAX_LEVELS)
         self.draft = NO_DRAFT
@@ -89,14 +91,14 @@ class TandemCandidateGenerator(CandidateGenerator):
     def update_candidate_strategy(
         self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int
     ) -> None:
-        """Adapt the length of drafts. Transformers calls this method after every round. `scores`,
-        [1, k + 1, vocab], are the model's.
+        """Adapt the draft length to the number of accepted candidates. Transformers calls this
+        method after every round. `scores`, [1, k + 1, vocab], are the target model's logits.
         """
         self.adapt(len(scores[0]) - 1, int(num_matches))
 
     def adapt(self, candidate_length: int, num_matches: int) -> None:
-        """Make the next draft two tokens longer if this draft matched as a whole, or one token
-        shorter if it did not. Only the schedule HEURISTIC adapts.
+        """Make the next draft two tokens longer if all candidates were accepted, otherwise one
+        token shorter. Only the schedule HEURISTIC changes the draft length.
         """
         if self._schedule is not Schedule.HEURISTIC:
             return
@@ -106,8 +108,8 @@ class TandemCandidateGenerator(CandidateGenerator):
             self.num_assistant_tokens = max(1, self.num_assistant_tokens - 1)
 
     def _ended(self, draft: Draft) -> Draft:
-        """Cut a draft after its first end token. An assistant model stops at an end token, but a
-        drafter does not.
+        """Cut a draft after its first end token, as transformers does. A drafter may continue
+        drafting after an end token.
         """
         ends = self._assistant.end_token_ids
         count = next((n + 1 for n, t in enumerate(draft.tokens) if t in ends), len(draft))
@@ -118,8 +120,8 @@ class TandemCandidateGenerator(CandidateGenerator):
         drawn from: the logarithms of the normalised weights, and minus infinity for all tokens that
         could not be drawn.
 
-        Transformers' rejection sampling needs exactly these logits. These logits are not the scores
-        of the draft model, which never leave the drafter. At temperature 0 the softmax of these
+        Transformers' rejection sampling needs exactly these logits. The draft model's own logits
+        differ from them and never leave the drafter. At temperature 0 the softmax of the returned
         logits is one-hot.
         """
         logits = torch.full((1, len(self.draft), self._assistant.vocab_size), -torch.inf)

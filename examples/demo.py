@@ -1,6 +1,7 @@
 """A first look at Tandem: stream stories with drafts, generate them without, compare, and stop.
 
-The target is the embedded model, grown to a size for which drafts pay. `make demo` runs the demo.
+The target is the embedded model, enlarged until its steps are slow enough for drafts to save time.
+`make demo` runs the demo.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from tandem.v1 import orchestrator_pb2 as api
 TANDEM = [sys.executable, "-m", "tandem"]
 GROWN = Path(__file__).parents[1] / "build" / "grown"
 STOPPING_SECONDS = 120
-TOKENS = 120  # tokens of a story at most
+TOKENS = 120  # maximum tokens per story
 STORIES = (  # beginnings of stories, and their temperatures
     ("Once upon a time, there was a little girl named Lily. She", 0.0),
     ("The old man had a big red boat. Every morning, he", 0.0),
     ("One day, a dog and a cat went to the park. They", 0.7),
     ("Tom found a small box under the tree. In the box", 1.0),
 )
-FIRST = "It was a sunny day."  # prompt of a warm-up, in which the services learn what steps cost
+FIRST = "It was a sunny day."  # warm-up prompt, from which the services learn how long steps take
 MEASURED = (
     "Each request ran with drafts first, then without, one at a time on this machine. Drafts from"
     " recent answers were off, because the verifier would have copied the first answer."
@@ -45,7 +46,7 @@ MEASURED = (
 
 @dataclass(frozen=True)
 class Story:
-    """One story: the answer with drafts, and the answer without."""
+    """One story: the response with drafts, and the response without drafts."""
 
     temperature: float
     drafted: api.GenerateResponse
@@ -53,10 +54,11 @@ class Story:
 
 
 def grown() -> Path:
-    """Return the embedded target, grown to 110 million parameters. It is made once, in build/.
+    """Return the embedded target, enlarged to 110 million parameters. The enlarged model is created
+    once, in build/, and used again by later runs.
 
-    The grown model writes the same texts as the embedded target, and its steps cost what those of a
-    real model do.
+    The enlarged model writes the same texts as the embedded target, but its steps take as long as
+    those of a model of that size.
     """
     source = max(path.stat().st_mtime for path in models.TARGET.iterdir())
     if GROWN.is_dir() and GROWN.stat().st_mtime > source:
@@ -72,8 +74,8 @@ def grown() -> Path:
 
 @contextmanager
 def running(mark: str, target: Path) -> Iterator[tuple[str, str]]:
-    """Run `tandem up` while the scope lasts. Yields the address of the client API and the URL of
-    the status page.
+    """Run `tandem up` inside this context. Yields the address of the client API and the URL of the
+    status page.
     """
     settings = {"TANDEM_DEMO": mark, "TANDEM__VERIFIER__RECENT_TOKENS": "0"}
     pair = ["--target", os.path.relpath(target), "--draft", os.path.relpath(models.DRAFT)]
@@ -92,7 +94,7 @@ def running(mark: str, target: Path) -> Iterator[tuple[str, str]]:
                 yield address, found[1]
                 break
         else:
-            raise SystemExit("error: Tandem did not come up")
+            raise SystemExit("error: Tandem did not start")
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(STOPPING_SECONDS)
@@ -106,7 +108,7 @@ def run_story(client: Client, screen: Console, prompt: str, temperature: float) 
     with client.stream(prompt, **options) as stream:
         for chunk in stream:
             shown.show(chunk)
-    assert stream.response is not None, "otherwise an error was raised"
+    assert stream.response is not None, "a stream without an error ends with a response"
     drafted = stream.response
     screen.print(f"\n[dim]with drafts {speed([drafted]):.0f} tokens/s, without[/]", end="")
     plain = client.generate(prompt, num_speculative_tokens=0, **options)
@@ -116,7 +118,7 @@ def run_story(client: Client, screen: Console, prompt: str, temperature: float) 
 
 
 def speed(answers: Sequence[api.GenerateResponse]) -> float:
-    """Return the tokens per second of answers that came one after the other."""
+    """Return the tokens per second of responses that were generated one after the other."""
     seconds = sum(each.timing.total_seconds for each in answers)
     return sum(each.usage.completion_tokens for each in answers) / seconds
 
@@ -149,8 +151,8 @@ def table(stories: Sequence[Story]) -> Table:
 
 
 def left_running(mark: str) -> list[str]:
-    """Return the command lines of running processes that have the mark in their environment. Every
-    process that the demo starts has the mark.
+    """Return the command lines of the demo's processes that still run. Every process that the demo
+    starts has `mark` in its environment.
     """
     lines = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -165,7 +167,9 @@ def left_running(mark: str) -> list[str]:
 
 
 def main() -> None:
-    """Grow the target, start Tandem, tell stories with and without drafts, compare, and stop."""
+    """Enlarge the target, start Tandem, generate stories with and without drafts, compare their
+    speed, and stop Tandem.
+    """
     mark, target, screen = secrets.token_hex(8), grown(), console()
     began = time.monotonic()
     with running(mark, target) as (address, _), Client(address) as client:

@@ -1,10 +1,10 @@
-"""A loop with Medusa-lite drafts on Tandem: a step drafts K branches, each of which continues a
-sampled first token greedily. The verifier accepts a prefix of each branch, and the branch with the
-best score is kept.
+"""A loop with Medusa-lite drafts on Tandem: each step drafts K branches. A branch begins with a
+sampled token and continues greedily. The verifier accepts a prefix of each branch, and the branch
+with the highest score is kept.
 
-`medusa_generate` is the loop, with one call for each draft and each verdict. The loop comes from a
-notebook on transformers alone, which `tests/notebooks.py` contains. The program prints what the
-notebook prints.
+`medusa_generate` is the loop, with one call to the drafter and one to the verifier per step. The
+loop is taken from a notebook that uses only transformers, and whose code is in
+`tests/notebooks.py`. This program prints the same output as the notebook.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ from tandem.protos.types import (
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A branch, its accepted prefix and, on a mismatch, the verifier's token at that place."""
+    """A drafted branch, its accepted prefix and, if a token of it was rejected, the verifier's
+    token at that position.
+    """
 
     tokens: list[int]
     accepted: list[int]
@@ -52,12 +54,12 @@ class Branch:
 
     @property
     def mismatched(self) -> bool:
-        """Whether a part of the branch was not accepted."""
+        """Whether the verifier rejected a token of the branch."""
         return self.correction is not None
 
     @property
     def score(self) -> int:
-        """The number of accepted tokens, less one on a mismatch."""
+        """The number of accepted tokens, minus one if the verifier rejected a token."""
         return len(self.accepted) - (1 if self.mismatched else 0)
 
     @property
@@ -68,8 +70,8 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """All branches of one step, in the order in which they were drawn, and the index of the kept
-    one.
+    """All branches of one step, in the order in which they were drawn, and the index of the branch
+    that is kept.
     """
 
     branches: list[Branch]
@@ -77,7 +79,7 @@ class Step:
 
 
 def branches_of(draft: Draft) -> list[list[int]]:
-    """Return the tokens from the root to each leaf of a draft."""
+    """Return the branches of a draft: for each leaf, the tokens from the root to this leaf."""
     children = tree.children(draft.parents)
     leaves = [node for node in range(len(draft)) if not children[node + 1]]
     return [[draft.tokens[n] for n in tree.path(draft.parents, leaf)] for leaf in leaves]
@@ -87,10 +89,11 @@ def evaluate_branch(branch: Sequence[int], predictions: Sequence[int]) -> Branch
     """Compare a branch with the verifier's predictions, and return the branch with its accepted
     prefix.
 
-    The target is greedy and no two branches begin alike, so one verdict on the whole tree is enough
-    for every branch. The predictions are the accepted path and the token after it. A branch agrees
-    with them until its first mismatch, where the prediction is the verifier's token. No branch
-    matches all predictions and goes on, because the accepted path would then be longer.
+    One verdict on the whole tree is enough to judge every branch, because the target is greedy and
+    no two branches begin with the same token. The predictions are the tokens of the accepted path
+    and the token after it. A branch is accepted up to its first token that differs from the
+    prediction at the same position. A branch cannot match all predictions and be longer than they
+    are, because the verifier would then have accepted a longer path.
     """
     pairs = enumerate(zip(branch, predictions, strict=False))
     for place, (token, prediction) in pairs:
@@ -105,11 +108,12 @@ def predictions_of(draft: Draft, verdict: Verdict) -> list[int]:
 
 
 async def medusa_step(talk: Talk, shape: DraftShape, sampling: SamplingParams) -> Step:
-    """Draft, verify, and append what the best branch commits. In a tie the first branch wins.
+    """Draft branches, verify them, and append the tokens that the best branch commits. If several
+    branches have the best score, the first of them is kept.
 
-    The first tokens are drawn at a temperature and the verifier is greedy, so the two calls differ
-    in their sampling. After a branch that was accepted as a whole, the verdict has a bonus token,
-    which this loop does not take.
+    The call to the drafter has a temperature, because the first tokens of branches are sampled. The
+    call to the verifier is greedy. If a whole branch was accepted, the verdict also has a bonus
+    token, which this loop ignores.
     """
     draft = await talk.propose(shape, sampling)
     if not draft.tokens:
@@ -125,8 +129,8 @@ async def medusa_step(talk: Talk, shape: DraftShape, sampling: SamplingParams) -
 async def medusa_generate(
     talk: Talk, max_new_tokens: int, k_branches: int, span: int, temperature: float, seed: int
 ) -> list[Step]:
-    """Run steps until there are at least `max_new_tokens` new tokens, but at most as many steps as
-    fully accepted branches would need. Raises a TandemError.
+    """Run steps until at least `max_new_tokens` tokens are generated. Stop earlier after as many
+    steps as would be needed if every branch were fully accepted. Raises a TandemError.
     """
     nodes = k_branches * span
     shape = DraftShape(levels=span, branches=k_branches, nodes=nodes, method=Method.MEDUSA_LITE)
@@ -140,12 +144,14 @@ async def medusa_generate(
 
 
 def normalize_text(text: str) -> str:
-    """Replace each run of white space, also non-breaking, by one space, and strip the ends."""
+    """Replace each run of white space, including non-breaking spaces, by one space, and remove
+    white space at both ends.
+    """
     return " ".join(text.replace("\u00a0", " ").split())
 
 
 def show(step: Step, tok: Tokenizer) -> None:
-    """Print the branches of one step, and mark the kept one."""
+    """Print the branches of one step, and mark the branch that is kept."""
     for place, branch in enumerate(step.branches):
         print(
             "*" if place == step.best else " ",
@@ -168,9 +174,9 @@ def main(
     verifier: VerifierOption = "",
     tokenizer: TokenizerOption = models.TARGET,
 ) -> None:
-    """Draft K branches, keep the one that the verifier agrees with most, and repeat."""
+    """Draft K branches, keep the branch with the highest score, and repeat."""
     if k_branches * span > MAX_NODES:
-        raise SystemExit(f"error: {k_branches} x {span} tokens exceed the {MAX_NODES} of a draft")
+        raise SystemExit(f"error: {k_branches} x {span} tokens: a draft has at most {MAX_NODES}")
     tok = load_tokenizer(tokenizer)
 
     async def script() -> None:

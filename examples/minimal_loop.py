@@ -2,9 +2,9 @@
 each is the target's top-1. At the first token that is not the target's top-1, the target samples a
 token instead.
 
-`speculative_generate_minimal` is the loop, with one call for each draft and each verdict. The loop
-comes from a notebook on transformers alone, which `tests/notebooks.py` contains. The program prints
-what the notebook prints.
+`speculative_generate_minimal` is the loop, with one call to the drafter and one to the verifier per
+cycle. The loop is taken from a notebook that uses only transformers, and whose code is in
+`tests/notebooks.py`. This program prints the same output as the notebook.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tandem.protos.types import MAX_LEVELS, Draft, DraftShape, Rule, SamplingPar
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """One cycle: the k proposed tokens, the number of accepted ones, and all appended tokens."""
+    """One cycle: the k proposed tokens, how many of them were accepted, and all appended tokens."""
 
     proposed: list[int]
     accepted: int
@@ -45,11 +45,11 @@ async def draft_propose_k(talk: Talk, k: int) -> Draft:
 
 
 async def verify_one_cycle(talk: Talk, draft: Draft, sampling: SamplingParams) -> int:
-    """Append the tokens that the target accepts and, on a mismatch, its own sample. Returns how
-    many tokens were accepted.
+    """Append the draft tokens that the target accepts. If it rejects a token, append a token
+    sampled from the target in its place. Returns how many tokens were accepted.
 
-    One call with the rule TOP1 verifies the whole draft. A verdict always has a next token. After a
-    draft that was accepted as a whole, this token is a bonus, which this loop does not take.
+    One call with the rule TOP1 verifies the whole draft. If the whole draft was accepted, the
+    verdict's next token is a bonus token, which this loop ignores.
     """
     verdict = await talk.verify(draft, sampling)
     accepted = [draft.tokens[node] for node in verdict.accepted]
@@ -62,8 +62,8 @@ async def verify_one_cycle(talk: Talk, draft: Draft, sampling: SamplingParams) -
 async def speculative_generate_minimal(
     talk: Talk, max_new_tokens: int, k: int, target_temp: float, seed: int
 ) -> list[Cycle]:
-    """Run cycles until there are at least `max_new_tokens` tokens after the prompt. The last cycle
-    is not cut. Raises a TandemError.
+    """Run cycles until there are at least `max_new_tokens` tokens after the prompt. All tokens of
+    the last cycle are kept, even if they exceed this number. Raises a TandemError.
     """
     sampling = SamplingParams(temperature=target_temp, seed=seed, rule=Rule.TOP1)
     base_len, cycles = len(talk.tokens), list[Cycle]()
@@ -72,7 +72,7 @@ async def speculative_generate_minimal(
         draft = await draft_propose_k(talk, k)
         accepted = await verify_one_cycle(talk, draft, sampling)
         if accepted == 0 and len(talk.tokens) - base_len < max_new_tokens:
-            top1 = await talk.verify(sampling=GREEDY)  # no draft: the target's next token alone
+            top1 = await talk.verify(sampling=GREEDY)  # without a draft: only the next token
             talk.tokens.append(top1.next_token)
         cycles.append(Cycle(list(draft.tokens), accepted, talk.tokens[before:]))
     return cycles
@@ -88,7 +88,7 @@ def main(
     verifier: VerifierOption = "",
     tokenizer: TokenizerOption = models.TARGET,
 ) -> None:
-    """Draft k tokens, verify them in order, and repeat until the budget is spent."""
+    """Draft k tokens, verify them in order, and repeat until enough tokens are generated."""
     tok = load_tokenizer(tokenizer)
 
     async def script() -> None:

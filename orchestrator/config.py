@@ -52,46 +52,50 @@ class OrchestratorConfig(ServiceConfig):
         description="all cells of a machine listen at one port, and Linux spreads connections over "
         "them; by default each cell takes the next free port",
     )
-    max_running: int = Field(default=32, ge=1, description="most requests that are decoded at once")
+    max_running: int = Field(
+        default=32, ge=1, description="maximum number of requests that are decoded at once"
+    )
     max_waiting: int = Field(
-        default=256, ge=0, description="most requests that may wait for a place"
+        default=256, ge=0, description="maximum number of requests that wait in the queue"
     )
     max_running_per_client: int | None = Field(
         default=None,
         ge=1,
-        description="most requests of one client that are decoded at once; by default max_running",
+        description="maximum number of one client's requests decoded at once; default: max_running",
     )
     max_waiting_per_client: int | None = Field(
         default=None,
         ge=0,
-        description="most requests of one client that may wait; by default half of max_waiting",
+        description="maximum number of one client's requests in the queue; default: half of"
+        " max_waiting",
     )
     draft_levels: int = Field(
         default=MAX_LEVELS,
         ge=0,
         le=MAX_LEVELS,
-        description="default for requests: levels that proposals may be ahead of the text;"
+        description="default for requests: maximum draft depth beyond the committed text;"
         " 0 decodes without drafts",
     )
     draft_branches: int = Field(
         default=4,
         ge=1,
         le=MAX_NODES,
-        description="default for requests: children per node; 1 proposes chains",
+        description="default for requests: children per draft node; 1 proposes chains",
     )
     draft_nodes: int = Field(
         default=MAX_NODES,
         ge=1,
         le=MAX_NODES,
-        description="default for requests: proposed nodes ahead of the text",
+        description="default for requests: maximum number of draft nodes beyond the committed text",
     )
     draft_method: Literal["tree", "medusa_lite", "suffix", "ngram"] = Field(
         default="tree",
-        description="how drafts are made: with tree or medusa_lite, by drafters and also by suffix;"
-        " with suffix (or ngram, which is the same), without drafters",
+        description="draft method; with tree or medusa_lite, drafters propose tokens in addition to"
+        " the suffix method; with suffix (also called ngram), only the suffix method does",
     )
     draft_schedule: Literal["goodput", "constant", "heuristic"] = Field(
-        default="goodput", description="schedule of drafts: goodput, constant or heuristic"
+        default="goodput",
+        description="policy that limits how far drafts run ahead: goodput, constant or heuristic",
     )
     served_model_name: str | None = Field(
         default=None,
@@ -115,20 +119,22 @@ class OrchestratorConfig(ServiceConfig):
     )
     clients: Path | None = Field(
         default=None,
-        description="YAML file with the clients that may call and their tokens or certificates",
+        description="YAML file that lists the authorized clients with their tokens or certificates",
     )
     certificate_port: int | None = Field(
         default=None,
         ge=0,
         le=65535,
-        description="a second port, for clients with a certificate; needs clients and TLS",
+        description="additional port for clients that authenticate with a certificate; requires the"
+        " setting `clients` and TLS",
     )
     registration_token: Token | None = Field(
         default=None,
-        description="token with which drafters register; without token and clients, none may",
+        description="token with which drafters register; if neither this token nor clients is set,"
+        " no drafter can register",
     )
     max_registered: int = Field(
-        default=64, ge=1, description="most drafters that are registered at once"
+        default=64, ge=1, description="maximum number of registered drafters"
     )
     lame_duck_seconds: float = Field(
         default=0.0,
@@ -137,18 +143,18 @@ class OrchestratorConfig(ServiceConfig):
         " NOT_SERVING, so that load balancers notice",
     )
     start_seconds: float = Field(
-        default=120.0, gt=0, description="how long to wait for the verifier at the start"
+        default=120.0, gt=0, description="seconds to wait for a verifier at startup"
     )
     expected_verifiers: int | None = Field(
         default=None,
         ge=0,
-        description="how many verifiers should serve; if fewer serve, the rest count as missing; by"
-        " default one for each address or name",
+        description="expected number of serving verifiers; if fewer serve, the others are reported"
+        " as missing; default: one for each address or name",
     )
     expected_drafters: int | None = Field(
         default=None,
         ge=0,
-        description="how many drafters should serve; works like expected_verifiers",
+        description="expected number of serving drafters; works like expected_verifiers",
     )
 
     @property
@@ -168,7 +174,7 @@ class OrchestratorConfig(ServiceConfig):
 
     @property
     def expected(self) -> dict[str, int]:
-        """The least number of verifiers and the least number of drafters that should serve, by
+        """The minimum number of verifiers and the minimum number of drafters that should serve, by
         role.
         """
         asked = {
@@ -183,8 +189,8 @@ class OrchestratorConfig(ServiceConfig):
     @property
     def each_client(self) -> tuple[int, int]:
         """How many requests of one client may run, and how many may wait. By default, one client
-        may use all places, because waiting clients share the places fairly. By default, one client
-        may fill only half of the queue, which leaves room for other clients.
+        may use all request slots, because the slots are shared fairly among clients that wait. By
+        default, one client may fill only half of the queue, which leaves room for other clients.
         """
         running, waiting = self.max_running_per_client, self.max_waiting_per_client
         return running or self.max_running, self.max_waiting // 2 if waiting is None else waiting
@@ -210,7 +216,7 @@ class OrchestratorConfig(ServiceConfig):
     @model_validator(mode="after")
     def _shares_ports_that_are_known(self) -> OrchestratorConfig:
         if self.share_ports and self.registration_token:
-            reached = "share_ports: a drafter would register at only one of the cells"
+            reached = "share_ports, because a drafter would register at only one of the cells"
             raise ValueError(f"registration_token cannot be used with {reached}")
         named = 0 not in (self.port, self.http_port, self.certificate_port)
         if self.share_ports and not named and not (self.ray and self.ray_address == "local"):
@@ -225,8 +231,10 @@ class OrchestratorConfig(ServiceConfig):
 
 
 def check_token_mode(host: str) -> None:
-    """Raise Unusable if `host` is not loopback and Ray, as by default, would require no token."""
+    """Raise Unusable if other machines could reach Ray at `host` without a token, which is Ray's
+    default.
+    """
     mode = os.environ.get("RAY_AUTH_MODE", "")
     if mode.lower() != "token" and not is_loopback(host):
-        problem = f"RAY_AUTH_MODE is {mode or 'not set'}, but Ray at {host} is beyond loopback"
+        problem = f"RAY_AUTH_MODE is {mode or 'not set'}, but Ray's host {host} is not loopback"
         raise Unusable(f"{problem}: whoever reaches Ray may run programs; set RAY_AUTH_MODE=token")

@@ -1,4 +1,4 @@
-"""Tells whether the processes of Ray that restart lost cells are running."""
+"""Checks whether Ray's control plane, which restarts lost cells, is running."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class ControlPlane:
         self._addresses = [ray.get_runtime_context().gcs_address, *own]
 
     async def listens(self) -> bool:
-        """Tell whether the control plane and, if Ray is private, its node listen."""
+        """Tell whether the control plane and, if Ray is private, its node accept connections."""
         return await asyncio.to_thread(lambda: all(map(listens, self._addresses)))
 
     async def until_gone(self, seconds: float, missed: int) -> None:
-        """Call `listens` every `seconds` seconds, and return after `missed` calls in a row gave
-        False.
+        """Call `listens` every `seconds` seconds until it has returned False `missed` times in a
+        row.
         """
         times = 0
         while times < missed:

@@ -1,9 +1,9 @@
 """Deploys cells on Ray Serve, on an existing cluster or on a private Ray that it starts on
 loopback.
 
-The launcher's process is Ray's driver. No request passes through the launcher, so cells go on
-without it and without Ray's control plane, as long as their node lives. The process ends when the
-cells are lost for good, so that a supervisor starts it again.
+The launcher's process is Ray's driver. No request passes through the launcher, so cells keep
+serving without it and without Ray's control plane, as long as their node runs. The process ends
+when the cells are lost for good, so that a supervisor restarts it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROLE, APPLICATION = "orchestrator", "tandem"
 TOKEN = secrets.token_hex(32)  # token of the private Ray that this process starts
 LOCAL = "local"
 STORE_BYTES = 80 << 20  # smallest object store that Ray accepts; nothing is stored
-MAX_PROBLEM_LENGTH = 500  # longest message of a Ray error that is reported
+MAX_PROBLEM_LENGTH = 500  # Ray's error messages are cut to this many characters
 # attempts to start a cell on a private Ray; another attempt would fail in the same way
 MAX_START_ATTEMPTS = 1
 POLL_SECONDS = 1.0
@@ -48,13 +48,13 @@ log = structlog.get_logger()
 def serve(config: OrchestratorConfig) -> None:
     """Run cells on Ray Serve until a signal ends them. Call this function in the main thread.
     Raises Unusable. When all cells are lost for good, the process ends at once with exit code 1,
-    because Ray would not shut down in order.
+    because Ray would not shut down cleanly.
     """
     process.raise_on_signals()
     with TemporaryDirectory(prefix="tandem-", ignore_cleanup_errors=True) as folder:
         try:
             with running(config, folder):
-                process.raise_on_signals()  # Ray has set its own handlers
+                process.raise_on_signals()  # Ray has replaced the signal handlers
                 if lost := asyncio.run(_serve(_with_ports(config))):
                     log.error("the cells are lost", problem=lost)
                     shutil.rmtree(folder, ignore_errors=True)
@@ -65,8 +65,9 @@ def serve(config: OrchestratorConfig) -> None:
 
 
 def _end_ray() -> None:
-    """Kill the processes that a private Ray has left behind, which its token identifies. An agent
-    of Ray that has just started would otherwise try for minutes to reach its node.
+    """Kill the processes that a private Ray has left behind, which have its token in their
+    environment. An agent of Ray that has just started would otherwise try for minutes to reach its
+    node.
     """
     mark = f"RAY_AUTH_TOKEN={TOKEN}".encode()
     for each in Path("/proc").glob("[0-9]*"):
@@ -77,8 +78,8 @@ def _end_ray() -> None:
 
 
 async def _serve(config: OrchestratorConfig) -> str:
-    """Run cells until a signal comes or the cells are lost for good. Returns the reason why they
-    are lost, or an empty string after a signal.
+    """Run cells until a signal arrives or the cells are lost for good. Returns the reason why the
+    cells are lost, or an empty string after a signal.
     """
     async with process.parent_watched():
         ray = ControlPlane(local=config.ray_address == LOCAL)
@@ -107,10 +108,10 @@ async def _serve(config: OrchestratorConfig) -> str:
 
 @contextmanager
 def running(config: OrchestratorConfig, folder: str) -> Iterator[None]:
-    """Join a Ray cluster while the scope lasts, or run a small private Ray on loopback that writes
+    """Join a Ray cluster inside this context, or run a small private Ray on loopback that writes
     only to `folder`. Raises Unusable.
 
-    Enter the scope in the main thread before gRPC is used, because Ray starts processes and sets
+    Enter the context in the main thread before gRPC is used, because Ray starts processes and sets
     signal handlers.
     """
     address, private = config.ray_address, config.ray_address == LOCAL
@@ -121,7 +122,7 @@ def running(config: OrchestratorConfig, folder: str) -> Iterator[None]:
     # Ray reads these variables when it is imported. A lost control plane must not end cells,
     # because cells need no control plane to answer requests.
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "86400")
-    # keeps repeated lines, because each line is an event
+    # Ray must not merge repeated log lines, because each line is an event
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     os.environ.setdefault("RAY_COLOR_PREFIX", "0")
     import ray
@@ -135,7 +136,7 @@ def running(config: OrchestratorConfig, folder: str) -> Iterator[None]:
     try:
         ray.init(address, logging_level=logging.WARNING, **(limits if private else {}))
     except Exception as error:  # Ray may raise anything
-        what = "a private Ray does not start" if private else f"cannot join Ray at {address}"
+        what = "the private Ray did not start" if private else f"cannot join Ray at {address}"
         raise Unusable(f"{what}: {_line(error)}") from None
     try:
         yield
@@ -144,21 +145,19 @@ def running(config: OrchestratorConfig, folder: str) -> Iterator[None]:
 
 
 def private_environment() -> dict[str, str]:
-    """Return the variables of a Ray on loopback. Ray reads them when it is imported."""
+    """Return the environment variables of a private Ray on loopback, which Ray reads on import."""
     return {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # puts every socket on loopback
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": TOKEN,  # the token keeps Ray from writing one into the home directory
         "RAY_USAGE_STATS_ENABLED": os.environ.get("RAY_USAGE_STATS_ENABLED", "0"),
         "RAY_memory_monitor_refresh_ms": "0",
-        "RAY_worker_niceness": "0",  # the default niceness would make cells give way to models
+        "RAY_worker_niceness": "0",  # by default, models would get more CPU time than cells
     }
 
 
 async def _deployed(config: OrchestratorConfig) -> list[dict[str, str]]:
-    """Start the cells, and return each cell's addresses, in the order of the ports. Raises
-    Unusable.
-    """
+    """Start the cells, and return their addresses, sorted by host and port. Raises Unusable."""
     from ray import serve
     from ray.serve.schema import LoggingConfig
 
@@ -209,8 +208,8 @@ async def _removed(config: OrchestratorConfig) -> None:
 
 
 async def _lost(config: OrchestratorConfig, ray: ControlPlane, address: str) -> None:
-    """Return when the cell at `address` does not answer and Ray's control plane is gone. As long as
-    the control plane is there, Serve replaces a lost cell.
+    """Return when neither the cell at `address` nor Ray's control plane responds. As long as the
+    control plane runs, Serve replaces a lost cell.
     """
     missed = 0
     async with rpc.connect(address, config.tls) as channel:
@@ -222,7 +221,7 @@ async def _lost(config: OrchestratorConfig, ray: ControlPlane, address: str) -> 
 
 
 def _with_ports(config: OrchestratorConfig) -> OrchestratorConfig:
-    """Choose free ports on a private Ray. A cell that is replaced takes the same ports again."""
+    """With a private Ray, replace ports 0 by free ports, which restarted cells then reuse."""
     if config.ray_address != LOCAL:
         return config
     names = "port", "http_port", "certificate_port", "metrics_port"
@@ -231,8 +230,8 @@ def _with_ports(config: OrchestratorConfig) -> OrchestratorConfig:
 
 
 def _line(error: Exception, more: str = "") -> str:
-    """Return the message of the last Tandem error that `error` or `more` quotes. If there is none,
-    return the whole error in one line.
+    """Return the message of the last Tandem error that `error` or `more` quotes. If neither quotes
+    a Tandem error, return the whole `error` in one line.
     """
     text = str(error)
     found = re.findall(r"tandem\.protos\.errors\.\w+: (.+)", f"{text}\n{more}")

@@ -1,6 +1,7 @@
-"""The front end's counts: for one request, and for Prometheus.
+"""The front end's counters: those of a single request, and those for Prometheus.
 
-A request's figures and the counters grow by the same steps, so they always agree.
+Both kinds of counters are updated with every step, so a request's statistics always agree with the
+Prometheus metrics.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Histograms: TypeAlias = Callable[..., Histogram]
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """The speculation figures of one request. `requested` tells whether drafts were requested."""
+    """Speculation statistics of one request. `requested` tells whether drafts were requested."""
 
     requested: bool = True
     steps: int = 0
@@ -50,7 +51,7 @@ class SpeculationStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """The number of emitted tokens per step."""
+        """The mean number of emitted tokens per step."""
         return self.emitted / self.steps if self.steps else 0.0
 
     @property
@@ -80,7 +81,7 @@ class SpeculationStats:
         self.acceptance_histogram[step.commit.accepted] += 1
 
     def verified(self, step: Step) -> None:
-        """Count the changes of the verifier that a step reports."""
+        """Count the switches to another verifier that a step reports."""
         self.verifier_switches = max(self.verifier_switches, step.verifier_switches)
         if step.verifier_group:
             self.verifier_group_changes += self.verifier_group not in ("", step.verifier_group)
@@ -103,14 +104,14 @@ def makers(registry: CollectorRegistry) -> tuple[Counters, Gauges, Histograms]:
 
 
 class FrontMetrics:
-    """The front end's Prometheus metrics. The suffixes of their names are vLLM's, so that existing
-    queries work.
+    """The front end's Prometheus metrics. Their names end like the names of vLLM's metrics, so that
+    existing queries work.
     """
 
     def __init__(self, registry: CollectorRegistry, drafters: Acceptance | None = None) -> None:
         counter, gauge, _ = makers(registry)
         self._drafters = drafters or Acceptance()
-        self.steps = counter("steps", "Steps of the verifier, counted for each session")
+        self.steps = counter("steps", "Verifier steps; a batch counts once per session")
         self.steps_with_drafts = counter("spec_decode_num_drafts", "Steps with proposals")
         fallback = counter(
             "speculation_fallback",
@@ -129,10 +130,14 @@ class FrontMetrics:
         self.unused = counter(
             "spec_decode_num_unused_tokens", "Draft tokens that were never verified"
         )
-        tokens = counter("step_tokens", "Tokens of steps, except each request's first", "draft")
-        seconds = counter("step_seconds", "Seconds of steps, except each request's first", "draft")
+        tokens = counter(
+            "step_tokens", "Tokens of all steps except the first step of each request", "draft"
+        )
+        seconds = counter(
+            "step_seconds", "Seconds of all steps except the first step of each request", "draft"
+        )
         self.speed = [(tokens.labels(each), seconds.labels(each)) for each in ("no", "yes")]
-        trip = gauge("service_round_trip_seconds", "Round trip to a service, smoothed", "service")
+        trip = gauge("service_round_trip_seconds", "Smoothed round trip in seconds", "service")
         self.verifier_round_trip = trip.labels("verifier")
         self.drafter_round_trip = trip.labels("drafter")
         accepted_at = counter(
@@ -175,26 +180,28 @@ class FrontMetrics:
             return histogram(name, text, REQUEST_BUCKETS)
 
         self.first_token = of_requests(
-            "time_to_first_token_seconds", "From arrival to the first token"
+            "time_to_first_token_seconds", "Seconds from a request's arrival to its first token"
         )
         self.gap = histogram(
             "inter_token_latency_seconds", "Gap between streamed outputs", GAP_BUCKETS
         )
         self.per_token = histogram(
             "request_time_per_output_token_seconds",
-            "Mean time per token of a request, after the first token",
+            "Mean seconds per token of a request after its first token",
             GAP_BUCKETS,
         )
-        self.total = of_requests("e2e_request_latency_seconds", "From arrival to the last token")
+        self.total = of_requests(
+            "e2e_request_latency_seconds", "Seconds from a request's arrival to its last token"
+        )
         self.queue = of_requests("request_queue_time_seconds", "Time in the queue")
         self.prefill = of_requests(
-            "request_prefill_time_seconds", "From the end of the queue to the first token"
+            "request_prefill_time_seconds", "Seconds from leaving the queue to the first token"
         )
         self.decode = of_requests(
-            "request_decode_time_seconds", "From the first token to the last token"
+            "request_decode_time_seconds", "Seconds from the first token to the last token"
         )
         self.inference = of_requests(
-            "request_inference_time_seconds", "From the end of the queue to the last token"
+            "request_inference_time_seconds", "Seconds from leaving the queue to the last token"
         )
 
     def ended(self, code: str) -> None:
@@ -203,7 +210,8 @@ class FrontMetrics:
 
     def add(self, step: Step, requested: bool, first: bool, drafter: str = "") -> None:
         """Count one step and, if the drafter is known, the step's draft tokens for that drafter.
-        The first step does not count for speed, because it waits for the prompt.
+        The first step is excluded from the speed metrics, because it includes the time to process
+        the prompt.
         """
         self.steps.inc()
         if step.commit.drafted:

@@ -51,9 +51,9 @@ from tandem.protos.transport.health import Health
 from tandem.protos.types import DraftShape, Method, ModelDescription, Schedule
 
 SERVICE = "/tandem.v1.OrchestratorService/"
-# the methods whose calls are requests
+# the API methods whose calls count as requests
 ANSWERING = (f"{SERVICE}Generate", f"{SERVICE}StreamGenerate")
-MAX_POLLS = 20  # checks, over two seconds, whether services are connected
+MAX_POLLS = 20  # maximum number of connection checks at startup, over two seconds
 Announce: TypeAlias = Callable[..., None]
 log = structlog.get_logger()
 
@@ -64,8 +64,8 @@ def registration(
     registered: Registry,
     authenticator: Authenticator,
 ) -> tuple[RegistrationService, ...]:
-    """Return the service at which drafters register, or an empty tuple if none may register. A cell
-    that shares its port with other cells accepts no drafters.
+    """Return the gRPC service at which drafters register, or an empty tuple if no drafter may
+    register. A cell that shares its port with other cells accepts no drafters.
     """
     if config.share_ports or (config.registration_token is None and config.clients is None):
         return ()
@@ -95,19 +95,19 @@ def served_model(
 
 
 def chat_of(config: OrchestratorConfig) -> ChatTemplate:
-    """Return the model's chat template, with the formats of its answers; raises Unusable."""
+    """Return the chat template, with the formats of tool calls and reasoning; raises Unusable."""
     formats = Formats(config.tool_format, config.reasoning_format)
     return load_chat_template(config.tokenizer, formats)
 
 
 def admission_of(config: OrchestratorConfig, metrics: FrontMetrics) -> Admission:
-    """Return the admission, which limits running and waiting requests in total and per client."""
+    """Return the admission control, which limits requests in total and per client."""
     each = Limits(*config.each_client, "_per_client")
     return Admission(Limits(config.max_running, config.max_waiting), each, metrics)
 
 
 def security_of(config: OrchestratorConfig, authenticator: Authenticator) -> rpc.Security:
-    """Return how the port of the client API is protected."""
+    """Return the security settings of the client API's ports."""
     asked = config.clients is None
     return rpc.Security(config.tls, ClientGuard(authenticator), asked, config.certificate_port)
 
@@ -116,7 +116,7 @@ def security_of(config: OrchestratorConfig, authenticator: Authenticator) -> rpc
 async def http_port(
     config: OrchestratorConfig, api: HttpApi, announce: Announce
 ) -> AsyncIterator[None]:
-    """Serve the HTTP API while the scope lasts, if it has a port; raises Unusable."""
+    """Serve the HTTP API inside this context if a port is configured; raises Unusable."""
     if config.http_port is None:
         yield
         return
@@ -138,8 +138,8 @@ async def following_fleet(
     registered: Registry,
     registry: CollectorRegistry,
 ) -> AsyncIterator[tuple[Replicas, ModelDescription]]:
-    """Follow the replicas while the scope lasts. Yields the replicas and the model that the
-    verifiers serve; raises Unusable or IncompatibleModels.
+    """Keep track of the replicas and their models inside this context. Yields the replicas and the
+    model that the verifiers serve; raises Unusable or IncompatibleModels.
     """
     async with discovery.running() as membership:
         replicas = Replicas(config, membership, registered)
@@ -152,7 +152,7 @@ async def following_fleet(
 
 async def wait_for_services(services: Services, drafting: bool) -> None:
     """Wait for a verifier and, if `drafting`, for a drafter, so that the first request has drafts.
-    The wait is short, because a service may be down.
+    The wait is limited to about two seconds, because a service may be down.
     """
     for _ in range(MAX_POLLS):
         if services.verifier.connected and (services.drafter.connected or not drafting):
@@ -168,8 +168,8 @@ async def serving(
     pages: Pages | None = None,
     announce: Announce = process.announce,
 ) -> AsyncIterator[str]:
-    """Serve the client API while the scope lasts; yields its address. Adds the pages for operators
-    to `pages`, and announces the HTTP port. Raises Unusable or IncompatibleModels.
+    """Serve the client API inside this context; yields its address. Adds the status pages and
+    probes to `pages`, and announces the HTTP port. Raises Unusable or IncompatibleModels.
     """
     tokenizer, chat = load_tokenizer(config.tokenizer), chat_of(config)
     discovery, authenticator = Discovery(config.verifiers, config.drafters), authentication(config)

@@ -1,5 +1,5 @@
 """Checks addresses and sources. An address is HOST:PORT, with brackets around an IPv6 host as in a
-URL. A source stands for one address or several.
+URL. A source is an address, a DNS name or a file, and may stand for several addresses.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 DNS, FILE = "dns:///", "file://"
-NEVER_PUBLIC = (".localhost", ".internal")  # names that nobody can register
+NEVER_PUBLIC = (".localhost", ".internal")  # domain suffixes under which nobody can register a name
 
 
 def joined(host: str, port: int) -> str:
-    """Return an address, such as `127.0.0.1:50051` or `[::1]:50051`."""
+    """Return the address of a host and a port, such as `127.0.0.1:50051` or `[::1]:50051`."""
     host = unbracketed(host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def unbracketed(host: str) -> str:
-    """Return a host, such as `::1`, without the brackets that may be around it."""
+    """Return a host without the brackets that may surround it: `::1` for `[::1]`."""
     return host.removeprefix("[").removesuffix("]")
 
 
@@ -42,8 +42,8 @@ def is_loopback(host: str) -> bool:
 
 
 def check_encrypted(secret: str, addresses: Iterable[str]) -> None:
-    """Raise ValueError if the secret with this name would be sent to another machine unencrypted.
-    `addresses` may also contain `dns:///HOST:PORT`.
+    """Raise ValueError if a secret would be sent to another machine unencrypted. `secret` is its
+    name, which the error reports. `addresses` may also contain `dns:///HOST:PORT`.
     """
     for address in addresses:
         if not is_loopback(split(address.removeprefix(DNS))[0]):

@@ -1,4 +1,4 @@
-"""All errors that one process reports to another, with their gRPC statuses, for both ends.
+"""The errors that one process reports to another, and the gRPC status of each error.
 
     TandemError
     |- InvalidRequest      INVALID_ARGUMENT     names every offending field
@@ -25,7 +25,7 @@ from typing import ClassVar
 
 
 class TandemError(Exception):
-    """The root of all errors. The error's message is one line that never contains prompt text."""
+    """Base class of all errors of Tandem. An error's message is one line without prompt text."""
 
     status: ClassVar[str] = "INTERNAL"  # the name of a gRPC status code
     reason: ClassVar[str] = "INTERNAL"
@@ -37,7 +37,7 @@ class Violation:
 
     field: str
     problem: str
-    code: str = dataclasses.field(default="", compare=False)  # OpenAI's name for the problem
+    code: str = dataclasses.field(default="", compare=False)  # OpenAI's code for the problem
 
     def __str__(self) -> str:
         return f"{self.field} {self.problem}"
@@ -67,7 +67,7 @@ class SessionMiss(TandemError):
 
 
 class StaleTurn(TandemError):
-    """A newer call of the session was already served."""
+    """The service has already served a newer call for the session."""
 
     status = "ABORTED"
     reason = "STALE_TURN"
@@ -99,7 +99,7 @@ class Unavailable(TandemError):
 
 
 class TransportLost(Unavailable):
-    """The peer itself did not answer."""
+    """The peer did not respond at all."""
 
 
 class DeadlineExceeded(TandemError):
@@ -149,5 +149,5 @@ BY_REASON: dict[str, type[TandemError]] = {
 
 
 def is_transient(error: BaseException) -> bool:
-    """Tell whether the same call may succeed a little later."""
+    """Tell whether retrying the same call a little later may succeed."""
     return isinstance(error, Unavailable | Busy | DeadlineExceeded)

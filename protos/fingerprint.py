@@ -1,8 +1,8 @@
-"""The tokens of a tokenizer, their fingerprint, and the likeness of two tokenizers. A drafter can
-propose its own token ids only if all or nearly all of them mean the same to its target.
+"""Reads the tokens of a tokenizer, computes their fingerprint, and compares two tokenizers. A
+drafter can propose its own token ids only if all or nearly all of them mean the same to its target.
 
 This module reads `tokenizer.json` or the head of a GGUF file. The module loads no tokenizer
-library, so every service can afford to import it.
+library, so importing it is cheap for every service.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from typing import Any
 from tandem.protos import gguf
 from tandem.protos.errors import Unusable
 
-NEARLY = 0.99  # least share of the smaller one's ids that mean the same if two are nearly equal
+# vocabularies are nearly equal if at least this share of the smaller one's ids mean the same token
+NEARLY = 0.99
 
 
 class Likeness(StrEnum):
     """How alike the tokenizers of a drafter and of its target are."""
 
     EQUAL = "equal"  # every id means the same token
-    NEARLY = "nearly equal"  # ids that differ are masked, and drafts are trees of the target's ids
-    FOREIGN = "foreign"  # drafts are texts, which are translated into the target's tokens
+    NEARLY = "nearly equal"  # drafts are trees of the target's ids; ids that differ are masked
+    FOREIGN = "foreign"  # drafts are texts, which are converted into the target's tokens
 
 
 def tokens_by_id(folder: Path) -> dict[int, str]:
-    """Return the token of every id in the tokenizer of a folder or GGUF file; raises Unusable."""
+    """Return the token of every id of a tokenizer in a folder or GGUF file; raises Unusable."""
     if gguf.is_gguf(folder):
         return gguf.tokens(folder)
     path = folder / "tokenizer.json"
@@ -39,7 +40,7 @@ def tokens_by_id(folder: Path) -> dict[int, str]:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         vocabulary = content["model"]["vocab"]
     except (ValueError, KeyError, TypeError) as error:
-        raise Unusable(f"{path} is not a tokenizer with a vocabulary") from error
+        raise Unusable(f"{path} is not a tokenizer file with a vocabulary") from error
     if isinstance(vocabulary, dict):
         tokens = {index: token for token, index in vocabulary.items()}
     else:  # a unigram model lists [token, score] pairs
@@ -48,18 +49,19 @@ def tokens_by_id(folder: Path) -> dict[int, str]:
 
 
 def fingerprint(folder: Path) -> str:
-    """Return a short hash of the token of every id, e.g. `9f86d081884c7d65`; raises Unusable."""
+    """Return a short hash of all ids and their tokens: `9f86d081884c7d65`. Raises Unusable."""
     lines = (f"{index} {token!r}" for index, token in sorted(tokens_by_id(folder).items()))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def likeness(one: Mapping[int, str], other: Mapping[int, str]) -> Likeness:
-    """Return how alike two vocabularies are, which may be given in either order. Nearly equal
-    vocabularies agree in at least 99 of 100 ids of the smaller one. Tokens that only the larger one
-    has are not counted: the other tokens can be drafted all the same.
+    """Return how similar two vocabularies are; their order does not matter. Vocabularies are nearly
+    equal if at least 99 % of the ids in the smaller one mean the same token in both. Tokens that
+    only the larger vocabulary has are ignored, because they do not hinder drafting with the shared
+    tokens.
 
-    Merges and the rules for splitting texts are not compared. A drafter reads and proposes ids, so
-    it is enough that each id means the same string in both vocabularies.
+    Merges and the rules for splitting texts are not compared. A drafter receives and proposes ids,
+    so it is enough that each id means the same string in both vocabularies.
     """
     if one == other:
         return Likeness.EQUAL

@@ -21,10 +21,10 @@ def generate(out: Path) -> None:
     """Write the stubs of all schemas into the folder `out`, to be imported as `tandem.v1`."""
     schemas = sorted(str(path.relative_to(ROOT)) for path in (ROOT / STUBS).glob("*.proto"))
     kinds = ("python", "grpc_python", "mypy", "mypy_grpc")
-    beside = Path(sys.executable).parent  # where pip puts the plugins, perhaps off the path
+    beside = Path(sys.executable).parent  # pip installs the plugins here, perhaps outside PATH
     plugins = [f"--plugin=protoc-gen-{kind}={beside}/protoc-gen-{kind}" for kind in kinds[2:]]
     outputs = [f"--{kind}_out={out}" for kind in kinds]
-    known = Path(grpc_tools.__file__).parent / "_proto"  # google/protobuf/*.proto
+    known = Path(grpc_tools.__file__).parent / "_proto"  # has google/protobuf/*.proto
     arguments = ["protoc", f"-I{ROOT}", f"-I{known}", *plugins, *outputs, *schemas]
     if protoc.main(arguments) != 0:
         raise SystemExit("protoc failed")

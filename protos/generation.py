@@ -1,4 +1,4 @@
-"""A model maker's defaults for the options that a request does not set, as plain values."""
+"""The default values of sampling options that a model's makers recommend."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """The options that a model's makers set for requests that do not set them. A value of None
-    means that the makers set nothing. The names of the fields are those of
-    `generation_config.json`.
+    """Default values of sampling options, as recommended by a model's makers. They apply to
+    requests that do not set these options. A value of None means that the makers recommend nothing.
+    The fields have the same names as in `generation_config.json`.
     """
 
     temperature: float | None = None

@@ -18,19 +18,19 @@ NUMBERS = dict(enumerate("BbHhIif?", 0)) | {
     10: "Q",
     11: "q",
     12: "d",
-}  # formats of `struct`, by GGUF's type numbers
+}  # `struct` format of each number type, by GGUF's type id
 STRING, LIST = 8, 9
-COMPARABLE = ("gpt2", "llama")  # vocabularies whose tokens are written as in a tokenizer.json
+COMPARABLE = ("gpt2", "llama")  # vocabulary types with tokens written as in a tokenizer.json
 DAMAGED = (OSError, struct.error, ValueError, LookupError, ArithmeticError, EOFError)
 TOO_MUCH = (MemoryError, RecursionError)  # errors that only damaged files raise
-UNUSED = 5  # type of a token that only fills the vocabulary up
-ALIGNMENT = 32  # alignment of the first tensor in bytes, unless a file sets another
+UNUSED = 5  # type of padding tokens, which only fill up the vocabulary
+ALIGNMENT = 32  # default alignment of the tensor data, in bytes
 VOCABULARY = tuple(
     f"tokenizer.ggml.{each}" for each in ("tokens", "scores", "token_type", "merges")
 )
 ENDS = ("eos", "eot", "eom")
-CONTROL = 3  # type of a token that is never text
-TURN_ENDS = {  # end tokens that llama.cpp also finds by their text, as files often do not name them
+CONTROL = 3  # type of control tokens, which never stand for text
+TURN_ENDS = {  # end tokens that files often do not declare; llama.cpp knows them by text, too
     "<|eot_id|>",
     "<|eom_id|>",
     "<|im_end|>",
@@ -54,8 +54,8 @@ def is_gguf(model: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor of a file. `kind` is ggml's number for the tensor's type. The bytes of the tensor
-    begin at `offset`.
+    """A tensor of a GGUF file. `kind` is ggml's id of the tensor's type. The tensor's bytes begin
+    at `offset`.
     """
 
     name: str
@@ -65,13 +65,13 @@ class StoredTensor:
 
     @property
     def numbers(self) -> int:
-        """How many numbers the tensor contains."""
+        """The number of elements of the tensor."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The part of a file before its weights. `light` holds the bytes of this part without the
+    """The part of a GGUF file before its weights. `light` holds the bytes of this part without the
     vocabulary, because reading a vocabulary takes long.
     """
 
@@ -81,8 +81,8 @@ class Head:
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
-        """The tokens that end a text, a turn or a message. The metadata names some of these tokens,
-        and the text of others is known.
+        """The ids of the tokens that end a text, a turn or a message. Some of these tokens are
+        declared in the metadata, others are recognized by their text.
         """
         known, ends = self.metadata, set[int]()
         ends |= {known[key] for end in ENDS if (key := f"tokenizer.ggml.{end}_token_id") in known}
@@ -94,18 +94,18 @@ class Head:
             if kind == CONTROL
         }
         if "<|return|>" in controls:
-            controls.pop("<|end|>", None)  # the token ends only a part of a turn in such a model
+            controls.pop("<|end|>", None)  # in such a model `<|end|>` does not end a turn
         ends |= {controls[token] for token in TURN_ENDS & controls.keys()}
         return tuple(sorted(ends))
 
 
 def metadata(file: Path) -> dict[str, Any]:
-    """Return all keys and values of a file's metadata; raises Unusable."""
+    """Return all keys and values of a GGUF file's metadata; raises Unusable."""
     return head(file).metadata
 
 
 def head(file: Path) -> Head:
-    """Read the part of a file before the weights; raises Unusable."""
+    """Read the part of a GGUF file before the weights; raises Unusable."""
     try:
         with file.open("rb") as stream:
             if stream.read(4) != MAGIC:
@@ -135,14 +135,17 @@ def head(file: Path) -> Head:
 
 
 def tokens(file: Path) -> dict[int, str]:
-    """Return the token of every id of a file; raises Unusable if the vocabulary cannot be compared
-    with a tokenizer's.
+    """Return the token of every id of a GGUF file; raises Unusable if the vocabulary cannot be
+    compared with that of a tokenizer.json.
     """
     found = metadata(file)
     kind, listed = found.get("tokenizer.ggml.model"), found.get("tokenizer.ggml.tokens", [])
     if kind not in COMPARABLE or not listed:
         known = " or ".join(COMPARABLE)
-        raise Unusable(f"{file} has the vocabulary {kind!r}, not {known}: it cannot be compared")
+        raise Unusable(
+            f"{file} has a vocabulary of type {kind!r}, which cannot be compared with a tokenizer:"
+            f" only {known} can"
+        )
     kinds = found.get("tokenizer.ggml.token_type") or [0] * len(listed)
     if len(kinds) != len(listed):
         raise Unusable(
@@ -167,7 +170,7 @@ def _entry(stream: BinaryIO) -> tuple[str, Any]:
 
 
 def _again(stream: BinaryIO, start: int) -> bytes:
-    """Read again the bytes from `start` up to the current position."""
+    """Reread the bytes from `start` up to the current position."""
     count = stream.tell() - start
     stream.seek(start)
     return stream.read(count)

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 MAX_BYTES = 64 << 10
-# llguidance's options for white space in JSON. If there is only one way to write it, the grammar
-# leaves no choice about more tokens.
+# llguidance's options for white space in JSON. With fixed white space, the grammar determines more
+# tokens completely, and these tokens need no draft model.
 STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-class GrammarKind(Enum):  # messages carry the numbers of this enum
-    """The ways in which a grammar is written."""
+class GrammarKind(Enum):  # these numbers are sent in messages
+    """The notations in which a grammar can be written."""
 
     JSON_SCHEMA = 1
     JSON_OBJECT = 2
@@ -28,8 +28,8 @@ class GrammarKind(Enum):  # messages carry the numbers of this enum
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A grammar, and the kind of its text. The text of a choice is a JSON array of texts; the text
-    of JSON_OBJECT is empty.
+    """A grammar as text, and the notation of that text. For CHOICE the text is a JSON array of
+    strings; for JSON_OBJECT it is empty.
     """
 
     kind: GrammarKind
@@ -37,7 +37,7 @@ class Grammar:
 
     @classmethod
     def choice(cls, texts: Iterable[str]) -> Grammar:
-        """Return a grammar that admits exactly these texts."""
+        """Return a grammar that allows exactly these texts."""
         return cls(GrammarKind.CHOICE, json.dumps(list(texts), ensure_ascii=False))
 
     @property

@@ -24,7 +24,7 @@ CACHED = "snapshots"
 
 def local(model: Path, files: tuple[str, ...]) -> Path:
     """Return the local path of a model. If the model is not on this machine, but may be on the hub,
-    the hub's library downloads the files that its cache lacks. Raises Unusable.
+    the hub's library downloads the files that are missing in its cache. Raises Unusable.
     """
     if model.exists() or not NAME.fullmatch(str(model)) or model.parent.exists():
         return model
@@ -36,11 +36,16 @@ def local(model: Path, files: tuple[str, ...]) -> Path:
             str(model), allow_patterns=list(files), ignore_patterns=[OTHER_FORMATS]
         )
     except ModuleNotFoundError as error:
-        problem = f"{model} is not here; to download it: pip install huggingface_hub; {advice}"
+        problem = (
+            f"{model} is not on this machine; to download it: pip install huggingface_hub; {advice}"
+        )
         raise Unusable(problem) from error
     except Exception as error:  # errors of the library, the network or the disk
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        problem = f"{model} is not here and was not downloaded ({reason}); by hand: {advice}"
+        problem = (
+            f"{model} is not on this machine and could not be downloaded ({reason});"
+            f" to download it by hand: {advice}"
+        )
         raise Unusable(problem) from error
     return Path(folder)
 

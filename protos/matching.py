@@ -1,7 +1,8 @@
-"""Compiles grammars for a tokenizer with llguidance, which tells which tokens may come next.
+"""Compiles grammars for a tokenizer with llguidance, a library that computes which tokens may come
+next.
 
-Masks and refusals depend only on the grammar and the tokens, because the limits count steps of the
-library ("fuel") instead of seconds.
+Token masks and refusals depend only on the grammar and the tokens, because the limits count steps
+of the library ("fuel") instead of seconds.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from tokenizers import Tokenizer
 from tandem.protos.errors import InvalidRequest
 from tandem.protos.grammar import STYLE, Grammar, GrammarKind
 
-MAX_CACHED_GRAMMARS = 32  # most compiled grammars that are cached
+MAX_CACHED_GRAMMARS = 32  # maximum number of cached compiled grammars
 ANY_OBJECT = '{"type": "object"}'
-TRIAL_STEPS, TRIAL_STRIDE = 32, 7919  # steps and stride of a walk that tries a grammar
-MAX_PROBLEM_LENGTH = 300  # most characters of a library's message that are reported
+TRIAL_STEPS, TRIAL_STRIDE = 32, 7919  # tokens of a grammar's trial run, and stride of their ids
+MAX_PROBLEM_LENGTH = 300  # maximum characters of a reported llguidance message
 UNKNOWN_KEYS = re.compile(r"Unimplemented keys: (\[.*\])")
 LIMITS = LLParserLimits(
     step_lexer_fuel=50_000,
@@ -32,8 +33,9 @@ LIMITS = LLParserLimits(
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model. The model's tokenizer is read when the first grammar is
-    compiled. The model's texts end with one of the tokens `ends`. Any thread may call a compiler.
+    """Compiles grammars for one model, whose texts end with one of the tokens `ends`. The model's
+    tokenizer is loaded when the first grammar is compiled. All methods may be called from any
+    thread.
     """
 
     def __init__(self, tokenizer: Callable[[], Tokenizer], ends: Sequence[int]) -> None:
@@ -43,13 +45,13 @@ class GrammarCompiler:
         self._words = lru_cache(1)(self._read)
 
     def compiled(self, grammar: Grammar) -> LLMatcher:
-        """Return a matcher that has read no token yet; raises InvalidRequest. All matchers of the
-        same grammar share the lexer states that they have learned, and the limit on these states.
+        """Return a matcher that has consumed no token yet; raises InvalidRequest. All matchers of
+        the same grammar share the lexer states computed so far, and the limit on their number.
         """
         return self._kept(grammar).deep_copy()
 
     def fresh(self, grammar: Grammar) -> LLMatcher:
-        """Return a matcher that has read no token and shares no states; raises InvalidRequest."""
+        """Return a new matcher that shares no lexer states with others; raises InvalidRequest."""
         try:
             matcher = LLMatcher(self._words(), _written(grammar), log_level=0, limits=LIMITS)
         except (ValueError, TypeError, RecursionError) as error:
@@ -65,7 +67,7 @@ class GrammarCompiler:
 
 
 def problem_of(matcher: LLMatcher) -> str:
-    """Return the error because of which a matcher cannot go on, or an empty text. A matcher also
+    """Return the error that stopped a matcher, or an empty text if there is none. A matcher also
     stops at the end of a complete text, which is not an error.
     """
     if not matcher.is_error():
@@ -76,8 +78,8 @@ def problem_of(matcher: LLMatcher) -> str:
 
 
 def walk(matcher: LLMatcher, steps: int = TRIAL_STEPS) -> None:
-    """Feed a matcher allowed tokens from all parts of the vocabulary, until the text is complete or
-    `steps` tokens are fed.
+    """Test a matcher with allowed tokens from all parts of the vocabulary, until the text is
+    complete or `steps` tokens are consumed.
     """
     for step in range(steps):
         possible = int.from_bytes(matcher.compute_bitmask(), "little")

@@ -15,14 +15,14 @@ from tandem.protos.types import (
     TokenLogprobs,
 )
 
-LONGEST_MATCH = 32  # most tokens of a suffix that are compared
+LONGEST_MATCH = 32  # maximum length of the suffix whose earlier occurrences are searched
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """A request for the log-probabilities of a context's tokens from `first` on, below `until`, and
-    of the `top` likeliest tokens at each of these positions. The first token of a text has no
-    log-probability.
+    """A request for the log-probabilities of the tokens at positions `first` to `until` - 1 of a
+    context, and of the `top` likeliest tokens at each of these positions. The first token of a text
+    has no log-probability.
     """
 
     first: int
@@ -32,16 +32,18 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """Opens a stream at a verifier: the verifier decodes after `context` until a stop token comes
+    """Opens a stream at a verifier, which decodes after `context` until a stop token is generated
     or the text has `until` tokens.
 
-    With `lockstep`, each step waits for the proposal that was made for exactly the text so far, and
-    verifies the whole proposal. With `once`, the stream ends after one step. With `suffix_shape`,
-    the verifier finds where the newest tokens occurred before, in the text, in `known` tokens or in
-    recent answers of the scope. It proposes the tokens that followed there, and remembers the
-    answer. `forced` is how many tokens to propose at once where the grammar leaves no choice.
-    `group` is the verifier group that generated the text; this field is not sent. `prompt_logprobs`
-    are reported first. If `until` is the length of the context, nothing else is reported.
+    With `lockstep`, each step waits for a whole proposal that continues exactly the text so far,
+    and verifies all of it. With `once`, the stream ends after one step. With `suffix_shape`, the
+    verifier searches the text, the `known` tokens and recent answers of the scope for earlier
+    occurrences of the newest tokens, and proposes the tokens that followed these occurrences. It
+    also stores the answer for such searches. `forced` is the maximum number of tokens that the
+    verifier proposes at once where the grammar allows only one continuation. `group` is the
+    verifier group that generated the text; this field is not sent. The `prompt_logprobs` are
+    reported before any generated token. If `until` is the length of the context, no token is
+    generated.
     """
 
     context: Context
@@ -59,8 +61,8 @@ class Decoding:
     prompt_logprobs: PromptLogprobs | None = None
 
     def cut(self, start: int, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
-        """Cut tokens, of which the first has position `start`, at the end of the text. Returns the
-        tokens that are left, and whether the end is reached.
+        """Truncate new tokens at the end of the text. `start` is the position of the first new
+        token. Returns the remaining tokens, and whether the end of the text is reached.
         """
         tokens = tokens[: self.until - start]
         stops = (index for index, token in enumerate(tokens) if token in self.stop_token_ids)
@@ -71,9 +73,8 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """Opens a stream at a drafter: the drafter proposes what follows `context`. With `lockstep`,
-    the drafter sends one whole proposal after every commit. With `once`, it sends only one
-    proposal.
+    """Opens a stream at a drafter, which proposes what follows `context`. With `lockstep`, the
+    drafter sends one whole proposal after every commit. With `once`, it sends only one proposal.
     """
 
     context: Context
@@ -87,10 +88,10 @@ class Drafting:
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """The seconds that forward passes of a model take. `newest` is the time that the running pass
-    has taken so far or, if the pass before it took longer, the time of that pass; 0 means that
-    there is no work. `light` is the time of a pass over a single token at that pace; 0 means that
-    it is not known.
+    """Durations of forward passes of a model in seconds. `newest` is the time that the running pass
+    has taken so far or, if the previous pass took longer, the duration of that pass; 0 means that
+    there is no work. `light` estimates the duration of a pass over a single token at the speed of
+    the `newest` pass; 0 means that it is unknown.
     """
 
     newest: float = 0.0
@@ -100,13 +101,13 @@ class PassTimes:
 @dataclass(frozen=True, slots=True)
 class Commit:
     """Reports that the text from token `start` on is `tokens`: the accepted tokens, and then the
-    next token. If `prompt_logprobs` are wanted, `tokens` may also be a piece of the prompt.
+    next token. If `prompt_logprobs` were requested, `tokens` may also be a piece of the prompt.
 
     The verifier verified `drafted` proposed nodes, expected to accept `expected` of them, and
-    emitted `accepted` of them. Since the commit before, `late` nodes arrived after their step, and
-    `unused` nodes arrived in time but were never verified. The verifier found `found` of the
-    verified nodes and `found_accepted` of the accepted nodes by itself; all others came from a
-    drafter.
+    emitted `accepted` of them. Since the previous commit, `late` nodes arrived after the text had
+    passed them. The last commit reports as `unused` how many nodes arrived in time but were never
+    verified. The verifier itself proposed `found` of the verified nodes and `found_accepted` of the
+    accepted nodes; a drafter proposed all others.
     """
 
     start: int
@@ -133,7 +134,7 @@ class Commit:
         return max(0, self.accepted - self.found_accepted)
 
     def committing(self, tokens: tuple[int, ...]) -> Commit:
-        """Return the same commit with only these of its tokens."""
+        """Return a copy of the commit that contains only `tokens`, the first of its tokens."""
         return replace(
             self,
             tokens=tokens,
@@ -144,10 +145,10 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Nodes of a token tree that continues the first `behind` committed tokens. Nodes are numbered,
-    here from `first` on. `parents` has the number of each node's parent, or 0 if the parent is the
-    last of those committed tokens. `scores` has the log-probability that each node is accepted if
-    its parent is.
+    """Nodes of a token tree that continues the first `behind` committed tokens. The nodes have
+    consecutive numbers, beginning with `first`. `parents` has the number of each node's parent, or
+    0 if the parent is the last of those committed tokens. `scores` has the log-probability that
+    each node is accepted if its parent is.
     """
 
     behind: int
@@ -159,21 +160,23 @@ class Proposal:
     distributions: tuple[Distribution, ...] = ()
     epoch: int = 0
     cached_len: int = 0
-    arrived: float = field(default=0.0, compare=False)  # time of arrival by the receiver's clock
+    arrived: float = field(default=0.0, compare=False)  # time of arrival on the receiver's clock
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedProposal:
-    """A proposal that is passed on without being decoded. Only the verifier decodes `message`."""
+    """A proposal that an orchestrator forwards without decoding it. Only the verifier decodes
+    `message`.
+    """
 
     behind: int
-    size: int  # bytes
+    size: int  # in bytes
     message: object
-    awaited: bool = False  # whether the verifier waits for this proposal and needs it
+    awaited: bool = False  # whether the verifier waits for this proposal
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """A message that tells the verifier to pause a session, or to go on."""
+    """A message that tells the verifier to pause a session, or to resume it."""
 
     paused: bool

@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 
 class Pem(NamedTuple):
-    """The contents of the PEM files. A client without a certificate has only a CA."""
+    """The contents of PEM files. A client without a certificate has only `ca`."""
 
     ca: bytes
     cert: bytes | None
@@ -28,8 +28,8 @@ class Pem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """The files of the CA that signs the certificates of all peers, and of the process's own
-    certificate and its key.
+    """Paths of PEM files: of the CA that signs the certificates of all peers, and of the process's
+    own certificate and its key.
     """
 
     ca: Path
@@ -38,12 +38,12 @@ class Tls:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files that are set."""
+        """The paths that are not None."""
         return tuple(path for path in (self.ca, self.cert, self.key) if path)
 
     def read(self) -> tuple[Pem, ssl.SSLContext]:
-        """Return the contents of the files, and a server's context made of them. Raises Unusable if
-        a file cannot be used, or if the key does not belong to the certificate.
+        """Return the contents of the files, and an SSL context for servers that uses them. Raises
+        Unusable if a file cannot be used, or if the key does not belong to the certificate.
         """
         if bool(self.cert) != bool(self.key):
             raise Unusable("tls_cert and tls_key belong together: set both or neither")
@@ -69,7 +69,7 @@ class Tls:
 
 
 class CertificateFiles:
-    """Holds the newest usable contents of the files, which may be replaced one after the other."""
+    """Holds the newest valid contents of certificate files, which may be replaced one by one."""
 
     def __init__(self, tls: Tls) -> None:
         """Read the files. Raises Unusable."""
@@ -78,9 +78,7 @@ class CertificateFiles:
         self.pem, self.context = tls.read()
 
     def refresh(self) -> bool:
-        """Check whether the files have changed, and if so read them. Returns whether the usable
-        contents have changed.
-        """
+        """Reread the files if they have changed. Returns whether there are new valid contents."""
         try:
             stamps = self._stamps()
             if stamps == self._seen:
@@ -90,7 +88,7 @@ class CertificateFiles:
         except (OSError, Unusable) as error:
             log.warning("certificates cannot be read again", problem=str(error))
             return False
-        # the files changed during the reading, so the next check reads them again
+        # the files changed while they were read, so the next check reads them again
         if changed_again:
             return False
         self._seen = stamps
@@ -113,17 +111,17 @@ class CertificateFiles:
 def server_context(
     tls: Tls, certificates: ssl.VerifyMode = ssl.VerifyMode.CERT_REQUIRED
 ) -> ssl.SSLContext:
-    """Return a context for HTTPS that uses the newest files for each connection. `certificates`
-    tells whether clients must have certificates, may have them, or are not asked for them. Raises
-    Unusable.
+    """Return an SSL context for HTTPS that uses the newest files for each connection.
+    `certificates` says whether clients must have certificates, may have them, or are not asked for
+    them. Raises Unusable.
     """
     files, looking = CertificateFiles(tls), threading.Lock()
     used = _asking(files.context, certificates)
     first = used
 
     def look(connection: ssl.SSLSocket | ssl.SSLObject, *_: object) -> None:
-        """Check whether the files have changed, and use the newest contents. TLS calls this
-        function in every handshake, before certificates are shown.
+        """Use the newest contents of the files for this connection. TLS calls this function in
+        every handshake, before certificates are shown.
         """
         nonlocal used
         with looking:  # handshakes run in several threads
@@ -136,9 +134,9 @@ def server_context(
 
 
 def _asking(context: ssl.SSLContext, certificates: ssl.VerifyMode) -> ssl.SSLContext:
-    """Set whether clients are asked for certificates, and let no client resume a session. A client
-    that connects again must show its certificate again, so a certificate of a CA that was replaced
-    is refused.
+    """Set whether clients are asked for certificates, and disable the resumption of TLS sessions. A
+    client that reconnects must then show its certificate again, so that a certificate of a replaced
+    CA is refused.
     """
     context.verify_mode = certificates
     context.minimum_version, context.num_tickets = ssl.TLSVersion.TLSv1_3, 0

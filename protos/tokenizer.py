@@ -1,7 +1,8 @@
 """Loads the tokenizer of a model directory, or builds the tokenizer of a GGUF file.
 
-A GGUF file has a vocabulary, and the name of the rules by which a text is split. If this module
-does not know the rules of a GGUF file, the model's `tokenizer.json` has to be in the same folder.
+A GGUF file contains a vocabulary, but only the name of the rules that split a text into words. If
+this module does not know the rules of a GGUF file, the model's `tokenizer.json` has to be in the
+same folder.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from tandem.protos.fingerprint import tokens_by_id
 
 NAME = "tokenizer.json"
 SPACE = "\u2581"  # SentencePiece's character for a space
-SPECIAL = (3, 4)  # GGUF's types for control tokens and user-defined tokens
+SPECIAL = (3, 4)  # GGUF's token types for control tokens and user-defined tokens
 CONTROL = 3
 
-# Rules by which byte-level tokenizers split a text before they merge, by the names that GGUF files
-# give to the rules. The patterns are those of the models' own tokenizers.
+# Pre-tokenization rules: how byte-level BPE tokenizers split a text before they merge bytes. The
+# names are those in GGUF files, the patterns those of the models' own tokenizers.
 GPT2, DIGITS = "gpt-2", "digits"
-"""The rules of GPT-2, and the same rules with every digit split off."""
+"""The rules of GPT-2, and the same rules with every digit as a separate piece."""
 _CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LINES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = _CONTRACTED + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _LINES
@@ -66,13 +67,13 @@ SPLITS = {
     "llama4": _GPT4O,
 }
 WHOLE_WORDS = ("llama-bpe", "llama-v3", "llama3", "falcon3", "tekken")
-"""The rules whose tokenizers use a piece without merging if the whole piece is a token."""
+"""Rules whose tokenizers do no merging within a piece that is a token as a whole."""
 COMPOSED = ("qwen2",)
-"""The rules whose tokenizers first compose letters with their accents (NFC)."""
+"""Rules whose tokenizers first normalize the text to NFC."""
 
 
 def tokenizer_of(model: Path) -> Tokenizer:
-    """Return the tokenizer of a model directory or file; raises Unusable."""
+    """Return the tokenizer of a model directory or GGUF file; raises Unusable."""
     folder = model.parent if gguf.is_gguf(model) else model
     if gguf.is_gguf(model) and not _beside(model):
         return _built(model)
@@ -82,8 +83,8 @@ def tokenizer_of(model: Path) -> Tokenizer:
 
 
 def texts_of(model: Path, count: int) -> list[str]:
-    """Return the text of each of a model's first `count` tokens, decoded by itself; raises
-    Unusable. The text of a token that is part of a character has U+FFFD in it.
+    """Return the text of each of a model's first `count` tokens, with every token decoded alone;
+    raises Unusable. If a token is only a part of a character, its text contains U+FFFD.
     """
     if not gguf.is_gguf(model):
         ids = [[token] for token in range(count)]
@@ -107,8 +108,8 @@ def _beside(file: Path) -> bool:
         return False
     if not (folder / NAME).is_file():
         raise Unusable(
-            f"{file} splits texts as {known.get('tokenizer.ggml.model')} {split!r}, which is not"
-            f" known here: put the model's {NAME} beside it"
+            f"{file} splits texts with the rules {known.get('tokenizer.ggml.model')} {split!r},"
+            f" which Tandem does not know: put the model's {NAME} beside it"
         )
     own, beside = tokens_by_id(file), tokens_by_id(folder)
     if differing := [index for index in own if own[index] != beside.get(index)]:
@@ -160,7 +161,7 @@ def _of_bytes(metadata: Mapping[str, Any], tokens: Mapping[int, str]) -> Tokeniz
 
 
 def _of_pieces(metadata: Mapping[str, Any], tokens: Mapping[int, str]) -> Tokenizer:
-    """Build a SentencePiece BPE tokenizer. Its merges follow from the scores of the tokens."""
+    """Build a SentencePiece BPE tokenizer, with merges derived from the scores of the tokens."""
     vocabulary = {text: index for index, text in tokens.items()}
     scores = metadata.get("tokenizer.ggml.scores") or [-index for index in range(len(tokens))]
     merges = []

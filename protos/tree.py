@@ -1,6 +1,8 @@
-"""Properties of token trees that follow from `parents` alone. A chain is a tree of width one.
+"""Computes properties of token trees from `parents`, the parent index of every node. A chain is a
+tree of width one.
 
-This module is pure. Parents come before their children, and -1 is the root, which is not a node.
+This module is pure. In `parents`, nodes come before their children, and -1 means the root, which is
+not itself a node.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from itertools import pairwise
 
 
 def chain(length: int) -> tuple[int, ...]:
-    """Return the parents of a chain of nodes."""
+    """Return the parent index of every node of a chain of `length` nodes."""
     return tuple(range(-1, length - 1))
 
 
@@ -20,7 +22,7 @@ def is_chain(parents: Sequence[int]) -> bool:
 
 
 def problem(parents: Sequence[int]) -> str | None:
-    """Return why a list is not the parents of a tree in topological order, or None if it is."""
+    """Return why `parents` does not describe a tree in topological order; None if it does."""
     for node, parent in enumerate(parents):
         if not -1 <= parent < node:
             return f"of node {node} is {parent}, not in -1..{node - 1}"
@@ -28,7 +30,7 @@ def problem(parents: Sequence[int]) -> str | None:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Return each node's depth; the root's children have depth 0."""
+    """Return the depth of each node; children of the root have depth 0."""
     result: list[int] = []
     for parent in parents:
         result.append(0 if parent < 0 else result[parent] + 1)
@@ -36,7 +38,9 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 
 def children(parents: Sequence[int]) -> list[list[int]]:
-    """Return lists of children in order: [0] has those of the root, [n + 1] those of node n."""
+    """Return the children of the root and of every node: item 0 is for the root, item n + 1 for
+    node n.
+    """
     result: list[list[int]] = [[] for _ in range(len(parents) + 1)]
     for node, parent in enumerate(parents):
         result[parent + 1].append(node)
@@ -44,15 +48,15 @@ def children(parents: Sequence[int]) -> list[list[int]]:
 
 
 def hang(length: int, parents: Sequence[int]) -> tuple[int, ...]:
-    """Return the parents of a tree that begins with a chain of `length` nodes. The given tree hangs
-    below the last node of the chain.
+    """Return the parent index of every node of a tree whose first `length` nodes form a chain, and
+    whose other nodes are the tree `parents`, attached to the last node of that chain.
     """
     return chain(length) + tuple(length + parent for parent in parents)
 
 
 def trunk(parents: Sequence[int]) -> int:
-    """Return how many leading nodes form a chain from the root. The chain is the principal path if
-    the likeliest child comes first.
+    """Return how many of the first nodes form a chain from the root. If likelier children come
+    first, each node of this chain is the likeliest child of its parent.
     """
     return next((node for node, parent in enumerate(parents) if parent != node - 1), len(parents))
 
@@ -67,7 +71,7 @@ def path(parents: Sequence[int], node: int) -> list[int]:
 
 
 def runs(parents: Sequence[int], first: int) -> list[range]:
-    """Return the nodes from `first` on as ranges, cut wherever a node is not the child of the node
+    """Split the nodes from `first` on into ranges in which each node is the child of the node
     before it.
     """
     starts = [node for node in range(first + 1, len(parents)) if parents[node] != node - 1]

@@ -1,6 +1,6 @@
 """The plain values that the services exchange.
 
-The values are frozen and compared by value. Only `wire` knows the messages of these values.
+The values are immutable and compared by content. Only `wire` converts them to protobuf messages.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from enum import Enum
 from tandem.protos.generation import NO_DEFAULTS, GenerationDefaults
 from tandem.protos.grammar import Grammar
 
-MAX_NODES = 64  # most nodes of a draft
+MAX_NODES = 64  # maximum number of nodes of a draft
 MAX_LEVELS = 32
-MAX_CHOICES = 256  # most tokens of a distribution that is sent
-LAST_TURN = (1 << 32) - 1  # turn that closes a session whatever its own turn is
-EXACT = "exact"  # the exactness that a batch-invariant model service reports
-MAX_LOGPROBS = 20  # most of the likeliest tokens that are reported beside an emitted token
+MAX_CHOICES = 256  # maximum number of tokens in a distribution that is sent
+LAST_TURN = (1 << 32) - 1  # a closing with this turn closes a session at any turn
+EXACT = "exact"  # what a service with a batch-invariant model reports as exactness
+MAX_LOGPROBS = 20  # maximum number of likeliest tokens reported beside an emitted token
 MAX_BIASES = 1024
 SEEDS = 1 << 53  # random seeds are below this number, so that JSON's numbers represent them exactly
 
 
-class Rule(Enum):  # messages carry the numbers of this enum and of the next two
+class Rule(Enum):  # the numbers of this enum and of the next two are sent in messages
     """The rules by which draft tokens are accepted: by the target's own draws, by rejection
     sampling, or by comparison with the target's most likely token. TOP1 does not preserve the
     target's distribution.
@@ -33,7 +33,7 @@ class Rule(Enum):  # messages carry the numbers of this enum and of the next two
 
 
 class Method(Enum):
-    """The methods by which a draft is found."""
+    """The methods of drafting."""
 
     TREE = 1
     MEDUSA_LITE = 2
@@ -42,7 +42,7 @@ class Method(Enum):
 
 
 class Schedule(Enum):
-    """The ways to choose how many levels proposals run ahead: as many as may help, a fixed number,
+    """The strategies for how many levels proposals run ahead: as many as may help, a fixed number,
     or a number that adapts.
     """
 
@@ -53,13 +53,13 @@ class Schedule(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A call's report about the committed tokens: keep `base` cached tokens, drop the rest, append
-    `tokens`.
+    """Tells a service which tokens are committed: it keeps the first `base` cached tokens, drops
+    the rest and appends `tokens`.
 
     `turn` grows with every call of a session on a service. `epoch` is the epoch of the service's
     newest answer for the session, or 0 when the session is opened. `tokens` is never empty, because
-    the newest committed token was never fed. When a session is opened, `client` tells whose cached
-    prefixes the session may use.
+    the model has not yet processed the newest committed token. When a session is opened, `client`
+    identifies the client whose cached prefixes the session may use.
     """
 
     session_id: bytes
@@ -77,12 +77,13 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The options by which the next token is drawn. By default all options are off; temperature 0
-    is greedy.
+    """The options for sampling the next token. By default all options are off; temperature 0 is
+    greedy.
 
-    Tokens from `prompt_length` on are the completion. The presence and frequency penalties count
-    only its tokens. The completion has no `end_tokens` among its first `min_new_tokens` tokens, has
-    no `suppress_tokens`, and does not begin with `begin_suppress_tokens`.
+    The completion begins at position `prompt_length`. The presence and frequency penalties count
+    only tokens of the completion. The completion has no `end_tokens` among its first
+    `min_new_tokens` tokens, has no `suppress_tokens`, and does not begin with
+    `begin_suppress_tokens`.
     """
 
     temperature: float = 0.0
@@ -105,23 +106,23 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
+        """Whether the likeliest token is always chosen."""
         return self.temperature == 0
 
     @property
     def penalised(self) -> bool:
-        """Whether a penalty makes a token's chance depend on the tokens before it."""
+        """Whether a penalty makes a token's probability depend on the tokens before it."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
     @property
     def historic(self) -> bool:
-        """Whether drawing needs to know where the completion begins."""
+        """Whether sampling depends on where the completion begins."""
         begun = self.begin_suppress_tokens or self.grammar
         return self.penalised or self.min_new_tokens > 0 or bool(begun)
 
     @property
     def adjusting(self) -> bool:
-        """Whether logits are changed before anything is drawn."""
+        """Whether logits are modified before sampling."""
         return self.historic or bool(self.logit_bias or self.suppress_tokens)
 
 
@@ -151,7 +152,7 @@ NO_DRAFT_SHAPE = DraftShape(0)
 @dataclass(frozen=True, slots=True)
 class Distribution:
     """The distribution from which a node's children were drawn, in order and without replacement.
-    The weights are whole numbers.
+    The weights are integers.
     """
 
     tokens: tuple[int, ...] = ()
@@ -160,11 +161,12 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A token tree in topological order. Parent -1 is the root, which is the last committed token.
+    """A token tree in topological order. A parent of -1 means the root, which is the last committed
+    token.
 
     A sampled draft has the distributions from which its tokens were drawn: `distributions[0]` for
     the children of the root, [n + 1] for those of node n. Without distributions, every token counts
-    as proposed with certainty.
+    as proposed with probability 1.
     """
 
     tokens: tuple[int, ...] = ()
@@ -185,8 +187,8 @@ NO_DRAFT = Draft()
 
 @dataclass(frozen=True, slots=True)
 class ProposeResult:
-    """A drafter's answer. The drafter caches `cached_len` tokens: the committed tokens, and then
-    the first nodes of the draft.
+    """A drafter's answer. The first `cached_len` tokens are in the drafter's cache: the committed
+    tokens, and then the first nodes of the draft.
     """
 
     draft: Draft
@@ -196,11 +198,11 @@ class ProposeResult:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The target's log-probability of a token, and the likeliest tokens there with theirs."""
+    """The log-probability of a token, and the likeliest tokens at the same position."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    rank: int = 0  # rank of a token of the prompt; 1 means that no token is likelier
+    rank: int = 0  # rank of a prompt token; 1 means that no token is likelier
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """The description of a model service's model, and of its memory."""
+    """Describes the model and the memory of a model service."""
 
     name: str
     tokenizer_fingerprint: str
@@ -230,17 +232,17 @@ class ModelDescription:
     exactness: str = ""
     cache_usage: float = 0.0
     kernels: str = ""
-    fingerprint: str = ""  # hash of everything that decides the text
+    fingerprint: str = ""  # hash of everything that determines the text
     weights_fingerprint: str = ""
     generation: GenerationDefaults = NO_DEFAULTS
     weights_bytes: int = 0  # size of the weights in memory
-    cache_positions: int = 0  # cached tokens that there is memory for
-    full_sessions: int = 0  # sessions that can have their whole context cached at once
+    cache_positions: int = 0  # number of tokens for which the KV cache has memory
+    full_sessions: int = 0  # number of sessions whose full context fits in the cache at once
     # likeness of a drafter's tokenizer to the target's: equal, nearly equal, foreign
     tokenizer: str = ""
-    masked_tokens: int = 0  # tokens that a drafter never proposes, because the target's differ
+    masked_tokens: int = 0  # number of ids never proposed, because the target's tokens differ
 
     @property
     def identity(self) -> str:
-        """The fingerprint of the weights or, if it is not known, that of the computation."""
+        """The fingerprint of the weights or, if that is unknown, `fingerprint`."""
         return self.weights_fingerprint or self.fingerprint

@@ -179,10 +179,10 @@ REFUSED = {
     "bart": "BartForConditionalGeneration is an encoder-decoder",
     "bert": "BertLMHeadModel is not causal",
     "bloom": "BloomForCausalLM does not attend through transformers' AttentionInterface",
-    "deepseek_v32": "DeepseekV32ForCausalLM asks its attention for 'indices'",
+    "deepseek_v32": "DeepseekV32ForCausalLM passes the attention option 'indices'",
     "diffllama": "DiffLlamaForCausalLM attends more than once in a layer",
     "lfm2": "Lfm2ForCausalLM has attention in 1 of its 2 layers only",
-    "llama4": "Llama4ForCausalLM scales attention by a token's place in the batch",
+    "llama4": "Llama4ForCausalLM scales attention by a token's position in the batch",
     "mamba": "MambaForCausalLM keeps a recurrent state",
 }
 

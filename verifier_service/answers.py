@@ -1,7 +1,8 @@
-"""The newest answers of each scope, in which the verifier looks up drafts. The module is pure.
+"""The newest answers of each scope, in which the verifier looks for tokens to propose. The module
+is pure.
 
-Sessions share pages only within a scope. In the same way, no answer of one scope is ever used in
-another scope.
+The answers of one scope are never used in another scope, just as sessions of different scopes never
+share pages.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import numpy as np
 
 from tandem.verifier_service.suffix_drafts import BOUNDARY, Tokens
 
-MAX_FULL_SCOPES = 16  # number of scopes that are remembered if each has the most tokens allowed
+MAX_FULL_SCOPES = 16  # number of scopes that are kept if each has the maximum number of tokens
 NO_TOKENS: Tokens = np.empty(0, np.int32)
 
 
 class RecentAnswers:
-    """The newest `tokens` tokens of each scope's answers. All scopes together have at most
-    MAX_FULL_SCOPES times as many tokens; beyond that, the least recently used scope is forgotten. A
-    token takes 4 bytes.
+    """Keeps the newest `tokens` tokens of each scope's answers. All scopes together have at most
+    MAX_FULL_SCOPES times `tokens` tokens; beyond that, the least recently used scope is dropped.
+    Each token takes 4 bytes.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -29,12 +30,12 @@ class RecentAnswers:
         self._scopes: OrderedDict[bytes, Tokens] = OrderedDict()
 
     def __len__(self) -> int:
-        """Return the number of tokens of all scopes."""
+        """Return the number of tokens in all scopes together."""
         return self._total
 
     def of(self, scope: bytes) -> Tokens:
-        """Return the tokens of all answers of a scope, with a boundary after each answer: int32
-        [tokens].
+        """Return the tokens of all answers of a scope, with a boundary token after each answer:
+        int32 [tokens].
         """
         if (known := self._scopes.get(scope)) is None:
             return NO_TOKENS

@@ -1,7 +1,8 @@
-"""Draw the target's tokens for all drafts of a step at once.
+"""Sample the target's tokens for all drafts of a step at once.
 
-The samples after all nodes of all drafts are computed together and read in one copy, because each
-copy waits for the device. The walk still decides which of the samples count.
+The samples after all nodes of all drafts are computed together and copied from the device once,
+because each copy has to wait for the device. The acceptance walk still decides which of the samples
+are used.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from tandem.engine.sampling.likeliest import logprobs
 from tandem.protos.types import Rule, SamplingParams, TokenLogprobs
 from tandem.verifier_service.target_sampler import NodeSample, TargetSampler
 
-GREEDY = SamplingParams()  # draws the likeliest of all tokens
-MAX_LOGPROB_ROWS = 64  # rows whose log-probabilities are computed at once
+GREEDY = SamplingParams()  # always selects the likeliest token
+MAX_LOGPROB_ROWS = 64  # number of rows whose log-probabilities are computed at once
 
 
 @dataclass(frozen=True, slots=True)
 class BatchedSampler:
-    """A sampler, and the places in a batch of three sets of its rows: the rows that tokens are
-    drawn from, the rows whose likeliest tokens are found, and the rows that show whether the logits
-    are numbers.
+    """A sampler, and the indices in a batch of three sets of its rows: the rows from which tokens
+    are drawn, the rows whose likeliest tokens are determined, and the rows that are checked for
+    logits that are not numbers.
     """
 
     sampler: TargetSampler
@@ -37,15 +38,17 @@ class BatchedSampler:
 
     @property
     def reported(self) -> int | None:
-        """How many of the likeliest tokens are reported with log-probabilities before the walk;
-        None if no log-probabilities are computed then. On a CPU the log-probabilities are computed
-        after the walk, only for the nodes that it reached.
+        """The number of likeliest tokens whose log-probabilities are computed before the walk; None
+        if no log-probabilities are computed then. On a CPU, log-probabilities are computed after
+        the walk, only for the nodes that the walk reached.
         """
         return None if has_kernel(self.sampler.logits) else self.sampler.params.logprobs
 
 
 def sample_batch(samplers: Sequence[TargetSampler]) -> None:
-    """Give each sampler the samples after all its nodes, unless it samples during the walk."""
+    """Give each sampler the samples after all its nodes, except for samplers that sample during the
+    walk.
+    """
     samplers = [sampler for sampler in samplers if samples_before_walk(sampler)]
     if not samplers:
         return
@@ -67,9 +70,10 @@ def sample_batch(samplers: Sequence[TargetSampler]) -> None:
 
 
 def samples_before_walk(sampler: TargetSampler) -> bool:
-    """Tell whether all nodes are sampled before the walk, not only those that the walk reaches. The
-    rule `reject` samples during the walk, because it needs whole distributions. On a CPU the kernel
-    draws quickly, but adjusting the logits of all nodes takes longer.
+    """Tell whether a sampler samples after all nodes before the walk, instead of after the nodes
+    that the walk reaches. With the rule `reject`, sampling happens during the walk, because the
+    rule needs whole distributions. On a CPU, the kernel samples quickly, but adjusting the logits
+    after all nodes would take longer than sampling during the walk.
     """
     if sampler.params.rule is Rule.REJECT:
         return False
@@ -78,7 +82,7 @@ def samples_before_walk(sampler: TargetSampler) -> bool:
 
 
 def _adjusted(samplers: Sequence[TargetSampler]) -> list[torch.Tensor]:
-    """Return the logits of each sampler, adjusted by its options, [1 + nodes, vocab]."""
+    """Return the logits [1 + nodes, vocab] of each sampler, adjusted by its sampling options."""
     adjusting = [sampler for sampler in samplers if sampler.params.adjusting]
     if not adjusting:
         return [sampler.logits for sampler in samplers]
@@ -89,7 +93,7 @@ def _adjusted(samplers: Sequence[TargetSampler]) -> list[torch.Tensor]:
 
 
 def _add_rows(sampler: TargetSampler, logits: torch.Tensor, batch: list[Rows]) -> BatchedSampler:
-    """Add a sampler's rows, with its adjusted logits, to a batch."""
+    """Add the rows of a sampler, with its adjusted logits, to a batch."""
 
     def added(rows: Rows) -> int:
         batch.append(rows)
@@ -99,13 +103,15 @@ def _add_rows(sampler: TargetSampler, logits: torch.Tensor, batch: list[Rows]) -
     drawn = likeliest = checked = added(rows)
     if sampler.params.rule is Rule.TOP1 and not sampler.params.greedy:
         likeliest = added(rows._replace(params=GREEDY))
-    if sampler.params.adjusting:  # adjusting may have removed logits that are not numbers
+    if sampler.params.adjusting:  # the adjustment may have removed logits that are not numbers
         checked = added(Rows(sampler.logits, GREEDY, rows.positions))
     return BatchedSampler(sampler, drawn, likeliest, checked)
 
 
 def _by_count(batched: Sequence[BatchedSampler]) -> dict[int, list[BatchedSampler]]:
-    """Group the samplers that report log-probabilities before the walk by the count asked for."""
+    """Group the samplers that compute log-probabilities before the walk by the requested number of
+    tokens.
+    """
     reported = defaultdict[int, list[BatchedSampler]](list)
     for each in batched:
         if each.reported is not None:
@@ -116,8 +122,9 @@ def _by_count(batched: Sequence[BatchedSampler]) -> dict[int, list[BatchedSample
 def _logprobs(
     same: Sequence[BatchedSampler], tokens: Sequence[torch.Tensor], count: int
 ) -> torch.Tensor:
-    """Return log-probabilities after all nodes, float64 [nodes, 2 + 2 count]: those of the drawn
-    and of the likeliest token, then the ids and log-probabilities of the `count` likeliest tokens.
+    """Return a table of log-probabilities after all nodes, float64 [nodes, 2 + 2 count]: those of
+    the drawn and of the likeliest token, then the ids and the log-probabilities of the `count`
+    likeliest tokens.
     """
     drawn = torch.cat([tokens[each.drawn] for each in same])
     likeliest = torch.cat([tokens[each.likeliest] for each in same])
@@ -134,7 +141,7 @@ def _logprobs(
 
 
 def _joined(tokens: Sequence[torch.Tensor], tables: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return all numbers of `tokens` and then all numbers of `tables`, in one tensor."""
+    """Return all elements of `tokens`, followed by all elements of `tables`, in one tensor."""
     every = torch.cat(list(tokens))
     if not tables:
         return every
@@ -144,7 +151,7 @@ def _joined(tokens: Sequence[torch.Tensor], tables: Sequence[torch.Tensor]) -> t
 def _samples(
     each: BatchedSampler, batch: Sequence[Rows], drawn: Sequence[list[int]]
 ) -> list[NodeSample]:
-    """Return the sample after each node."""
+    """Return the samples after the root and after each node of one sampler's draft."""
     overflowed = [token == NAN for token in drawn[each.checked]]
     own, likeliest = drawn[each.drawn], drawn[each.likeliest]
     if not any(overflowed):  # the draws are used only if no row overflowed
@@ -159,8 +166,9 @@ def _samples(
 def _add_logprobs(
     sampler: TargetSampler, node: int, columns: Sequence[float] | None, count: int
 ) -> None:
-    """Add log-probabilities to the sample after a node. The log-probabilities are taken from
-    `columns` if given, or else computed from the node's logits.
+    """Add the log-probabilities of the drawn and of the likeliest token to the sample after a node.
+    The log-probabilities are taken from `columns` if given, or else computed from the node's
+    logits.
     """
     sample = sampler.samples[node]
     tokens = sample.drawn, sample.likeliest

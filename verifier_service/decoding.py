@@ -1,8 +1,8 @@
-"""Decoding one session: a job that steps whenever it can and takes the proposals that came in time.
+"""Decodes one session: a job takes a step whenever it can, with the proposals that have arrived.
 
-Each step feeds the root (the newest token) and as many proposed nodes as pay, walks the accepted
-nodes, and reports the tokens that it found. In lockstep each step waits for one proposal and
-verifies all of it.
+Each step feeds the root (the newest token) and as many proposed nodes as are worth their cost,
+determines the accepted nodes, and reports the emitted tokens. In lockstep, each step waits for one
+proposal and verifies all of it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tandem.verifier_service.target_sampler import TargetSampler
 
 
 def sample_step(fed: Sequence[tuple[object, torch.Tensor]]) -> None:
-    """Sample for all drafts of a step at once, before any of the jobs goes on."""
+    """Sample for all drafts of a step at once, before any decoding job continues."""
     sample_batch(
         [
             step_input.sampler_of(rows)
@@ -48,30 +48,32 @@ def sample_step(fed: Sequence[tuple[object, torch.Tensor]]) -> None:
 
 @dataclass(slots=True, eq=False)
 class DecodeJob:
-    """The decoding of one opening of a session: both the job and the step input that it yields."""
+    """A job that decodes one opening of a session, and also the step input that the job yields."""
 
     sessions: Sessions
     opening: Decoding
     stream: JobStream[Proposal, Commit]
     sources: Sources
     clock: Callable[[], float]
-    grammar: Future[GrammarMatcher] | None = None  # set until the grammar is compiled and in use
+    grammar: Future[GrammarMatcher] | None = None  # None once the grammar is compiled and in use
     price: Callable[[], float] = lambda: 0.0  # the chance below which a node gets no row
     proposals: Proposals = field(init=False)
     suffixes: SuffixSources = field(init=False)
     session: Session = field(init=False)
     adjustment: LogitsProcessor = field(init=False)
-    # the step's sampler, if `sample_step` made it before the job goes on
+    # the step's sampler, if `sample_step` created it before the job continues
     sampler: TargetSampler | None = None
-    pending: tuple[int, ...] = ()  # committed tokens that were not fed
-    draft: Draft = NO_DRAFT  # nodes that the step verifies
-    expected: float = 0.0  # number of the draft's nodes that should be accepted
-    verified: int = 0  # number of nodes that all steps have verified
+    pending: tuple[int, ...] = ()  # committed tokens that have not been fed
+    draft: Draft = NO_DRAFT  # nodes that the current step verifies
+    expected: float = 0.0  # expected number of accepted nodes of the draft
+    verified: int = 0  # number of nodes verified in all steps together
     timing: ProposalTiming = field(default_factory=ProposalTiming)
-    forced_at: int = 0  # length of the text after which forced tokens were last proposed
+    forced_at: int = 0  # length of the text when forced tokens were last proposed
 
     def run(self) -> Job:
-        """Decode until the end; raises SessionMiss, StaleTurn, Busy, InvalidRequest, Internal."""
+        """Decode until the text is finished; raises SessionMiss, StaleTurn, Busy, InvalidRequest,
+        Internal.
+        """
         context, sampling = self.opening.context, self.opening.sampling
         with self.sessions.acquire(context, 0) as self.session:
             reused = yield from read_prompt(self.sessions, self.session, self.opening, self.stream)
@@ -89,7 +91,7 @@ class DecodeJob:
                 self.suffixes.remember()
 
     def _decode(self, start: int, reused: int) -> Job:
-        """Decode step by step until the text is finished."""
+        """Run decoding steps until the text is finished."""
         opened, finished = (self.session.epoch, reused), False
         while not finished:
             self.draft, self.expected = NO_DRAFT, 0.0
@@ -111,8 +113,8 @@ class DecodeJob:
             opened = (0, 0)
 
     def sampler_of(self, logits: torch.Tensor) -> TargetSampler:
-        """Return the step's sampler. `logits` [1 + nodes, vocab] are those after the root and each
-        node.
+        """Return the step's sampler, which is created if necessary. `logits` [1 + nodes, vocab] are
+        those after the root and after each node.
         """
         self.sampler = self.sampler or TargetSampler(
             self.draft, self.opening.sampling, logits, self.adjustment
@@ -120,7 +122,7 @@ class DecodeJob:
         return self.sampler
 
     def ready(self) -> Segment | None:
-        """Return the newest tokens and, in lockstep, the draft after them; None while waiting."""
+        """Return the newest tokens (in lockstep, with a draft) as a segment; None while waiting."""
         length = self.session.length + len(self.pending)
         if self.grammar and self.grammar.done():
             self.adjustment.matcher, self.grammar = self.grammar.result(), None
@@ -134,11 +136,11 @@ class DecodeJob:
         return self._segment()
 
     def chances(self) -> Iterator[float]:
-        """Return the chances of the proposed nodes to be accepted, likeliest first."""
+        """Return the chance of each proposed node to be accepted, likeliest first."""
         return iter(()) if self.opening.lockstep else self.proposals.chances()
 
     def segment(self, rows: int) -> Segment:
-        """Return the step's tokens with `rows` proposed nodes, or with as many as memory holds."""
+        """Return a segment with `rows` proposed nodes, or with as many as fit into memory."""
         length = self.session.length + len(self.pending)
         if not self.sessions.try_reserve(self.session, length + rows):
             rows = self.session.table.capacity - length
@@ -164,7 +166,7 @@ class DecodeJob:
         )
 
     def _take(self) -> None:
-        """Take in proposals: tokens that the grammar forces, proposals that have arrived, and
+        """Collect proposals: tokens that the grammar forces, proposals that have arrived, and
         suffix drafts.
         """
         inbox, matcher = self.stream.inbox, self.adjustment.matcher
@@ -189,9 +191,9 @@ class DecodeJob:
             self.proposals.prune(matcher.following)
 
     def _found(self, length: int) -> bool:
-        """Tell whether the proposal for exactly this length has come, and make it the draft if so.
-        A proposal that is not a tree or is too deep leaves the draft empty or, in a single step
-        (`once`), raises InvalidRequest.
+        """Tell whether the proposal for a text of exactly this length has arrived, and use it as
+        the draft. If the proposal is not a tree or is too deep, the draft stays empty or, in a
+        single step (`once`), InvalidRequest is raised.
         """
         inbox = self.stream.inbox
         while inbox and inbox[0].behind != length:
@@ -217,8 +219,8 @@ class DecodeJob:
         logprobs: tuple[TokenLogprobs, ...],
         finished: bool,
     ) -> None:
-        """Report the tokens that a step found. `opened`, which is reported once, is the epoch and
-        the number of tokens that were found cached.
+        """Report the tokens that a step emitted. `opened`, which is reported only once, is the
+        epoch and the number of tokens that were found in the cache.
         """
         proposals, drafted = self.proposals, len(self.draft)
         awaited = self.opening.lockstep or not drafted

@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt's tokens. The prompt is fed chunk by chunk, and the
+"""Computes the log-probabilities of a prompt's tokens. The prompt is fed chunk by chunk, and the
 log-probabilities of a chunk are reported before the next chunk is fed.
 """
 
@@ -19,14 +19,15 @@ from tandem.protos import tree
 from tandem.protos.streams import Commit, Decoding, PromptLogprobs, Proposal
 from tandem.protos.types import Context
 
-CHUNK_ROWS = 64  # as many rows as a whole draft; for 152,000 tokens, the logits take 40 MB
+# as many rows as a complete draft; with a vocabulary of 152,000 tokens, their logits take 40 MB
+CHUNK_ROWS = 64
 
 
 def read_prompt(
     sessions: Sessions, session: Session, opening: Decoding, stream: JobStream[Proposal, Commit]
 ) -> Generator[StepInput, torch.Tensor, int]:
-    """Report the log-probabilities of the prompt, if any are wanted, before decoding begins.
-    Returns how many tokens of the context were found cached and used; raises Busy, Internal.
+    """Report the log-probabilities of the prompt, if requested, before decoding begins. Returns how
+    many tokens of the context were reused from the cache; raises Busy, Internal.
     """
     if not opening.prompt_logprobs:
         return session.length - opening.context.base
@@ -36,7 +37,7 @@ def read_prompt(
 
 @dataclass(slots=True, eq=False)
 class PromptReading(FixedInput):
-    """The step inputs that feed a context chunk by chunk, with logits after every token."""
+    """Feeds a context chunk by chunk, and computes the logits after every token."""
 
     sessions: Sessions
     session: Session
@@ -45,9 +46,9 @@ class PromptReading(FixedInput):
     stream: JobStream[Proposal, Commit]
 
     def run(self) -> Generator[StepInput, torch.Tensor, int]:
-        """Feed the context up to the last token whose log-probability is wanted. Cached tokens are
-        used only up to the first token whose log-probability is wanted. Returns how many cached
-        tokens were used.
+        """Feed the context up to the last token whose log-probability is requested. Cached tokens
+        are reused only up to the first token whose log-probability is requested. Returns how many
+        cached tokens were reused.
         """
         text, first = self.context.tokens, self.wanted.first
         if self.session.length >= first:
@@ -64,7 +65,7 @@ class PromptReading(FixedInput):
         return reused
 
     def ready(self) -> Segment | None:
-        """Return the next chunk, or None while the stream is paused."""
+        """Return a segment of the next chunk, or None while the stream is paused."""
         if self.stream.paused:
             return None
         start = self.session.length

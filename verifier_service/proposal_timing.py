@@ -1,8 +1,10 @@
-"""Decides whether a step with a single session waits a moment for proposals that are on their way.
+"""Decides whether a step with a single session waits briefly for proposals that are about to
+arrive.
 
-The module is pure. A wait costs the tokens that would be emitted meanwhile. A wait pays if the
-proposals should add more tokens than the wait costs, even if it takes the longest time allowed.
-After a drafter was late, steps do not wait for it until one of its proposals is in time again.
+The module is pure. Waiting costs the tokens that could be emitted in the meantime. A wait is worth
+its cost if the proposals are expected to add more tokens than the wait costs, even if it takes the
+longest time allowed. Once a drafter was late, steps do not wait for it until one of its proposals
+arrives in time again.
 """
 
 from __future__ import annotations
@@ -10,34 +12,34 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 SMOOTHING = 0.2
-TOLERANCE = 2.5  # longest wait for a proposal, as a multiple of its usual time
-REMEMBERED = 64  # number of newest commits that proposals may still answer
+TOLERANCE = 2.5  # longest wait for a proposal, as a multiple of the usual delay
+REMEMBERED = 64  # most commits for which the delay of a proposal can still be measured
 
 
 @dataclass(slots=True)
 class ProposalTiming:
-    """The times at which the proposals of one session come, in seconds. A time of 0 means that no
-    proposal was seen.
+    """Delays with which the proposals of one session arrive, in seconds. A delay of 0 means that
+    there are no measurements yet.
     """
 
-    # smoothed seconds from a commit that no proposal foresaw to the proposal after it
+    # smoothed seconds from a commit that no proposal predicted to the proposal that answers it
     lag: float = 0.0
-    gap: float = 0.0  # smoothed seconds from a proposal to the next one after the same commit
-    in_time: bool = True  # whether the newest proposal after an unforeseen commit was in time
-    # the time at which each unforeseen commit left, by the length of its text
+    gap: float = 0.0  # smoothed seconds between two proposals after the same commit
+    in_time: bool = True  # whether the newest answer to an unpredicted commit was in time
+    # the time at which each unpredicted commit was sent, by the length of its text
     _commits: dict[int, float] = field(default_factory=dict)
-    _newest: int = -1  # the length of the text with the newest commit
-    _behind: int = -1  # the length of the newest text after which a proposal added nodes
-    _arrived: float = 0.0  # time at which the newest proposal that added nodes came
+    _newest: int = -1  # the length of the text after the newest commit
+    _behind: int = -1  # the length of the text that the newest proposal with added nodes follows
+    _arrived: float = 0.0  # time at which the newest proposal with added nodes arrived
 
     @property
     def answered(self) -> bool:
-        """Whether a proposal added nodes after the newest commit."""
+        """Whether a proposal has added nodes after the newest commit."""
         return self._behind == self._newest
 
     def commit_sent(self, length: int, now: float, predicted: bool) -> None:
-        """Note that a commit leaves, which makes the text `length` tokens long. `predicted` tells
-        whether a proposal foresaw the commit.
+        """Note that a commit is sent, after which the text has `length` tokens. `predicted` tells
+        whether a proposal had predicted the commit.
         """
         if self.lag and now - self._commits.get(self._newest, now) > TOLERANCE * self.lag:
             self.in_time = False
@@ -48,8 +50,9 @@ class ProposalTiming:
             del self._commits[next(iter(self._commits))]
 
     def proposal_arrived(self, behind: int, at: float, added: bool = True) -> None:
-        """Note that a proposal for the text of `behind` tokens arrived. Every proposal counts as an
-        answer to its commit. Steps wait for another proposal only if the newest one `added` nodes.
+        """Note that a proposal arrived that follows the text of `behind` tokens. Every proposal
+        counts as an answer to the commit that made the text `behind` tokens long. Steps wait for a
+        further proposal only if the newest proposal `added` nodes.
         """
         if sent := self._commits.pop(behind, 0.0):
             took = at - sent
@@ -61,9 +64,9 @@ class ProposalTiming:
             self._behind, self._arrived = behind, at
 
     def wait_seconds(self, now: float, step: float, expected: float, promise: float) -> float:
-        """Return the seconds to wait for the next proposal after the newest commit. A step takes
-        `step` seconds. `expected` proposed nodes should be accepted, and another level should add
-        `promise` accepted nodes.
+        """Return how many seconds to wait for the next proposal after the newest commit. A step
+        takes `step` seconds. `expected` is the expected number of accepted nodes, and `promise` is
+        the number of accepted nodes that another level is expected to add.
         """
         sent = self._commits.get(self._newest, 0.0)
         usual, since = (self.lag, sent) if sent else (self.gap, self._arrived)
@@ -74,5 +77,5 @@ class ProposalTiming:
 
 
 def averaged(mean: float, value: float) -> float:
-    """Return a smoothed mean that includes another value."""
+    """Return the smoothed mean after adding another value."""
     return mean + (value - mean) * (SMOOTHING if mean else 1.0)

@@ -1,9 +1,10 @@
-"""The proposed nodes of one session that are still possible, and how likely each is.
+"""The proposed nodes of one session that may still be accepted, and how likely each of them is to
+be accepted.
 
-The module is pure. A proposal is never trusted: late, repeated or impossible nodes are dropped on
-arrival, and the chance that a source claims for a node is corrected by how often the source was
-right (`Trust`). The chances that several sources claim after one node are scaled so that they add
-up to 1 at most.
+The module is pure. Proposals are never trusted: late, repeated or impossible nodes are dropped on
+arrival, and the chance of acceptance that a source claims for a node is corrected by how often the
+source was right (`Trust`). If several sources claim chances for the children of a node, these
+chances are scaled so that they add up to 1 at most.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from tandem.protos.streams import Proposal
 from tandem.protos.types import MAX_NODES, Draft
 from tandem.verifier_service.proposed_node import CERTAIN, Claim, ProposedNode, Source
 
-REMEMBERED = 256  # a late proposal may follow any of this many newest committed tokens
-MOST = 16 * MAX_NODES  # most nodes remembered by number, and most nodes after the root
+REMEMBERED = 256  # number of newest committed tokens that late proposals may follow
+# maximum of the nodes that are known by number, and of the nodes after the root
+MOST = 16 * MAX_NODES
 
 
 class PickedNode(NamedTuple):
-    """A node that may get a row, its parent `above`, the parent's place among the picked nodes (-1
-    for the root), and the chance that the node is accepted.
+    """A node that may get a row, its parent `above`, the index of the parent among the picked nodes
+    (-1 for the root), and the chance that the node is accepted.
     """
 
     node: ProposedNode
@@ -34,21 +36,22 @@ class PickedNode(NamedTuple):
 
 
 class Proposals:
-    """The possible nodes after a text of `length` tokens, which may grow to `until` tokens. A node
-    at the last position would be of no use, so it is dropped.
+    """The proposed nodes that may follow a text of `length` tokens. The text may grow to `until`
+    tokens. A node for the last token of the text is dropped, because verifying it would save no
+    step.
     """
 
     def __init__(self, length: int, until: int) -> None:
         self.root = ProposedNode(-1, length)
-        self.late = 0  # number of nodes that arrived when the text had passed them
+        self.late = 0  # number of nodes that arrived after the text had passed their position
         self.arrived = 0  # number of nodes that arrived in time
         self._until = until
-        self._live = 0  # upper bound of the number of nodes after the root
+        self._live = 0  # upper bound for the number of nodes after the root
         self._text = {length: self.root}  # the newest committed tokens, by position
         self._numbered: dict[int, ProposedNode] = {}
-        self._source = 0  # source of the proposals to which the numbers belong
+        self._source = 0  # source of the proposals whose nodes are numbered
         self._picked: list[PickedNode] = []
-        # claims of all sources for the nodes of the newest draft
+        # for each node of the newest draft, the chances that the sources claim
         self._claims: Sequence[Mapping[Source, float]] = ()
 
     @property
@@ -57,7 +60,7 @@ class Proposals:
         return {source for child in (self.root.children or {}).values() for source in child.claims}
 
     def add(self, proposal: Proposal, trust: float = 0.0, source: Source = Source.DRAFTER) -> None:
-        """Take in those nodes of a proposal that are still possible. The parent of a drafter's node
+        """Add the nodes of a proposal that may still be accepted. The parent of a drafter's node
         may be a node of an earlier proposal.
         """
         if source is not Source.DRAFTER:
@@ -99,8 +102,8 @@ class Proposals:
             numbered[number] = node
 
     def prune(self, following: Callable[[Sequence[int], Sequence[int]], Collection[int]]) -> None:
-        """Drop the nodes that a grammar makes impossible. `following(path, tokens)` returns the
-        tokens among `tokens` that may follow a path from the root.
+        """Drop the nodes that the grammar does not allow. `following(path, tokens)` returns those
+        of `tokens` that may follow a path from the root.
         """
         stack: list[tuple[ProposedNode, list[int]]] = [(self.root, [])]
         while stack:
@@ -117,7 +120,9 @@ class Proposals:
             stack += ((child, [*path, token]) for token, child in children.items())
 
     def force(self, tokens: Sequence[int]) -> None:
-        """Make these tokens the only nodes after the root, because a grammar leaves no choice."""
+        """Make these tokens the only nodes after the root, because the grammar allows no other
+        tokens.
+        """
         node = self.root
         for token in tokens:
             if node.position + 1 >= self._until:
@@ -130,8 +135,8 @@ class Proposals:
             node.children, node.claimed, node = {token: known}, {Source.GRAMMAR: 0.0}, known
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Move the root along the tokens that the text goes on with. All nodes that do not descend
-        from the new root are impossible now.
+        """Move the root along the tokens that were committed. All nodes that do not descend from
+        the new root are dropped.
         """
         for token in tokens:
             children, self.root.children = self.root.children or {}, None
@@ -142,8 +147,8 @@ class Proposals:
             self._forget()
 
     def chances(self) -> Iterator[float]:
-        """Yield the chance of each node to be accepted. The likeliest nodes come first, and no node
-        comes before its parent.
+        """Yield the chance of each node to be accepted, the likeliest nodes first. No node comes
+        before its parent.
         """
         picked: list[PickedNode] = []
         self._picked = picked
@@ -161,10 +166,10 @@ class Proposals:
             yield chance
 
     def expected_gain(self, promise: float, price: float) -> tuple[float, float]:
-        """Return how many of the nodes that get a row at this price should be accepted, and about
-        how many more nodes should be accepted with another level. The second number is the chance
-        of the likeliest of these nodes that has no children or, if there are no nodes, `promise`,
-        the gain of a first level.
+        """Return how many of the nodes that get a row at this price are expected to be accepted,
+        and approximately how many more nodes would be accepted with another level. The second
+        number is the chance of the likeliest of these nodes without children. If there are no
+        nodes, the second number is `promise`, the gain of a first level.
         """
         expected, promise = 0.0, 0.0 if self.root.children else promise
         for chance in takewhile(lambda it: it >= price, islice(self.chances(), MAX_NODES)):
@@ -174,8 +179,8 @@ class Proposals:
         return expected, promise
 
     def draft(self, rows: int) -> tuple[Draft, float]:
-        """Return the first `rows` nodes of the latest call of `chances` as a tree, and how many of
-        them should be accepted. The likeliest child of each node comes first.
+        """Return the first `rows` nodes of the latest call of `chances` as a tree, and the expected
+        number of accepted nodes. The likeliest child of each node comes first.
         """
         picked = self._picked[:rows]
         children: list[list[int]] = [[] for _ in range(len(picked) + 1)]
@@ -195,26 +200,29 @@ class Proposals:
     def claimed(
         self, draft: Draft, accepted: Sequence[int], source: Source = Source.DRAFTER
     ) -> float:
-        """Return how many tokens of the newest draft a source claimed to know after the root and
-        after each of the `accepted` nodes. At most one token after each node counts.
+        """Return the sum of the chances that a source claimed for the children of the root and of
+        the `accepted` nodes, in the newest draft. The chances of the children of a node add up to 1
+        at most.
         """
         reached = {-1, *accepted}
         pairs = zip(draft.parents, self._claims, strict=True)
         return sum(claims.get(source, 0.0) for parent, claims in pairs if parent in reached)
 
     def right(self, accepted: Sequence[int], source: Source = Source.DRAFTER) -> int:
-        """Return for how many `accepted` nodes of the newest draft a source claimed a chance."""
+        """Return for how many of the `accepted` nodes of the newest draft a source had claimed a
+        chance.
+        """
         return sum(self._claims[node].get(source, 0.0) > 0 for node in accepted)
 
     def found(self, accepted: Sequence[int]) -> tuple[int, int]:
-        """Count the nodes of the newest draft that no drafter has sent, and the `accepted` ones
-        among them.
+        """Count the nodes of the newest draft that no drafter has sent, and how many of them were
+        `accepted`.
         """
         found = [Source.DRAFTER not in claims for claims in self._claims]
         return sum(found), sum(found[node] for node in accepted)
 
     def _late(self, above: ProposedNode, token: int) -> ProposedNode | None:
-        """Count a late node, and return the text's own node in its place; None if the text has
+        """Count a late node, and return the node of the text at its position; None if the text has
         another token there.
         """
         self.late += 1
@@ -224,7 +232,9 @@ class Proposals:
         return known if known.token == token else None
 
     def _forget(self) -> None:
-        """Forget the numbers of impossible nodes, and count the nodes after the root."""
+        """Forget the numbers of nodes that can no longer be accepted, and recount the nodes after
+        the root.
+        """
         alive = {id(node) for node in self._text.values()}
         self._live, stack = -len(alive), [self.root]
         while stack:

@@ -12,29 +12,29 @@ class Source(IntEnum):
     """The sources of proposals."""
 
     DRAFTER = 0
-    TEXT = 1  # tokens that followed before in the text itself
-    PREDICTION = 2  # tokens that the client expects
-    ANSWERS = 3  # tokens that followed in recent answers
+    TEXT = 1  # tokens that followed the same tokens earlier in the text itself
+    PREDICTION = 2  # tokens that the client predicts
+    ANSWERS = 3  # tokens that followed the same tokens in recent answers
     GRAMMAR = 4  # the only tokens that the grammar allows
 
 
 class Claim(NamedTuple):
-    """A source's claim about a node: the chance that the node is accepted if its parent is, and the
-    logarithm of that chance, corrected by the trust in the source.
+    """A source's claim about a node: the chance that the node is accepted if its parent is
+    accepted, and the logarithm of this chance after correction by the trust in the source.
     """
 
     chance: float
     gain: float
 
 
-CERTAIN = Claim(0.0, 0.0)  # a claim that teaches nothing about a source; its corrected chance is 1
+CERTAIN = Claim(0.0, 0.0)  # a claim from which no trust is learned; its corrected chance is 1
 
 
 class ProposedNode:
-    """A proposed token, which would be the text's token number `position`. `claims` has the
-    sources' claims about the node. For each source, `claimed` is the sum of the chances that the
-    source claims for the children. If the sum is above 1, these chances are scaled down. The node
-    is `checked` once the grammar is known to allow it.
+    """A proposed token. `position` is the number of tokens of the text up to and including this
+    token. `claims` holds the sources' claims about the node. For each source, `claimed` is the sum
+    of the chances that the source claims for the node's children. If this sum is above 1, the
+    chances are scaled down. `checked` is set once the grammar is known to allow the node.
     """
 
     __slots__ = ("checked", "children", "claimed", "claims", "position", "token")
@@ -48,8 +48,9 @@ class ProposedNode:
         self.checked = False
 
     def shares(self) -> Iterable[tuple[ProposedNode, float]]:
-        """Return each child with the logarithm of the chance that it is accepted if this node is.
-        The chance is that of the source that is surest of the child.
+        """Return each child with the logarithm of its chance of being accepted if this node is
+        accepted. If several sources propose a child, the highest of their corrected chances is
+        used.
         """
         children = (self.children or {}).values()
         sharing = {source: math.log(max(1.0, sum_)) for source, sum_ in self.claimed.items()}
@@ -66,7 +67,7 @@ class ProposedNode:
         return zip(children, gains, strict=True)
 
     def claims_of(self, child: ProposedNode) -> dict[Source, float]:
-        """Return the chance that each source claims for a child."""
+        """Return the chance that each source claims for a child, scaled down if necessary."""
         return {
             source: claim.chance / max(1.0, self.claimed[source])
             for source, claim in child.claims.items()

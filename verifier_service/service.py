@@ -1,4 +1,6 @@
-"""The verifier over gRPC: openings become decoding jobs, proposals go in, commits come out."""
+"""The verifier's gRPC service: it starts a decoding job for each opening, passes proposals to the
+jobs, and returns their commits.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from tandem.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from tandem.verifier_service.decoding import DecodeJob, sample_step
 from tandem.verifier_service.sources import Sources
 
-MAX_WAITING_PROPOSALS = 64  # proposals of a session that wait for its next step
+MAX_WAITING_PROPOSALS = 64  # most proposals that may wait for a session's next step
 MAX_COMMITS_PER_MESSAGE = 200  # 2 MB if each commit has 65 tokens with 20 log-probabilities
 
 RpcContext: TypeAlias = "aio.ServicerContext[Any, Any]"
@@ -53,7 +55,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
     def Decode(
         self, requests: AsyncIterator[verifier_pb2.DecodeRequest], context: RpcContext
     ) -> AsyncIterator[verifier_pb2.DecodeResponse]:
-        """Serve all sessions of one caller on one call."""
+        """Serve all sessions of one caller on one gRPC stream."""
         return self.streams.serve(requests, self._receive, self._respond, common_name(context))
 
     async def DescribeVerifier(
@@ -84,9 +86,10 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         check_tokens("context.tokens", opening.context.tokens, vocab_size)
         length = opening.context.length
         if opening.until < length + (opening.prompt_logprobs is None):
-            limit = f"is {opening.until}, not above the context's {length} tokens"
+            limit = f"is {opening.until}, but the context already has {length} tokens"
             raise InvalidRequest.of("until", limit)
-        longest = self._host.sessions.context_length + 1  # the last token is never fed
+        # the last token is emitted without being fed
+        longest = self._host.sessions.context_length + 1
         if opening.until > longest and not opening.once:
             raise InvalidRequest.of("until", f"is {opening.until}, above {longest}")
         grammar = self._grammars.begin(opening.sampling, opening.context)
@@ -99,12 +102,14 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             stream.strict = opening.once
 
     def _price(self) -> float:
-        """Return the price of a row: the chance below which a proposed node gets no row."""
+        """Return the price of a row: a proposed node with a lower chance of being accepted gets no
+        row.
+        """
         return self._host.thread.price
 
     def _proposal(self, message: common_pb2.Proposal, caller: Caller) -> None:
         """Put a proposal into its session's inbox. A proposal that cannot be verified is replaced
-        by an empty one, or ends a strict stream.
+        by an empty one or, in a strict stream, ends the stream with an error.
         """
         stream = caller.streams.get(message.stream)
         if stream is None:
@@ -154,14 +159,14 @@ async def serving(
     drain: Drain | None = None,
     pages: Pages | None = None,
 ) -> AsyncIterator[str]:
-    """Run a verifier while the scope lasts; yields its address. `pages` are the HTTP pages that the
-    process serves to operators.
+    """Run a verifier service inside this context; yields its address. `pages` are the HTTP pages
+    that the process serves to operators.
     """
     if config.speaks:
-        raise Unusable("speaks is for drafters: a verifier uses its model's own tokens")
+        raise Unusable("the setting speaks is for drafters: a verifier always uses its own tokens")
     if config.weights != "full":
         raise Unusable(
-            f"weights {config.weights} is for drafters: a verifier never rounds its weights"
+            f"the setting weights {config.weights} is for drafters: a verifier never rounds weights"
         )
     exact = True if config.exact is None else config.exact
     async with hosting(config, "verify", exact, registry) as host:

@@ -20,14 +20,14 @@ from tandem.verifier_service.suffix_drafts import (
     suffix_proposal,
 )
 
-SEVERAL = 2  # least number of tokens that have to match in other texts
+SEVERAL = 2  # minimum number of tokens that must match in texts other than the session's own
 LEARNED = tuple(source for source in Source if source is not Source.GRAMMAR)
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The trust in each source of proposals, for one session or for all sessions, and the recent
-    answers.
+    """The recent answers, and the trust in each source of proposals, for one session or for all
+    sessions.
     """
 
     answers: RecentAnswers
@@ -35,8 +35,8 @@ class Sources:
 
     @classmethod
     def of_all(cls, tokens: int = 0) -> Sources:
-        """Return the sources that sessions begin with. The sources remember `tokens` tokens of each
-        scope's answers.
+        """Return the sources of all sessions, from which each new session starts. The sources keep
+        `tokens` tokens of each scope's answers.
         """
         return cls(RecentAnswers(tokens), {source: Trust.of_all() for source in LEARNED})
 
@@ -51,43 +51,45 @@ class Sources:
         return self.trusts[Source.DRAFTER]
 
     def observe(self, proposals: Proposals, draft: Draft, accepted: Sequence[int]) -> None:
-        """Learn from a step that accepted these nodes of the newest draft."""
+        """Update the trust in each source after a step that accepted these nodes of the newest
+        draft.
+        """
         for source, trust in self.trusts.items():
             claimed = proposals.claimed(draft, accepted, source) if len(draft) else 0.0
             trust.observe(claimed, proposals.right(accepted, source))
 
 
 class SuffixSources:
-    """The texts in which one session's newest tokens are looked up."""
+    """Makes proposals for one session by looking up its newest tokens in several texts."""
 
     def __init__(
         self, opening: Decoding, text: Sequence[int], answers: RecentAnswers, scope: bytes
     ) -> None:
         self._shape: DraftShape = opening.suffix_shape
         self._text = GrowingTokens.of(text if self._shape.levels else ())
-        # under other rules, the text depends on proposals, so no other session's answers are used
+        # under other rules, proposals influence the text, so no answers of other sessions are used
         alone = opening.sampling.rule is not Rule.MATCH
         self._answers = RecentAnswers(0) if alone else answers
         self._scope = scope
         self._answered = opening.sampling.prompt_length or len(text)
         known = (*opening.known, BOUNDARY) if opening.known else ()
         self._prediction: Tokens = np.array(known, np.int32)
-        self._looked = 0  # length of the text after which proposals were last made
-        # for each source, the length of the text after which it last had a proposal
+        self._looked = 0  # length of the text when proposals were last made
+        # for each source, the length of the text at its latest proposal
         self._found: dict[Source, int] = {}
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Add the tokens with which the text goes on."""
+        """Append committed tokens to the text."""
         self._text.extend(tokens)
 
     def proposals(
         self, known: Collection[Source], trusts: Mapping[Source, Trust], price: float
     ) -> Iterator[tuple[Source, Proposal]]:
-        """Yield proposals of each source that has not proposed the next token, or whose last
+        """Yield a proposal of each source that has not proposed the next token, or whose latest
         proposal was made a while ago. `known` are the sources that have proposed the next token.
-        The sources are asked only once for each length of the text. Nodes that are not worth the
-        price of a row, given the trust in their source, are left out, because they would only take
-        time.
+        Each source is asked only once for each length of the text. Nodes that are not worth the
+        price of a row, given the trust in their source, are left out, because verifying them would
+        only take time.
         """
         text = self._text.array
         if (length := len(text)) == self._looked or not self._shape.levels:
@@ -109,9 +111,11 @@ class SuffixSources:
                     yield source, proposal
 
     def remember(self) -> None:
-        """Remember the session's answer at its end: other sessions of its scope may repeat it."""
+        """Keep the session's answer when the session ends, because other sessions of its scope may
+        repeat it.
+        """
         text = self._text.array
         if self._shape.levels and len(text) > self._answered:
-            # the end of the prompt distinguishes answers
+            # the end of the prompt helps to tell answers apart
             begin = max(0, self._answered - LONGEST_MATCH)
             self._answers.remember(self._scope, text[begin:].tolist())

@@ -1,9 +1,11 @@
-"""Proposals without a model: the tokens that followed a text's newest tokens at earlier places.
+"""Proposals without a model: tokens that followed the text's newest tokens when these occurred
+earlier.
 
-The module is pure: it knows no session, clock or randomness. Like SuffixDecoding (arXiv
-2411.04975), the module follows the longest suffixes that occurred before, and computes chances from
-counts. The places are found by comparing tokens instead of searching a suffix tree, so nothing is
-built when a prompt arrives, old tokens are dropped by a slice, and a token takes 4 bytes.
+The module is pure: it depends on no session, clock or randomness. Like SuffixDecoding (arXiv
+2411.04975), the module follows the longest suffixes that occurred earlier, and estimates chances
+from counts. Earlier occurrences are found by comparing tokens instead of searching a suffix tree.
+Therefore nothing has to be built when a prompt arrives, old tokens are dropped by slicing, and each
+token takes 4 bytes.
 """
 
 from __future__ import annotations
@@ -24,32 +26,32 @@ from tandem.protos.types import DraftShape
 
 Tokens = npt.NDArray[np.int32]
 Numbers = npt.NDArray[np.intp]
-MAX_MATCHES = 32  # most matches that are followed
-SHORT_MATCH = 4  # matches of up to this many tokens are searched for everywhere
-MAX_LONG_MATCHES = 4096  # longer matches are searched for only at this many newest places
-MAX_COMPARED_MATCHES = 256  # the length of a match is measured only at this many newest places
-# least number of matching tokens before a token that may have replaced another token
+MAX_MATCHES = 32  # maximum number of matches that are followed
+SHORT_MATCH = 4  # matches of up to this many tokens are searched for in the whole text
+MAX_LONG_MATCHES = 4096  # longer matches are searched for only at this many of the newest matches
+MAX_COMPARED_MATCHES = 256  # the length is measured only for this many of the newest matches
+# minimum number of tokens that must match before a token that may have replaced another token
 MIN_MATCH_BEFORE_CHANGE = 8
-HALF_DOUBT_MATCH = 1.5  # length of a match, in tokens, that is wrong as often as right
-MIN_CHANCE = 0.01  # least chance of a proposed node
+HALF_DOUBT_MATCH = 1.5  # the length, in tokens, of matches that are wrong half of the time
+MIN_CHANCE = 0.01  # minimum chance of a proposed node
 NO_MATCHES: Numbers = np.empty(0, np.intp)
-BOUNDARY = -1  # stands between two texts in the place of a token
+BOUNDARY = -1  # separates two texts, in the place of a token
 
 
 @dataclass(slots=True)
 class GrowingTokens:
-    """A text that grows, as an array with room behind it."""
+    """A growing token sequence, stored in an array with spare capacity."""
 
     _room: Tokens
     _length: int
 
     @classmethod
     def of(cls, tokens: Sequence[int]) -> GrowingTokens:
-        """Return a text that begins with these tokens."""
+        """Return a growing sequence that begins with these tokens."""
         return cls(np.array(tokens, np.int32), len(tokens))
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Add these tokens to the text."""
+        """Append tokens to the sequence."""
         length = self._length + len(tokens)
         if length > len(self._room):
             self._room = np.concatenate((self.array, np.empty(length, np.int32)))
@@ -58,12 +60,14 @@ class GrowingTokens:
 
     @property
     def array(self) -> Tokens:
-        """The whole text: int32 [length]."""
+        """All tokens of the sequence, int32 [length]."""
         return self._room[: self._length]
 
 
 class Following(NamedTuple):
-    """A token that followed at some places, its chance, and the ranks of these places."""
+    """A token that followed some of the matches, its chance of following again, and the ranks of
+    these matches.
+    """
 
     token: int
     chance: float
@@ -72,8 +76,8 @@ class Following(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Followers:
-    """The tokens that followed at each of several places, [places][levels], and how many tokens
-    before each place `matched`, the longest match first.
+    """The tokens that followed each match, [matches][levels], and the length of each match
+    (`matched`). The longest match comes first.
     """
 
     tokens: list[list[int]]
@@ -81,9 +85,9 @@ class Followers:
 
     def after(self, ranks: Sequence[int], depth: int) -> list[Following]:
         """Return the tokens that may follow after `depth` tokens, the likeliest first. These
-        `depth` tokens are the same at all places in `ranks`. A token is as likely as it was
-        frequent at the places with the longest match. As far as the longest match leaves doubt,
-        places with shorter matches count too.
+        `depth` tokens are the same for all matches in `ranks`. A token's chance is its frequency
+        after the longest of these matches. To the extent that the longest matches are doubtful,
+        shorter matches count too.
         """
         if len(ranks) == 1:  # a shortcut for the usual case below the first levels
             (rank,) = ranks
@@ -108,15 +112,15 @@ class Followers:
 
 
 def doubt_after(matched: int) -> float:
-    """Return the doubt, from 0 to 1: how likely it is that a token which followed a match of this
-    length will not follow again.
+    """Return the doubt about matches of this length: the probability, from 0 to 1, that a token
+    which followed such a match does not follow again.
     """
     return HALF_DOUBT_MATCH / (matched + HALF_DOUBT_MATCH)
 
 
 def least_match(chance: float) -> int:
-    """Return the least number of tokens that must match for this chance, if all matches agree on
-    the next token. The result is above LONGEST_MATCH if no match suffices.
+    """Return the minimum number of matching tokens that gives a token this chance, if all matches
+    agree on the token. The result is above LONGEST_MATCH if no match is long enough.
     """
     left, matched = 1.0, 0
     while 1 - left < chance and matched <= LONGEST_MATCH:
@@ -126,9 +130,10 @@ def least_match(chance: float) -> int:
 
 
 def find_matches(searched: Tokens, suffix: Tokens, least: int) -> tuple[Numbers, Numbers]:
-    """Find the places in `searched` where the last tokens of `suffix`, at least `least` of them,
-    are followed by a further token. Returns how many tokens match at each place, and the position
-    after each match. The longest matches come first, and matches of equal length come latest first.
+    """Find all matches in `searched`, where a match is an occurrence of at least `least` of the
+    last tokens of `suffix` that is followed by another token. Returns the length of each match, and
+    the position after each match. The longest matches come first; among matches of equal length,
+    the latest match comes first.
     """
     longest = min(LONGEST_MATCH, len(suffix), len(searched) - 1)
     if longest < least:
@@ -154,8 +159,8 @@ def find_matches(searched: Tokens, suffix: Tokens, least: int) -> tuple[Numbers,
 
 
 def find_matches_to_follow(searched: Tokens, suffix: Tokens, least: int) -> tuple[Numbers, Numbers]:
-    """Find places as `find_matches` does. If few tokens match, add the places where the tokens
-    before the newest one match, because the newest token may have replaced another one, like a
+    """Find matches as `find_matches` does. If few tokens match, add matches of the tokens before
+    the newest token, because the newest token may have replaced another one, for example in a
     changed name. Such a match counts as a quarter of its length.
     """
     matched, ends = find_matches(searched, suffix, least)
@@ -180,21 +185,22 @@ def suffix_proposal(
     price: float = 0.0,
     trust: float = 0.0,
 ) -> Proposal:
-    """Propose the likeliest nodes after `suffix`, from what followed in `searched` at the places
-    where at least `least` tokens match. `trust`, a logarithm, corrects each chance. Nodes whose
-    chance is below the `price` of a row are left out, because they would get no row.
+    """Propose the likeliest nodes after `suffix`, based on the tokens that followed matches of at
+    least `least` tokens in `searched`. `trust` is the logarithm of the factor by which each chance
+    is corrected. Nodes whose chance is below the `price` of a row are left out, because they would
+    get no row.
     """
     if (needed := least_match(price / math.exp(trust))) > LONGEST_MATCH:
         return Proposal(behind)
     matched, ends = find_matches_to_follow(searched, suffix, max(least, needed))
     if not len(ends):
         return Proposal(behind)
-    # at the end of the tokens, the copy goes on from the place after the match
+    # at the end of `searched`, copying continues from the position after the match
     steps = np.arange(shape.levels) % (len(searched) - ends)[:, None]
     followers = Followers(searched[ends[:, None] + steps].tolist(), matched.tolist())
     max_cost = -math.log(max(MIN_CHANCE, price))
     tokens, parents, scores = list[int](), list[int](), list[float]()
-    # best node first: its cost, a number that decides between equal costs, its parent, its depth
+    # nodes by cost, best first: cost, tie-breaker, index of the parent, depth, and the token
     heap: list[tuple[float, int, int, int, Following]] = []
     cost, pushed, depth, ranks = 0.0, 0, 0, list(range(len(ends)))
     while len(tokens) < shape.nodes:

@@ -1,4 +1,6 @@
-"""The target's draws after each node of a draft, and the rule that decides what is accepted."""
+"""Samples the target's tokens after the nodes of a draft, and applies the rule that decides which
+nodes are accepted.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ from tandem.verifier_service.acceptance import Decision, match, reject, top1
 
 @dataclass(slots=True)
 class NodeSample:
-    """The target's sample after a node or the root: the token drawn, the likeliest token, whether
-    any logit is not a number, and the log-probabilities of both tokens, if asked for.
+    """The target's sample after the root or a node: the token drawn, the likeliest token, whether
+    any logit is not a number, and the log-probabilities of both tokens, if requested.
     """
 
     drawn: int
@@ -31,12 +33,13 @@ class NodeSample:
 
 @dataclass(slots=True)
 class TargetSampler:
-    """Samples the target's draws along a draft. `logits` [1 + nodes, vocab] are those after the
-    root and then after each node. `adjustment` applies the sampling options to the logits, given
-    the committed tokens.
+    """Samples the target's tokens along a draft. `logits` [1 + nodes, vocab] are the logits after
+    the root and after each node. `adjustment` applies the sampling options to the logits, given the
+    committed tokens.
 
-    Most samplers get the `samples` after the root and all nodes before the walk begins
-    (`batched_sampling`). The other samplers sample at the nodes that the walk reaches.
+    Most samplers are given the `samples` after the root and all nodes before the acceptance walk
+    begins (`batched_sampling`). The other samplers draw samples during the walk, after the nodes
+    that the walk reaches.
     """
 
     draft: Draft
@@ -53,7 +56,7 @@ class TargetSampler:
         return bool(self.logits.amax().isnan())  # the maximum is NaN if any logit is NaN
 
     def decide(self, node: int, children: Sequence[int]) -> Decision:
-        """Decide which child of a node is accepted, by the rule that was asked for."""
+        """Decide which child of a node is accepted, by the requested rule."""
         if self.params.rule is Rule.REJECT:
             return self._reject(node, children)
         sample = self.samples[node + 1] if self.samples else self._sample(node)
@@ -62,7 +65,9 @@ class TargetSampler:
         return match(self.draft, children, sample.drawn)
 
     def logprobs(self, accepted: Sequence[int], token: int) -> tuple[TokenLogprobs, ...]:
-        """Return the log-probabilities of the accepted tokens and the next one, if asked for."""
+        """Return the log-probabilities of the accepted tokens and of the token after them, if
+        requested.
+        """
         count = self.params.logprobs
         if count is None:
             return ()
@@ -74,24 +79,26 @@ class TargetSampler:
         return tuple(logprobs(self.logits[row], token, count) for row, token in pairs)
 
     def adjustments(self) -> list[Adjustment]:
-        """Return how the options adjust the logits after the root and each node."""
+        """Return the adjustments that the sampling options make to the logits after the root and
+        after each node.
+        """
         vocabulary = self.logits.shape[-1]
         return [self.adjustment.adjustment(path, vocabulary) for path in self._paths()]
 
     def positions(self) -> list[int]:
-        """Return the positions of the tokens that follow the root and each node."""
+        """Return the positions of the tokens that follow the root and each of the nodes."""
         return [self.adjustment.length + len(path) for path in self._paths()]
 
     def _paths(self) -> list[list[int]]:
         return [self._path(node) for node in range(-1, len(self.draft))]
 
     def _path(self, node: int) -> list[int]:
-        """Return the tokens from after the root down to a node."""
+        """Return the tokens on the path from the root, exclusively, down to a node."""
         return [self.draft.tokens[each] for each in tree.path(self.draft.parents, node)]
 
     def _adjusted(self, node: int) -> tuple[torch.Tensor, int]:
-        """Return the logits after a node, adjusted by the options, and the position of the token
-        that follows.
+        """Return the logits after a node, adjusted by the sampling options, and the position of the
+        token that follows the node.
         """
         path = self._path(node)
         row = self.adjustment.apply(self.logits[node + 1], path)

@@ -2,9 +2,9 @@
 
     python -m tandem.benchmarks.alerts
 
-Two verifiers, two drafters and a front end run on the embedded pair, under load. At first there is
-no fault for a while: no alert may fire, and no process may report that it does not serve. Then one
-fault follows another.
+Two verifiers, two drafters and a front end serve the embedded models under load. The run begins
+with a period without faults, in which no alert may fire and every health check must succeed. Then
+the benchmark causes the faults one after another.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from tandem.benchmarks.figures.machine import described
 from tandem.benchmarks.peers.checkout import save_untrained
 from tandem.v1 import orchestrator_pb2 as api
 
-MAX_SECONDS = 60.0  # seconds from a fault to its alert
+MAX_SECONDS = 60.0  # maximum seconds from a fault to its alert
 SLOW_SECONDS = {
-    "TandemLatencySLOBurn": 1200.0,  # the alert looks back an hour, most of which was good
-    # two clients wait 30 s for an error, and the alert needs four errors
+    "TandemLatencySLOBurn": 1200.0,  # most of the hour that the alert examines has no faults
+    # each of two clients waits 30 s for an error, and the alert needs four errors
     "TandemErrorRatioHigh": 180.0,
 }
 LONG = "Once upon a time there was a little girl. " * 30
@@ -79,14 +79,18 @@ class Expected:
 
 @dataclass(slots=True)
 class Outcome:
-    """The alerts of all faults. `clean` says whether all went well while there was no fault."""
+    """The expected alerts of all faults, and when they fired. `clean` says whether the period
+    without faults passed without alerts and without failed health checks.
+    """
 
     clean: bool = True
     alerts: list[Expected] = field(default_factory=list)
 
     @property
     def good(self) -> bool:
-        """Whether each alert fired in time after its fault, and none fired before its fault."""
+        """Whether every alert fired in time and not before its fault, and the period without faults
+        was clean.
+        """
         return self.clean and all(
             each.seconds is not None and not each.early for each in self.alerts
         )
@@ -106,7 +110,9 @@ async def expect(webhook: Webhook, fault: Fault, outcome: Outcome) -> None:
 async def lost_and_slow(
     clean: float, faults: Collection[Fault], folder: Path, outcome: Outcome
 ) -> None:
-    """Cause the faults of processes, links and load, after `clean` seconds without a fault."""
+    """After `clean` seconds without a fault, cause every fault that concerns processes, links or
+    load.
+    """
     async with (
         running(models.DRAFT, "--max-running", "8") as system,
         watching(folder, system.pages) as webhook,
@@ -114,8 +120,8 @@ async def lost_and_slow(
     ):
         checks, alarms = await system.check(clean)
         print(
-            f"{clean:.0f} clean seconds: {sorted(webhook.ever) or 'no alert'}; {alarms} of {checks}"
-            " health checks failed",
+            f"{clean:.0f} s without a fault: {sorted(webhook.ever) or 'no alert'};"
+            f" {alarms} of {checks} health checks failed",
             flush=True,
         )
         outcome.clean = not webhook.ever and not alarms
@@ -134,7 +140,7 @@ async def lost_and_slow(
 
 
 async def bad_drafts(folder: Path, outcome: Outcome) -> None:
-    """Run a drafter that was never trained, with a rule that verifies every draft."""
+    """Run an untrained drafter, with an acceptance rule under which every draft is verified."""
     async with (
         running(save_untrained(models.DRAFT, folder / "draft")) as system,
         watching(folder, system.pages) as webhook,
@@ -147,11 +153,12 @@ def main(
     clean: Annotated[float, typer.Option(help="seconds of load before the first fault")] = 30.0,
     fault: Annotated[list[Fault], typer.Option(help="fault; may be repeated")] = list(Fault),  # noqa: B006
     json: Annotated[
-        Path | None, typer.Option("--json", help="write the figures to this file too")
+        Path | None, typer.Option("--json", help="also write the results to this JSON file")
     ] = None,
 ) -> None:
-    """Cause the fault behind each alert. Exits with 1 if an alert fires without its fault, or too
-    late after it.
+    """Cause the fault behind each alert, and check that the alert fires. Exits with 1 if an alert
+    does not fire in time, if an alert fires before its fault, or if a health check fails before the
+    first fault.
     """
     outcome = Outcome()
 

@@ -1,5 +1,5 @@
-"""Run two verifiers, two drafters and a front end on the embedded pair, and clients of the front
-end.
+"""Run two verifiers, two drafters and a front end on the embedded models, and clients that send
+requests to the front end.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class System:
 
     processes: dict[str, list[Process]] = field(default_factory=dict)
     pages: dict[str, list[str]] = field(default_factory=dict)
-    addresses: list[tuple[str, str]] = field(default_factory=list)  # each address with its role
+    addresses: list[tuple[str, str]] = field(default_factory=list)  # (role, address) per process
     links: list[Any] = field(default_factory=list)
     stub: Any = None
 
     @asynccontextmanager
     async def killed(self, role: str, number: int) -> AsyncIterator[None]:
-        """Kill the newest `number` processes of a role at once."""
+        """Kill the `number` most recently started processes of a role."""
         for it in self.processes[role][-number:]:
             if it.returncode is None:
                 it.kill()
@@ -49,7 +49,7 @@ class System:
 
     @asynccontextmanager
     async def far(self) -> AsyncIterator[None]:
-        """Delay all messages to and from the drafters while the scope lasts."""
+        """Delay all messages to and from the drafters for the duration of the context."""
         for link in self.links:
             await link.become(State(round_trip=0.8))
         yield
@@ -57,7 +57,7 @@ class System:
             await link.become(State())
 
     async def start(self, scope: AsyncExitStack, role: str, *flags: str) -> str:
-        """Start one more process; return its address."""
+        """Start another process of a role, and return its address."""
         page = f"{HOST}:{rpc.free_port(HOST)}"
         module = role if role == "orchestrator" else f"{role}_service"
         port = page.rpartition(":")[2]
@@ -70,8 +70,8 @@ class System:
         return self.addresses[-1][1]
 
     async def check(self, seconds: float) -> tuple[int, int]:
-        """Check the health of every process every CHECK_SECONDS. Returns the number of checks, and
-        the number of checks in which a process did not report that it serves.
+        """Check the health of every process every CHECK_SECONDS. Returns the number of health
+        checks, and how many of them failed.
         """
         checks = alarms = 0
         async with AsyncExitStack() as scope:
@@ -94,7 +94,9 @@ class System:
 
 @asynccontextmanager
 async def running(draft: Path, *flags: str) -> AsyncIterator[System]:
-    """Run two verifiers, two drafters behind links, and a front end while the scope lasts."""
+    """Run two verifiers, two drafters behind delay proxies, and a front end for the duration of the
+    context.
+    """
     system, tokens = System(), str(models.TARGET)
     async with AsyncExitStack() as scope:
         given = []
@@ -118,7 +120,9 @@ async def running(draft: Path, *flags: str) -> AsyncIterator[System]:
 
 @asynccontextmanager
 async def load(stub: Any, clients: int, **options: Any) -> AsyncIterator[None]:
-    """Let `clients` clients each send one request after another while the scope lasts."""
+    """Run `clients` concurrent clients for the duration of the context. Each client sends one
+    request after another.
+    """
 
     async def client(number: int) -> None:
         while True:
@@ -136,7 +140,9 @@ async def load(stub: Any, clients: int, **options: Any) -> AsyncIterator[None]:
 
 
 def request(number: int, text: str = "Once upon a time", rule: int = 0) -> api.GenerateRequest:
-    """Make a request. If a `rule` is given, every third request is decoded without drafts."""
+    """Build a request. If an acceptance `rule` is given, every third request is decoded without
+    drafts, and all other requests use the rule.
+    """
     asked = api.GenerateRequest(text=text)
     asked.sampling.temperature, asked.sampling.seed = 0.7, number
     asked.stopping.max_new_tokens, asked.stopping.ignore_eos = 60, True

@@ -1,8 +1,8 @@
-"""Run a Prometheus and an Alertmanager with the files of `deploy/prometheus`, and a webhook that
-gets the alerts.
+"""Run Prometheus and Alertmanager with the configuration in `deploy/prometheus`, and a webhook that
+receives the alerts.
 
-Only the addresses in the files are replaced. The intervals and thresholds stay as the project ships
-them.
+Only the addresses in the configuration files are replaced. Intervals and thresholds are those that
+the project ships.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ POLL_SECONDS = 0.2  # seconds between two checks of the firing alerts
 
 @dataclass(slots=True)
 class Webhook:
-    """A webhook that keeps the alerts that fire, with the times at which they were reported."""
+    """A webhook that records which alerts are firing, and when each of them was reported."""
 
     firing: dict[str, float] = field(default_factory=dict)
     ever: set[str] = field(default_factory=set)
 
     def receive(self, alerts: Iterable[Mapping[str, object]]) -> None:
-        """Take the alerts that Alertmanager posts."""
+        """Record the alerts that Alertmanager posts."""
         for alert in alerts:
             labels = alert["labels"]
             assert isinstance(labels, dict)
@@ -49,7 +49,7 @@ class Webhook:
                 self.firing.pop(name, None)
 
     async def until(self, name: str, seconds: float) -> bool:
-        """Wait at most `seconds` for an alert; return whether it fires."""
+        """Wait at most `seconds` until an alert fires, and return whether it fires."""
         until = time.monotonic() + seconds
         while name not in self.firing and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
@@ -76,7 +76,9 @@ class Webhook:
 
 @asynccontextmanager
 async def watching(folder: Path, pages: Mapping[str, Sequence[str]]) -> AsyncIterator[Webhook]:
-    """Watch the metrics pages of each role while the scope lasts. Raises Unusable."""
+    """Run Prometheus, Alertmanager and a webhook on each role's metrics pages for the duration of
+    the context. Raises Unusable.
+    """
     webhook = Webhook()
     server = webhook.listen()
     manager, monitor = f"{HOST}:{rpc.free_port(HOST)}", f"{HOST}:{rpc.free_port(HOST)}"
@@ -116,7 +118,7 @@ async def watching(folder: Path, pages: Mapping[str, Sequence[str]]) -> AsyncIte
 
 @asynccontextmanager
 async def program(name: str, *flags: str) -> AsyncIterator[None]:
-    """Run a program while the scope lasts; raises Unusable if it is not installed."""
+    """Run a program for the duration of the context. Raises Unusable if it is not installed."""
     if not (path := shutil.which(name)):
         raise Unusable(f"{name} is not installed; `make tools` installs it")
     process = await asyncio.create_subprocess_exec(path, *flags, stdout=DEVNULL, stderr=DEVNULL)

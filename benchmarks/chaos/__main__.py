@@ -2,7 +2,8 @@
 
     tandem chaos --faults 100 --verifiers 2 --drafters 2 --cells 2
 
-Every stream is compared, token by token, with what the same system sent before the first fault.
+Every stream is compared, token by token, with the answer that the same system gave to the request
+before the first fault.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ STEADY_SECONDS = 2.0  # seconds of streaming before the first fault
 
 
 def requests(target: Path, seed: int, tokens: int) -> list[dict[str, object]]:
-    """Make greedy and seeded requests."""
+    """Build greedy and seeded requests from the story prompts."""
     rng = random.Random(seed)
     return [
         {
@@ -69,8 +70,8 @@ def requests(target: Path, seed: int, tokens: int) -> list[dict[str, object]]:
 
 
 class Watch:
-    """Clients that stream one request after another until `done` is set, and a record of what they
-    see.
+    """Clients that stream one request after another until `done` is set, and that record all chunks
+    and errors.
     """
 
     def __init__(
@@ -88,13 +89,13 @@ class Watch:
         self._streams = count()
 
     async def learn(self) -> None:
-        """Record the right answers, before the first fault."""
+        """Record the expected answer to each request, before the first fault."""
         for number, request in enumerate(self._asked):
             answer = await self._client.generate(**request)  # type: ignore[arg-type]
             self._record(Truth(number, tuple(answer.token_ids)))
 
     async def stream(self) -> None:
-        """Stream random requests as one client, until `done` is set."""
+        """Act as one client: stream random requests until `done` is set."""
         while not self.done:
             stream, number = next(self._streams), self._rng.randrange(len(self._asked))
             self._record(Asked(monotonic(), stream, number))
@@ -119,8 +120,8 @@ class Watch:
 
 
 async def run(system: System, watch: Watch, plan: list[Fault], streams: int) -> str:
-    """Cause all faults of a plan, one after another, while clients stream. Returns the problem that
-    ended the run before its last fault, or "".
+    """Cause all faults of a plan, one after another, while clients stream. Returns an error message
+    if the run ended before its last fault, otherwise "".
     """
     await watch.learn()
     async with asyncio.TaskGroup() as clients:
@@ -141,8 +142,9 @@ async def run(system: System, watch: Watch, plan: list[Fault], streams: int) -> 
 
 
 def recorded(file: Path, whole: Callable[[Record], Coroutine[Any, Any, str]]) -> str:
-    """Run `whole`, and write its events to a file while they happen. Returns the problem that ended
-    the run before its last fault, or "". Raises Unusable if the file cannot be written.
+    """Run the coroutine function `whole`, and write the events that it records to a file as they
+    happen. Returns an error message if the run ended before its last fault, otherwise "". Raises
+    Unusable if the file cannot be written.
     """
     try:
         opened = file.open("w", buffering=1, encoding="utf-8")
@@ -152,12 +154,12 @@ def recorded(file: Path, whole: Callable[[Record], Coroutine[Any, Any, str]]) ->
         try:
             return asyncio.run(whole(partial(history.write, lines=lines)))
         except KeyboardInterrupt:
-            return "interrupted before the last fault"
+            return "the run was interrupted before the last fault"
 
 
 def table(verdict: Verdict) -> Table:
     """Return a table of the longest gaps, for each kind of fault and for all faults together."""
-    shown = Table("fault", "times", "longest gap, s", "with all services up, s")
+    shown = Table("fault", "times", "longest gap, s", "longest part without a fault, s")
     for what in sorted(verdict.gaps):
         gaps = f"{verdict.gaps[what]:.2f}", f"{verdict.healthy_gaps[what]:.2f}"
         shown.add_row(what, str(verdict.struck[what] or ""), *gaps)
@@ -169,8 +171,8 @@ def table(verdict: Verdict) -> Table:
 
 
 def show(file: Path, figures: Path | None) -> None:
-    """Print the verdict on a history, and write it to `figures`, if given. Exits with 1 unless the
-    history is flawless.
+    """Judge a history, print the verdict, and write it to the JSON file `figures` if given. Exits
+    with 1 if a client saw an error, or lost, duplicated or changed tokens.
     """
     try:
         verdict = history.judge(history.read(file))
@@ -188,7 +190,7 @@ def show(file: Path, figures: Path | None) -> None:
         raise SystemExit(1)
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)  # rich's tables cut names
+app = typer.Typer(add_completion=False, rich_markup_mode=None)  # rich's tables truncate names
 
 
 @app.command()
@@ -198,7 +200,7 @@ def main(
     number: Annotated[int, typer.Option("--faults", help="number of faults", min=0)] = 50,
     seed: Annotated[int, typer.Option(help="seed of the faults and the requests")] = 0,
     kind: Annotated[
-        list[Kind] | None, typer.Option(help="kind of fault; may be repeated; by default all")
+        list[Kind] | None, typer.Option(help="kind of fault to cause; repeatable; default: all")
     ] = None,
     verifiers: Annotated[int, typer.Option(min=1)] = 1,
     drafters: Annotated[int, typer.Option(min=1)] = 1,
@@ -206,11 +208,11 @@ def main(
     streams: Annotated[int, typer.Option(help="streams at once", min=1)] = 8,
     tokens: Annotated[int, typer.Option(help="tokens of an answer", min=1)] = 120,
     file: Annotated[Path | None, typer.Option("--history", help="file for the history")] = None,
-    check: Annotated[Path | None, typer.Option(help="only judge an existing history again")] = None,
-    figures: Annotated[Path | None, typer.Option("--json", help="also write figures here")] = None,
+    check: Annotated[Path | None, typer.Option(help="only judge this existing history")] = None,
+    figures: Annotated[Path | None, typer.Option("--json", help="also write results here")] = None,
 ) -> None:
     """Cause faults one after another while clients stream. Ctrl-C ends the run early. Exits with 1
-    if a client noticed more than a pause.
+    if a client saw an error, or lost, duplicated or changed tokens.
     """
     if check:
         show(check, figures)

@@ -17,12 +17,12 @@ from typing import Any, TextIO
 from tandem.protos.errors import Unusable
 
 Tokens = tuple[int, ...]
-LAG = 0.25  # seconds in which chunks that were on their way still arrive after a fault
+LAG = 0.25  # seconds after a fault in which chunks that were sent before it may arrive
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """The right answer to one of the requests: the tokens that the system sent before any fault."""
+    """The expected answer to a request: the tokens that the system sent before the first fault."""
 
     request: int
     tokens: Tokens
@@ -55,8 +55,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A client received a chunk. `completion_tokens` is the number of tokens that it should have by
-    then.
+    """A client received a chunk. `completion_tokens` is the number of tokens that the client should
+    have received by then.
     """
 
     at: float
@@ -82,10 +82,11 @@ KINDS: dict[str, type[Any]] = {
 
 @dataclass
 class Verdict:
-    """The verdict on a history. `gaps` has the longest gap between two chunks of a stream, in
-    seconds, for each kind of fault. A gap counts for the fault that began during it, or else for
-    the last fault before it. Gaps with several faults have entries of their own, named after the
-    first fault. `healthy_gaps` has the longest part of such a gap during which there was no fault.
+    """The verdict on a history: what clients lost, and how long they waited. `gaps` has the longest
+    gap between two chunks of a stream, in seconds, for each kind of fault. A gap is attributed to
+    the fault that began during it or, if no fault began during it, to the last fault before it.
+    Gaps during which several faults began have entries of their own, named after the first fault.
+    `healthy_gaps` has the longest fault-free part of such a gap.
     """
 
     faults: int = 0
@@ -101,12 +102,12 @@ class Verdict:
 
     @property
     def flawless(self) -> bool:
-        """Whether clients noticed nothing worse than pauses."""
+        """Whether no client saw an error, or lost, duplicated or changed tokens."""
         return not (self.lost or self.duplicated or self.changed or self.errors)
 
 
 def judge(history: Iterable[Event]) -> Verdict:
-    """Compare every stream with the right answer to its request."""
+    """Compare every stream with the expected answer to its request."""
     verdict, truths = Verdict(), dict[int, Tokens]()
     asked, received = dict[int, Asked](), defaultdict[int, list[Received]](list)
     strikes, healed = list[Struck](), list[float]()
@@ -136,8 +137,8 @@ def judge(history: Iterable[Event]) -> Verdict:
 
 
 def _compare(verdict: Verdict, truth: Tokens, chunks: Sequence[Received], error: str) -> None:
-    """Compare the chunks of a stream with the right answer, and add the result and any error to the
-    verdict.
+    """Compare the chunks of a stream with the expected answer, and add the result and any error to
+    the verdict.
     """
     tokens = tuple(token for chunk in chunks for token in chunk.tokens)
     verdict.streams += 1
@@ -158,8 +159,8 @@ def _compare(verdict: Verdict, truth: Tokens, chunks: Sequence[Received], error:
 def _gaps(
     times: Sequence[float], strikes: Sequence[Struck], healed: Sequence[float]
 ) -> Iterator[tuple[str, float, float]]:
-    """Yield three values for each gap between two times: the kind of fault that the gap counts for,
-    its seconds, and the longest part of it during which there was no fault.
+    """Yield three values for each gap between two consecutive times: the kind of fault to which the
+    gap is attributed, its length in seconds, and the length of its longest part without a fault.
     """
     for before, after in pairwise(times):
         first, end = (
@@ -176,8 +177,8 @@ def _gaps(
 
 
 def _healthy(before: float, after: float, faults: Iterable[tuple[float, float]]) -> float:
-    """Return the longest part of the time from `before` to `after` without a fault. `faults` has
-    the beginning and the end of each fault.
+    """Return the length of the longest period without a fault between `before` and `after`.
+    `faults` has the times at which each fault began and ended.
     """
     longest = 0.0
     for begin, end in faults:
@@ -204,4 +205,4 @@ def read(file: Path) -> Iterator[Event]:
     except OSError as error:
         raise Unusable(f"{file}: {error.strerror}") from None
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise Unusable(f"{file} is not the history of a run") from None
+        raise Unusable(f"{file} is not the history of a chaos run") from None

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """A kind of fault of a process."""
+    """A kind of fault that a process can suffer."""
 
     KILL = "kill"  # kill a process with SIGKILL, and start it again
     TERM = "term"  # stop a process with SIGTERM, and start it again
@@ -25,13 +25,13 @@ SUFFERS = {
     "drafter": MODEL,
     "cell": PROCESS,
 }
-SECONDS = (1.0, 6.0)  # shortest and longest time that a fault lasts
-PAUSE = (0.2, 2.0)  # seconds until the next fault, once the system is whole
+SECONDS = (1.0, 6.0)  # minimum and maximum duration of a fault
+PAUSE = (0.2, 2.0)  # minimum and maximum time before a fault, with all processes serving
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: the process it hits, how long it lasts, and how long to wait before it."""
+    """One fault: the affected process, its duration, and the time to wait before it."""
 
     kind: Kind
     role: str
@@ -45,7 +45,9 @@ class Fault:
 
 
 def faults(seed: int, members: Mapping[str, int], kinds: Sequence[Kind]) -> Iterator[Fault]:
-    """Yield random faults without end. `members` has the number of processes of each role."""
+    """Yield an infinite sequence of random faults. `members` has the number of processes of each
+    role.
+    """
     rng = random.Random(seed)
     choices = [
         (kind, role)

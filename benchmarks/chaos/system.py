@@ -1,5 +1,5 @@
-"""Run several processes of each service, and cause faults in them. A process that ends is started
-again.
+"""Run several processes of each service, and cause faults in them. A process that ends is
+restarted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MODEL_SIGNALS = {Kind.HANG: victim.HANG, Kind.SLOW: victim.SLOW, Kind.CRAWL: vic
 
 @dataclass(slots=True)
 class Member:
-    """One process of a service, which always has the same port."""
+    """One process of a service. When the process is restarted, it keeps its port."""
 
     role: str
     flags: Sequence[str]
@@ -48,13 +48,13 @@ class Member:
 
     @property
     def pid(self) -> int:
-        """The id of the process that runs now."""
+        """The id of the process that is running now."""
         assert self._process
         return self._process.pid
 
     async def live(self) -> None:
-        """Run the process, and start it again whenever it ends. Raises Unusable if the process does
-        not serve the first time.
+        """Run the process, and restart it whenever it ends. Raises Unusable if the process does not
+        serve after its first start.
         """
         module, flags = MODULES[self.role], (*self.flags, "--host", HOST, "--port", str(self.port))
         served = False
@@ -72,7 +72,9 @@ class Member:
             self.serving.clear()
 
     async def suffer(self, fault: Fault) -> None:
-        """Cause a fault in the process. Return when it is over and the process serves again."""
+        """Cause a fault in the process, and return when the fault is over and the process serves
+        again.
+        """
         if fault.kind in (Kind.KILL, Kind.TERM):
             self.serving.clear()
             self.signal(signal.SIGKILL if fault.kind is Kind.KILL else signal.SIGTERM)
@@ -85,7 +87,7 @@ class Member:
             self.signal(number)
             await asyncio.sleep(fault.seconds)
             self.signal(victim.RECOVER)
-            await asyncio.sleep(victim.DELAYS.get(number, 0.0))  # lets a slow pass end
+            await asyncio.sleep(victim.DELAYS.get(number, 0.0))  # let a slowed pass end
         try:
             async with asyncio.timeout(START_SECONDS):
                 await self.serving.wait()
@@ -94,7 +96,7 @@ class Member:
             raise Unusable(f"{fault}: the {self.role} {problem}") from None
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process, if it runs now."""
+        """Send a signal to the process if it is running."""
         assert self._process
         with suppress(ProcessLookupError):
             self._process.send_signal(number)
@@ -112,7 +114,7 @@ class System:
         return [member.address for member in self.members[CELL]]
 
     async def suffer(self, fault: Fault) -> None:
-        """Cause a fault. Return when the fault is over and its process serves again."""
+        """Cause a fault. Return when the fault is over and the affected process serves again."""
         await self.members[fault.role][fault.index].suffer(fault)
 
 
@@ -125,8 +127,8 @@ async def running(
     cells: int,
     more: Callable[[], Sequence[str]] = tuple,
 ) -> AsyncIterator[System]:
-    """Run a whole system while the scope lasts. Each cell gets the flags that `more` returns.
-    Raises Unusable if the system does not start.
+    """Run all verifiers, drafters and cells for the duration of the context. `more` returns
+    additional command-line flags for each cell. Raises Unusable if the system does not start.
     """
 
     def of(role: str, count: int, *flags: str) -> list[Member]:

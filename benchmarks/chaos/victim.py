@@ -1,5 +1,5 @@
-"""Run a service that signals can make hang, be slow, or send bad drafts. `victim MODULE FLAGS...`
-runs a module as `python -m` would.
+"""Run a service that hangs, slows down or sends bad drafts when it receives certain signals. The
+command line `victim MODULE FLAGS...` runs a module as `python -m` would.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any
 from tandem.protos.streams import Proposal
 from tandem.protos.types import MAX_NODES
 
-HANG_SECONDS = 0.05  # seconds between two checks whether a hang is over
+HANG_SECONDS = 0.05  # seconds between checks whether the hang is over
 HANG, RECOVER, SLOW, CRAWL, GARBAGE, TWICE = (signal.SIGRTMIN + number for number in range(1, 7))
-DELAYS = {SLOW: 0.2, CRAWL: 2.0}  # seconds that every step takes longer
+DELAYS = {SLOW: 0.2, CRAWL: 2.0}  # seconds that are added to every step
 MODEL_SERVICES = ("tandem.verifier_service", "tandem.drafter_service")
 
 
 def garbage(proposal: Proposal) -> Proposal:
-    """Replace all tokens of a proposal, mostly by wrong ones, and claim that each is certain."""
+    """Replace every token of a proposal by a different one, and claim that it has probability 1."""
     wrong = tuple(token ^ 1 for token in proposal.tokens)
     return replace(proposal, tokens=wrong, scores=(0.0,) * len(wrong), distributions=())
 
 
 def twice(proposal: Proposal) -> Proposal:
-    """Give every node of a proposal a sibling that is said to be as likely, up to MAX_NODES nodes
-    in all.
+    """Add a sibling with the same score to every node of a proposal, up to MAX_NODES nodes in
+    total.
     """
     more = MAX_NODES - len(proposal.tokens)
     return replace(
@@ -44,13 +44,13 @@ SPOILS = {GARBAGE: garbage, TWICE: twice}
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the service module that the command line names."""
     del sys.argv[0]
     mode = RECOVER
 
     def become(number: int, _: object) -> None:
-        """Change the mode to that of a signal. HANG blocks the event loop until the signal RECOVER;
-        only threads go on.
+        """Switch to the behaviour that a signal selects. HANG blocks the event loop until the
+        signal RECOVER arrives, while all other threads continue.
         """
         nonlocal mode
         mode = number

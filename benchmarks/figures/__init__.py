@@ -1,5 +1,6 @@
-"""Figures of benchmarks: timed steps of the engine, checks of them, the machine, and reports.
+"""Shared parts of benchmarks: timing and checking steps of the engine, describing the machine, and
+reporting results.
 
-This package must know the engine but no service: other packages measure requests. Start reading in
-`report`, which all benchmarks use, and in `steps`.
+This package may use the engine but must not use services, because other packages measure requests.
+Start reading in `report`, which all benchmarks use, and in `steps`.
 """

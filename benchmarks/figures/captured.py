@@ -1,4 +1,4 @@
-"""Measure the time that captured passes take on the device alone."""
+"""Measure the time that captured forward passes take on the device, without the host."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tandem.benchmarks.figures.steptimes import Figures
 from tandem.engine.forward.cuda.graphs import CudaGraphs, Replay
 from tandem.engine.runner import HFRunner
 
-REPLAYS = 10  # number of replays of each captured pass, in a row
+REPLAYS = 10  # number of consecutive replays of each captured pass
 
 
 def replayed(forward: HFRunner) -> dict[int, float]:
-    """Return the seconds of each captured pass on the device alone, by the number of rows. Passes
-    in which some rows give no logits are left out. On a CPU the mapping is empty.
+    """Return the device time of each captured pass in seconds, by the number of rows. Passes that
+    have rows without logits are left out. On a CPU the mapping is empty.
     """
     graphs = forward._runner
     if forward.model.device.type == "cpu" or not isinstance(graphs, CudaGraphs):
@@ -26,8 +26,8 @@ def replayed(forward: HFRunner) -> dict[int, float]:
 
 
 def device_seconds(replay: Replay) -> float:
-    """Return the mean seconds of several replays in a row, during which the device need not wait
-    for the host.
+    """Return the mean time in seconds of several consecutive replays, during which the device does
+    not have to wait for the host.
     """
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     replay()
@@ -41,7 +41,9 @@ def device_seconds(replay: Replay) -> float:
 
 
 def pass_table(figures: Figures) -> str:
-    """Return a table of the milliseconds of captured passes by rows, or "" if no pass was timed."""
+    """Return a table of the device time of captured passes by number of rows, or "" if no pass was
+    timed.
+    """
     if not (passes := figures.captured()):
         return ""
     lines = [
@@ -49,11 +51,11 @@ def pass_table(figures: Figures) -> str:
         ["ms", *(f"{each['milliseconds']:.2f}" for each in passes)],
         ["floors", *(f"{each['floors']:.2f}" for each in passes)],
     ]
-    return f"\n\nmilliseconds of a captured pass by rows, on the device alone\n{aligned(lines)}"
+    return f"\n\ndevice time of a captured pass in ms, by number of rows\n{aligned(lines)}"
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Return a table as text, with columns as wide as their widest cell."""
+    """Format a table as text. Each column is as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()

@@ -2,7 +2,7 @@
 sessions, replayed and launched passes must give the same bits, and chains and trees must give
 transformers' logits up to rounding.
 
-A check that fails raises Unusable. The module times nothing.
+A check that fails raises Unusable. This module does not measure times.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from tandem.engine.runner import HFRunner
 from tandem.protos import tree
 from tandem.protos.errors import Unusable
 
-SESSIONS, LONGEST = 4, 320  # number of texts, and most tokens of each
-HEADS = (1, 5, 90, 130)  # numbers of tokens that become text; the two long ones reach beyond a tail
-NODES = (0, 0, 3, 16)  # numbers of nodes proposed after a head
+SESSIONS, LONGEST = 4, 320  # number of sessions, and maximum tokens of each session
+# numbers of fed tokens that are added to the text; the largest exceeds `TAIL` of attention by rows
+HEADS = (1, 5, 90, 130)
+NODES = (0, 0, 3, 16)  # numbers of draft nodes that follow a head
 STEPS = 8
 
 
@@ -43,7 +44,7 @@ class Fed:
     text: tuple[int, ...]
     head: int
     draft: tuple[int, ...]
-    parents: tuple[int, ...]  # parents of all fed tokens
+    parents: tuple[int, ...]  # parent index of every fed token
 
     @property
     def context(self) -> int:
@@ -57,30 +58,30 @@ class Fed:
 
 
 def exact(forward: HFRunner, name: str) -> None:
-    """Check with the engine's self-test that logits are right and batch-invariant."""
+    """Check with the engine's self-test that logits are correct and batch-invariant."""
     if problem := self_test(forward, name).problem:
         raise Unusable(f"a check failed: not exact, {problem}")
 
 
 def replays(launched: HFRunner, replayed: HFRunner) -> None:
-    """Check that replayed passes give the same bits as passes that are launched operation by
-    operation, and that every pass can be replayed.
+    """Check that replayed passes give exactly the same logits as passes that are launched operation
+    by operation, and that every pass can be replayed.
     """
     with _tables(launched) as ours, _tables(replayed) as theirs:
         for step in walk(launched.model):
             expected, given = _feed(launched, ours, step), _feed(replayed, theirs, step)
             if not all(map(torch.equal, expected, given)):
                 raise Unusable(
-                    "a check failed: a replayed pass gives other bits than a launched pass"
+                    "a check failed: a replayed pass gives other logits than a launched pass"
                 )
     if replayed.problem:
         raise Unusable(f"a check failed: {replayed.problem}")
 
 
 def right(forwards: Mapping[str, HFRunner], network: PreTrainedModel) -> dict[str, float]:
-    """Check that chains and trees give what transformers computes for each path, up to rounding.
-    Returns for each system how much a typical row differs. All systems must run the same model,
-    because transformers computes each path only once.
+    """Check that the logits of chains and trees are, up to rounding, those that transformers
+    computes for each path. Returns the typical difference of a row of logits for each system. All
+    systems must run the same model, because transformers computes each path only once.
     """
     model = next(iter(forwards.values())).model
     texts = ReferenceTexts(network, model.dtype, fused=network._supports_sdpa)
@@ -105,7 +106,9 @@ def right(forwards: Mapping[str, HFRunner], network: PreTrainedModel) -> dict[st
 
 
 def walk(model: HFModel) -> Iterator[list[Fed]]:
-    """Yield steps that feed random sets of sessions, until the texts of the sessions are long."""
+    """Yield at most STEPS steps. Each step feeds a random set of sessions, whose texts grow to at
+    most LONGEST tokens.
+    """
     rng, longest = random.Random(0), min(LONGEST, model.context_length)
     texts: list[tuple[int, ...]] = [()] * SESSIONS
 
@@ -125,7 +128,7 @@ def walk(model: HFModel) -> Iterator[list[Fed]]:
 
 
 def room_for(model: HFModel) -> int:
-    """Return the number of cached tokens that a check needs memory for."""
+    """Return the number of cached tokens for which the checks need memory."""
     return max(SESSIONS * page_aligned(LONGEST), positions_tried(model))
 
 
@@ -142,8 +145,8 @@ def _tables(forward: HFRunner) -> Iterator[list[PageTable]]:
 def _feed(
     forward: HFRunner, tables: Sequence[PageTable], step: Sequence[Fed]
 ) -> list[torch.Tensor]:
-    """Return the logits of a step, [tokens, vocab] for each session. No later pass changes the
-    tensors.
+    """Run a step, and return its logits, [tokens, vocab] for each session. Later passes do not
+    change the returned tensors.
     """
     return forward(
         [
@@ -155,7 +158,9 @@ def _feed(
 
 @torch.inference_mode()
 def _references(texts: ReferenceTexts, fed: Fed) -> list[tuple[list[int], ReferenceText]]:
-    """Run a plain pass over each path of a tree. Returns for each path its nodes and the result."""
+    """Run transformers on each path of a tree. Returns the nodes of each path and its reference
+    logits.
+    """
     found = []
     for leaf in set(range(len(fed.parents))) - set(fed.parents):
         path = tree.path(fed.parents, leaf)
@@ -167,7 +172,7 @@ def _references(texts: ReferenceTexts, fed: Fed) -> list[tuple[list[int], Refere
 def _differences(
     paths: Sequence[tuple[list[int], ReferenceText]], fed: Fed, logits: torch.Tensor
 ) -> list[Difference]:
-    """Return how much each row differs from the plain passes."""
+    """Return how much each row of logits differs from the reference logits."""
     off: dict[int, Difference] = {}
     for path, text in paths:
         places = range(fed.context, len(text.tokens))

@@ -1,8 +1,8 @@
-"""Emulate on a CPU how a CUDA device runs passes by rows: attention is one operation, and captured
-passes are replayed on the same memory.
+"""Emulate on a CPU how a CUDA device runs forward passes with the attention backend ROWS: attention
+is one operation, and captured passes are replayed on the same memory.
 
-The emulation serves to run checks without a device. These checks cover everything except the
-device's own kernels.
+With this emulation, checks of the engine run without a CUDA device. They cover everything except
+the device's own kernels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from tandem.engine.runner import AttentionBackend, HFRunner
 
 @contextmanager
 def emulated() -> Iterator[None]:
-    """Run attention by rows as one operation while the scope lasts, as a device does."""
+    """Inside this context, run attention by rows as a single PyTorch operation, as a CUDA device
+    does.
+    """
     library = torch.library.Library("tandem_emulated", "DEF")
     library.define(
         "attend(Tensor longs, Tensor ints, Tensor query, Tensor keys, Tensor values, int outputs, "
@@ -78,7 +80,7 @@ def capture(run: Callable[[], torch.Tensor]) -> tuple[Replay, torch.Tensor]:
 
 
 def replaying(forward: HFRunner) -> HFRunner:
-    """Have a runner by rows replay its passes from now on; return it."""
+    """Make a runner with the backend ROWS replay its passes from now on, and return the runner."""
     forward._runner = CudaGraphs(forward._run, forward.model.device, capture)
     forward.backend = AttentionBackend.GRAPHS
     return forward

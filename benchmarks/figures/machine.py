@@ -1,7 +1,6 @@
 """Describe the machine of a measurement: its processors and the installed packages.
 
-Like all modules that a measurement of a device imports, this one needs only PyTorch and
-transformers.
+This module needs only PyTorch and transformers, like all modules that the CUDA benchmark imports.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ PACKAGES = ("torch", "transformers")
 
 
 def described(threads: str) -> str:
-    """Describe CPU model, cores, compiled kernels, threads (as the caller says) and packages."""
+    """Describe the CPU, its cores, the compiled kernels, `threads` and the installed packages."""
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     return f"{processor()}, {os.cpu_count()} cores, {build()}, {threads}, {packages}"
 
@@ -43,7 +42,7 @@ def processor() -> str:
 
 
 def facts(device: torch.device) -> dict[str, Any]:
-    """Return all facts about the machine that can change figures, for the JSON file."""
+    """Return all properties of the machine that can affect results, for the JSON file."""
     found: dict[str, Any] = {
         "processor": processor(),
         "cores": os.cpu_count(),

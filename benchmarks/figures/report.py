@@ -1,6 +1,6 @@
-"""Print and write the figures of a benchmark: the machine, tables, and the same figures as JSON.
+"""Print the results of a benchmark as tables, and write them to a JSON file.
 
-The module does not know what the figures mean. `make results` writes the figures in RESULTS.md and
+This module does not interpret the results. `make results` generates tables in RESULTS.md and
 README.md from the JSON files in benchmarks/results.
 """
 
@@ -22,11 +22,13 @@ from rich.console import Console, RenderableType
 
 from tandem.benchmarks.figures.machine import described, processor
 
-MIN_COLUMNS = 110  # a log file is as wide as its longest line
+MIN_COLUMNS = 110  # minimum width of tables, also where the output is a log file
 
 
 def title(target: Path, draft: Path, what: str, dtype: str = "float32") -> str:
-    """Return a title that says which pair was measured, what was asked of it, and where."""
+    """Return a title that names the measured models, the workload `what`, the machine and the
+    dtype.
+    """
     return f"{target.name} + {draft.name}, {what}: {described('one thread per model')}, {dtype}"
 
 
@@ -64,7 +66,7 @@ def _command(words: Sequence[str]) -> str:
 
 
 def _commit() -> str:
-    """Return the version of the checkout, with `-dirty` if files differ from it."""
+    """Return the commit of the checkout, with `-dirty` if there are uncommitted changes."""
     command = ["git", "describe", "--always", "--abbrev=7", "--dirty", "--exclude", "*"]
     with suppress(OSError, subprocess.CalledProcessError):
         here = Path(__file__).resolve().parent

@@ -1,5 +1,5 @@
-"""Build and time the steps that the engine benchmark compares: the engine's in exact and in fast
-mode, those of transformers with its own cache, and reading as many bytes as the weights have.
+"""Build and time what the engine benchmarks compare: steps of the engine in exact or fast mode,
+steps of transformers with its own cache, and reading as many bytes as the weights have.
 
 This module only measures times, and does not interpret them.
 """
@@ -29,14 +29,14 @@ from tandem.protos.errors import Unusable
 
 Action = Callable[[], object]
 Name = TypeVar("Name")
-CACHED_ALONE = 256  # cached tokens of one session
-MIN_CACHED, MAX_CACHED = 64, 448  # cached tokens of several sessions
+CACHED_ALONE = 256  # number of cached tokens if there is one session
+MIN_CACHED, MAX_CACHED = 64, 448  # range of cached tokens if there are several sessions
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The input of a step: a tree of tokens for each session. Every token gives logits."""
+    """The input of a step: one tree of tokens per session. Logits are computed for every token."""
 
     sessions: int
     parents: tuple[int, ...]
@@ -53,8 +53,8 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Random tokens that all sessions share. Each session has cached the beginning of the text, at
-    most `limit` tokens, and is fed the tokens after it.
+    """Random tokens that all sessions share. Each session's cache holds the beginning of the text,
+    at most `limit` tokens, and a step feeds the tokens that follow.
     """
 
     ids: tuple[int, ...]
@@ -62,8 +62,8 @@ class Text:
 
     @classmethod
     def fit(cls, model: HFModel, most_fed: int) -> Text:
-        """Make a text as long as the model's context allows. Raises Unusable if the context is too
-        short.
+        """Make a text in which `most_fed` tokens follow up to MAX_CACHED cached tokens, fewer if
+        the model's context is short. Raises Unusable if the context is too short.
         """
         limit = min(MAX_CACHED, model.context_length - most_fed)
         if limit < 1:
@@ -80,12 +80,12 @@ class Text:
 
 
 class Engine:
-    """The engine in one mode, with `sessions` sessions whose KV ranges hold the text."""
+    """The engine in one mode, with `sessions` sessions whose KV caches hold the text."""
 
     @torch.inference_mode()
     def __init__(
         self,
-        build: Callable[[int], HFRunner],  # makes a runner for a number of positions
+        build: Callable[[int], HFRunner],  # makes a runner with a KV cache of this many positions
         text: Text,
         sessions: int,
     ) -> None:
@@ -131,7 +131,9 @@ class Library:
         self._pass(self._filled, torch.tensor([text.ids], device=device))
 
     def step(self, feed: Feed) -> Action:
-        """Return the action that feeds all sessions, one by one, and crops their caches again."""
+        """Return the action that feeds all sessions, one after another, and then removes the fed
+        tokens from their caches.
+        """
         sessions = []
         for context in self._text.contexts(feed.sessions):
             cache = copy.deepcopy(self._filled)
@@ -152,8 +154,8 @@ class Library:
 
 
 def weights_read(network: PreTrainedModel) -> int:
-    """Return the bytes of the weights that a step reads. Embeddings that are only looked up do not
-    count.
+    """Return the bytes of the weights that a step reads. Embeddings that are only used for lookup
+    are not counted.
     """
     embeddings = {module.weight for module in network.modules() if isinstance(module, nn.Embedding)}
     looked_up = embeddings - {network.get_output_embeddings().weight}
@@ -161,13 +163,14 @@ def weights_read(network: PreTrainedModel) -> int:
 
 
 def reading(count: int, device: torch.device = CPU) -> Action:
-    """Return an action that reads `count` bytes as fast as this machine can, by adding them up."""
+    """Return an action that reads `count` bytes as fast as this machine can, by summing them."""
     return torch.ones(count // 4, device=device).sum
 
 
 def timed(actions: Mapping[Name, Action], turns: Iterable[int]) -> dict[Name, float]:
-    """Time actions, and return the median seconds of each, without turn 0. The actions take turns
-    in an order that changes with each turn, so that noise on the machine hits all of them alike.
+    """Time actions, and return the median seconds of each, without turn 0. In each turn, all
+    actions run once in a new random order, so that noise on the machine affects all of them
+    equally.
     """
     seconds: dict[Name, list[float]] = {name: [] for name in actions}
     order, rng = list(actions), random.Random(0)

@@ -1,6 +1,6 @@
-"""The figures of one model's steps after they were timed, for people and for programs.
+"""The measured step times of one model, formatted as text and for JSON files.
 
-The module does not know how steps are timed or how tables are shown.
+This module neither times steps nor prints tables.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tandem.engine.model.dtypes import DTYPES
 from tandem.protos import tree
 from tandem.protos.errors import Unusable
 
-TYPICAL = (-1, 0, 1, 2, 1, 4, 0, 6, 7, 6, 9, 0, -1, 12, 13, -1)  # a draft of the embedded pair
+TYPICAL = (-1, 0, 1, 2, 1, 4, 0, 6, 7, 6, 9, 0, -1, 12, 13, -1)  # a typical draft tree
 ONE, FIVE, TOGETHER = COMPARED = (
     Feed(1, tree.chain(1)),
     Feed(1, tree.chain(5)),
@@ -25,7 +25,7 @@ LIBRARY, FLOOR = "transformers", "floor"
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of one dtype: median seconds by system and feed, and numbers of bytes."""
+    """The results for one dtype: median seconds of a step by system and feed, and byte counts."""
 
     dtype: str
     exactness: str
@@ -34,12 +34,12 @@ class Figures:
     floor: float  # seconds
     weights: int
     read: int  # bytes of the weights that a step reads
-    token: int  # bytes of cache per token
-    # seconds of captured passes by their number of rows
+    token: int  # bytes of KV cache per token
+    # device time of captured passes in seconds, by number of rows
     passes: Mapping[int, float] = field(default_factory=dict)
 
     def row(self, system: str, feed: Feed) -> dict[str, Any]:
-        """Return the figures of one step of one system, for the JSON file."""
+        """Return the time of one step of one system and derived values, for the JSON file."""
         seconds, alone = self.seconds[system, feed], self.seconds.get((LIBRARY, feed))
         return {
             "dtype": self.dtype,
@@ -55,7 +55,7 @@ class Figures:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the figures of the floor and of all steps, for the JSON file."""
+        """Return the rows of the JSON file: the floor, and then every timed step."""
         floor = {
             "dtype": self.dtype,
             "system": FLOOR,
@@ -69,7 +69,7 @@ class Figures:
         return [floor, *(self.row(*step) for step in self.seconds)]
 
     def captured(self) -> list[dict[str, Any]]:
-        """Return the times of captured passes on the device alone, for the JSON file."""
+        """Return the device times of captured passes, for the JSON file."""
         return [
             {
                 "dtype": self.dtype,
@@ -81,7 +81,9 @@ class Figures:
         ]
 
     def heading(self) -> str:
-        """Return lines of text with the numbers of bytes and with what all steps share."""
+        """Return a heading with the sizes of weights and KV cache, the floor, and the context
+        lengths.
+        """
         one, several = self.text.contexts(ONE.sessions), self.text.contexts(TOGETHER.sessions)
         speed = f"{self.read / self.floor / 1e9:.1f} GB/s"
         return (
@@ -94,7 +96,7 @@ class Figures:
 
 
 def chosen(dtypes: str) -> list[str]:
-    """Split the names of dtypes at commas. Raises Unusable if a name is unknown."""
+    """Split a comma-separated list of dtypes. Raises Unusable if a dtype is unknown."""
     names = dtypes.split(",")
     for name in names:
         if name not in DTYPES:

@@ -1,5 +1,5 @@
 """Send generated requests: whatever a caller sends, a service must answer and keep running.
 
-The requests must depend on schemas and seeds alone, so that any request can be repeated by its
-number. Start reading in `__main__`; `messages` and `bodies` make the requests.
+A request must depend only on the schemas, the seed and its number, so that it can be sent again.
+Start reading in `__main__`; `messages` and `bodies` make the requests.
 """

@@ -2,8 +2,8 @@
 
     python -m tandem.benchmarks.fuzz --requests 100000 --seconds 300
 
-No process may end, and no answer may be INTERNAL, UNKNOWN or 500. The output shows the memory of
-each process after the first tenth of the requests and at the end.
+The run fails if a process ends, or if an answer has the status INTERNAL, UNKNOWN or 500. The output
+shows the memory of each process after the first tenth of the requests and at the end.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tandem.protos.service.process import configure_logging
 from tandem.protos.transport import rpc
 
 FAILURES = ("INTERNAL", "UNKNOWN", "500")
-WARM_UP_SHARE = 0.1  # share of all requests after which memory is measured first
+WARM_UP_SHARE = 0.1  # share of the requests after which memory is first measured
 CONCURRENCY = 8
 ROLES = {
     "OrchestratorService": CELL,
@@ -53,12 +53,14 @@ class Outcome:
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
-    # megabytes of each process, at first and at the end
+    # megabytes of each process, after the warm-up and at the end
     memory: dict[str, list[float]] = field(default_factory=dict)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The counts and then the memory of each process, for the JSON file."""
+        """The rows of the JSON file: the counts of all statuses, and then the memory of each
+        process.
+        """
         counts: list[dict[str, Any]] = [
             {"target": name, "status": status, "times": times}
             for (name, status), times in sorted(self.counts.items())
@@ -69,7 +71,7 @@ class Outcome:
         ]
 
     def add(self, number: int, name: str, status: str, message: str) -> None:
-        """Count a request that has ended."""
+        """Record the status of a request that has ended."""
         self.counts[name, status] += 1
         if status in FAILURES:
             self.wrong.append(f"request {number}: {name}: {status}: {message[:300]}")
@@ -77,7 +79,7 @@ class Outcome:
 
 @asynccontextmanager
 async def targets(system: System, port: int) -> AsyncIterator[list[Target]]:
-    """Yield all targets of a system, with connections to them while the scope lasts."""
+    """Yield all targets of a system, with connections that are closed when the context ends."""
     async with AsyncExitStack() as scope:
         found: list[Target] = []
         for method in methods():
@@ -105,7 +107,7 @@ def memory(system: System) -> dict[str, float]:
 async def ask(
     asked: list[Target], requests: range, seed: int, until: float, outcome: Outcome, done: Any
 ) -> None:
-    """Let several callers send the requests at once, each caller one request after another."""
+    """Send the requests through several concurrent callers, each with one request at a time."""
     numbers = iter(requests)
 
     async def caller() -> None:
@@ -126,8 +128,8 @@ async def ask(
 async def whole(
     requests: range, seconds: float, seed: int, target: Path, draft: Path
 ) -> tuple[Outcome, bool]:
-    """Send all requests. Returns the outcome, and whether every process kept running. Raises
-    TandemError.
+    """Start a system, and send it all requests. Returns the outcome, and whether every process kept
+    running. Raises TandemError.
     """
     port, outcome = rpc.free_port("127.0.0.1"), Outcome()
     os.environ["TANDEM__ORCHESTRATOR__HTTP_PORT"] = str(port)
@@ -151,16 +153,18 @@ async def whole(
 
 def main(
     count: Annotated[int, typer.Option("--requests", min=1)] = 100_000,
-    first: Annotated[int, typer.Option(help="number of the first request", min=0)] = 0,
+    first: Annotated[int, typer.Option(help="index of the first request", min=0)] = 0,
     seconds: Annotated[float, typer.Option(help="at most", min=1)] = 300,
     seed: Annotated[int, typer.Option()] = 0,
     target: Annotated[Path, typer.Option()] = models.TARGET,
     draft: Annotated[Path, typer.Option()] = models.DRAFT,
     json: Annotated[
-        Path | None, typer.Option("--json", help="write the figures to this file too")
+        Path | None, typer.Option("--json", help="also write the results to this JSON file")
     ] = None,
 ) -> None:
-    """Send generated requests, and print the outcome. Exits with 1 if anything was wrong."""
+    """Send generated requests, and print the outcome. Exits with 1 if a request failed or a process
+    ended.
+    """
     configure_logging("critical")
     try:
         outcome, lived = asyncio.run(
@@ -172,7 +176,9 @@ def main(
     for (name, status), times in sorted(outcome.counts.items()):
         shown.add_row(name, status, str(times))
     for role, (before, after) in outcome.memory.items():
-        shown.add_row(role, "MB, after a tenth and at the end", f"{before:.0f}, {after:.0f}")
+        shown.add_row(
+            role, "MB, after a tenth of requests and at the end", f"{before:.0f}, {after:.0f}"
+        )
     total = sum(outcome.counts.values())
     ends = "every process lived" if lived else "a process has ended"
     heading = f"{total} requests, {len(outcome.wrong)} wrong; {ends}"

@@ -1,4 +1,6 @@
-"""Make bodies of HTTP requests from the models that parse them. The module is pure."""
+"""Generate bodies of HTTP requests from the Pydantic models that parse them. The module is pure:
+the random generator is an argument.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ ITEMS = (
     {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "text", "text": "Hm"}]},
 )
 NAMED = {"type": "function", "function": {"name": "f"}}
-# by path: the fields of a body, and a body that is served
+# for each path: the names of all fields, and a valid body
 VALID: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "/v1/completions": ((*CompletionBody.model_fields,), {"prompt": "Once", "max_tokens": 2}),
     "/v1/chat/completions": ((*ChatBody.model_fields,), {"messages": [MESSAGE], "max_tokens": 2}),
@@ -39,7 +41,7 @@ VALID: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "/detokenize": ((*DetokenizeBody.model_fields,), {"tokens": [5]}),
 }
 CHANGE_COUNTS = (1, 1, 1, 2, 4)
-LIKELY: dict[str, tuple[Any, ...]] = {  # values of the right kind, by field
+LIKELY: dict[str, tuple[Any, ...]] = {  # values of the expected type, by field
     "temperature": (0, 0.7, 1e-45, 3.4e38),
     "top_p": (1e-45, 0.5, 1),
     "min_p": (0, 1),
@@ -91,7 +93,7 @@ LIKELY: dict[str, tuple[Any, ...]] = {  # values of the right kind, by field
 
 
 def body(path: str, rng: Random) -> bytes:
-    """Make a body with some odd values, or rarely bytes that are no request at all."""
+    """Generate a body with some odd values or, rarely, bytes that are not a request at all."""
     if rng.random() < 0.03:
         return rng.choice((b"", b"{", b"[" * 1000, b"null", rng.randbytes(50), b'"\\ud800"'))
     fields, valid = VALID[path]

@@ -24,15 +24,17 @@ from tandem.v1 import (
 
 MODULES = (orchestrator_pb2, verifier_pb2, drafter_pb2, registration_pb2)
 SECONDS = 1.0  # timeout of a call
-ENDED_WHILE_SENDING = "Internal error from Core"  # an error of the gRPC library at the caller
+ENDED_WHILE_SENDING = "Internal error from Core"  # error text of the gRPC library of the caller
 MAX_RESPONSES = 40  # responses of a stream after which the call is cancelled
-MESSAGE_COUNTS = (1, 1, 2, 3)  # messages of a stream
+MESSAGE_COUNTS = (1, 1, 2, 3)  # possible numbers of messages in a request stream
 GARBLED = 0.03  # share of messages that are random bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One method, by its full name. Generated messages are changed copies of `base`."""
+    """One gRPC method, identified by its full name. Generated messages are modified copies of
+    `base`.
+    """
 
     path: str
     takes_stream: bool
@@ -41,11 +43,11 @@ class Method:
 
     @property
     def service(self) -> str:
-        """The name of the service alone."""
+        """The name of the service without its package."""
         return self.path.split("/")[1].rpartition(".")[2]
 
     def messages(self, rng: Random) -> list[bytes]:
-        """Make the messages of one call."""
+        """Generate the request messages of one call."""
         count = rng.choice(MESSAGE_COUNTS) if self.takes_stream else 1
         return [self._message(rng) for _ in range(count)]
 
@@ -79,7 +81,9 @@ def _valid(base: Message) -> Message:
 async def call(
     channel: aio.Channel, method: Method, sent: Sequence[bytes], metadata: Any = ()
 ) -> tuple[str, str]:
-    """Call a method, and cancel calls that last too long. Returns the status name and message."""
+    """Call a method, and end the call if it takes too long or returns too many responses. Returns
+    the status name and message.
+    """
     kind = f"{'stream' if method.takes_stream else 'unary'}_"
     kind += "stream" if method.gives_stream else "unary"
     invoke: Any = getattr(channel, kind)(method.path)

@@ -1,5 +1,5 @@
-"""Change fields of messages to odd values of the types that the schemas name. The module is pure:
-the random generator is an argument.
+"""Change fields of Protobuf messages to odd values of the types that the schemas declare. The
+module is pure: the random generator is an argument.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from tandem.benchmarks.fuzz import odd
 
-LIKELY: dict[str, tuple[str, ...]] = {  # likely texts, by the name of a field
+LIKELY: dict[str, tuple[str, ...]] = {  # plausible strings, by field name
     "json_schema": tuple(json.dumps(schema) for schema in odd.SCHEMAS),
     "parameters": tuple(json.dumps(schema) for schema in odd.SCHEMAS),
     "regex": odd.GRAMMARS["regex"],
@@ -43,7 +43,7 @@ def change(message: Message, rng: Random, depth: int = 0) -> None:
 
 
 def _change(message: Message, field: FieldDescriptor, rng: Random, depth: int) -> None:
-    """Change one field of a message, which may be a map, a list, a message or a single value."""
+    """Change one field of a message: a map, a list, a message or a single value."""
     held: Any = getattr(message, field.name)
     nested = field.message_type
     if nested and nested.GetOptions().map_entry:
@@ -72,7 +72,7 @@ def _change_map(held: Any, fields: Any, rng: Random, depth: int) -> None:
 
 
 def _change_nested(message: Message, rng: Random, depth: int) -> None:
-    """Change a nested message, but not always, and never below MAX_DEPTH."""
+    """Change a nested message with some probability, and never below MAX_DEPTH."""
     if depth < MAX_DEPTH and rng.random() < 0.8:
         change(message, rng, depth + 1)
 

@@ -1,5 +1,5 @@
-"""Draw values at the limits of their types, and beyond. The module is pure: the random generator is
-an argument.
+"""Generate random values at the limits of their types and beyond these limits. The module is pure:
+the random generator is an argument.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SCHEMAS: tuple[dict[str, Any], ...] = (
     {"not": {}},
     {"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{n}}}"} for n in range(1, 20)]},
 )
-GRAMMARS: dict[str, tuple[Any, ...]] = {  # grammars, by vLLM's names
+GRAMMARS: dict[str, tuple[Any, ...]] = {  # grammars, by the names of vLLM's options
     "regex": ("[a-z]+", "(a{1000}){1000}", "(", "(?=a)b", "\\p{L}*", ""),
     "choice": (["yes", "no"], [""], [], ["a"] * 500, ["\x00", "é世界😀"]),
     "grammar": (
@@ -42,33 +42,33 @@ GRAMMARS: dict[str, tuple[Any, ...]] = {  # grammars, by vLLM's names
         "%llguidance {}",
     ),
 }
-LIST_LENGTHS = (1, 1, 2, 40)  # entries of a list
+LIST_LENGTHS = (1, 1, 2, 40)  # possible lengths of a list
 
 
 def whole(rng: Random, bits: int, signed: bool) -> int:
-    """Draw a whole number of at most `bits` bits."""
+    """Return a random integer of at most `bits` bits."""
     most = (1 << (bits - signed)) - 1
     least = -most - 1 if signed else 0
     return rng.choice((0, 1, 2, 7, 255, 512, most, most - 1, least, rng.randint(least, most)))
 
 
 def number(rng: Random) -> float:
-    """Draw a float, which may be whole, fractional, infinite or NaN."""
+    """Return a random float, which may be whole, fractional, infinite or NaN."""
     return rng.choice((*FLOATS, rng.uniform(-3, 3)))
 
 
 def text(rng: Random) -> str:
-    """Draw a text with letters of any kind."""
+    """Return a random string, which may be empty, very long or not ASCII."""
     return rng.choice(TEXTS)
 
 
 def octets(rng: Random) -> bytes:
-    """Draw a string of bytes, which most likely has sixteen bytes."""
+    """Return random bytes, most likely sixteen of them."""
     return rng.randbytes(rng.choice((0, 1, 16, 16, 16, 17, 500)))
 
 
 def json_value(rng: Random, depth: int = 0) -> Any:
-    """Draw anything that a JSON text can hold."""
+    """Return a random JSON value."""
     plain = (None, True, False, whole(rng, 64, True), whole(rng, 32, False), number(rng), text(rng))
     kind = rng.randrange(len(plain) + (2 if depth < 3 else 0))
     if kind < len(plain):

@@ -24,7 +24,7 @@ LEAVING_SHARE = 0.1  # share of HTTP answers that the client does not read
 
 
 def with_template(model: Path, folder: Path) -> Path:
-    """Make a folder with the same model and a chat template."""
+    """Fill a folder with links to the files of a model, and add a chat template."""
     for file in model.iterdir():
         if file.name != CONFIG:
             (folder / file.name).symlink_to(file.resolve())
@@ -34,11 +34,11 @@ def with_template(model: Path, folder: Path) -> Path:
 
 
 class Target(Protocol):
-    """A target that takes generated requests."""
+    """A method or path to which generated requests are sent."""
 
     @property
     def name(self) -> str:
-        """The name of the target for people."""
+        """The name under which results of the target are reported."""
 
     async def ask(self, rng: Random) -> tuple[str, str]:
         """Send one generated request. Returns the status of the answer, and its message or text."""
@@ -73,7 +73,7 @@ class HttpPort:
     )
 
     def at(self, path: str) -> HttpPort:
-        """Return the target of a path at this port."""
+        """Return a target for one path at this HTTP port."""
         return HttpPort(self.url, path, self.client)
 
     async def ask(self, rng: Random) -> tuple[str, str]:
@@ -95,5 +95,5 @@ class HttpPort:
         return "500" if failed else str(response.status_code), text
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the HTTP connections."""
         await self.client.aclose()

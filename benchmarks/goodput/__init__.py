@@ -1,6 +1,7 @@
-"""Simulate the drafting policy in many worlds, and compare its tokens per second with fixed shapes.
+"""Simulate the drafting policy in many worlds, and compare its tokens per second with those of
+fixed draft shapes.
 
-The package must not decide how much is drafted, because the code of the services decides that.
-Simulated models, kernels and networks do nothing but take time. Start reading in `simulation`, then
-in `world`.
+The package must not decide how much is drafted, because the real code of the services decides that.
+Simulated models, kernels and networks compute nothing, but take simulated time. Start reading in
+`simulation`, then in `world`.
 """

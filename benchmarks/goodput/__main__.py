@@ -1,9 +1,9 @@
-"""Compare the goodput of the drafting policy in simulated worlds with that of the best fixed shape
-and of plain decoding.
+"""Compare the goodput of the drafting policy in simulated worlds with the goodput of the best fixed
+draft shape and of plain decoding.
 
-Time is simulated and all chance is seeded, so a run gives the same figures on every machine. The
-code of the services decides how much is drafted and verified. Simulated models, kernels and
-networks do nothing but take time.
+Time is simulated and all random numbers are seeded, so a run gives the same results on every
+machine. The real code of the services decides how much is drafted and verified. Simulated models,
+kernels and networks compute nothing, but take simulated time.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ BEHIND = 0.93
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The tokens per second in one world, averaged over the seeds. The start of each run does not
-    count.
+    """The tokens per second in one world, averaged over the seeds. The warm-up at the start of each
+    run is excluded.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Row:
 
 
 def measure(world: World, seeds: int) -> Row:
-    """Run a world with the policy, with plain decoding and with fixed shapes."""
+    """Measure one world with the drafting policy, plain decoding and fixed draft shapes."""
 
     def goodput(policy: Policy) -> float:
         return fmean(Simulation(world, policy, seed).run() for seed in range(seeds))
@@ -68,8 +68,8 @@ def measure(world: World, seeds: int) -> Row:
 def rising(
     family: Iterable[Policy], goodput: Callable[[Policy], float], best: float
 ) -> dict[str, float]:
-    """Return the goodput of larger and larger shapes, up to the first that falls clearly behind the
-    best.
+    """Return the goodput of increasingly large draft shapes, up to the first shape that falls
+    clearly behind the best one.
     """
     found: dict[str, float] = {}
     for policy in family:
@@ -81,7 +81,7 @@ def rising(
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """Return the table that is printed."""
+    """Return the results as a table to print."""
     shown = Table("world", "plain", "best fixed shape", box=None)
     for heading in ("its goodput", "policy", "policy/\nfixed", "policy/\nplain"):
         shown.add_column(heading, justify="right")
@@ -99,18 +99,18 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def entry(row: Row) -> dict[str, Any]:
-    """Return a row as the JSON file stores it."""
+    """Return the fields of a row for the JSON file."""
     return asdict(row) | {"to_fixed": row.to_fixed, "to_plain": row.to_plain}
 
 
 def main(
     worlds_: Annotated[
         int | None,
-        typer.Option("--worlds", help="number of worlds to simulate, by default all", min=1),
+        typer.Option("--worlds", help="number of worlds to simulate; default: all", min=1),
     ] = None,
     seeds: Annotated[int, typer.Option(help="runs of each world", min=1)] = 1,
     json: Annotated[
-        Path | None, typer.Option("--json", help="write the figures to this file too")
+        Path | None, typer.Option("--json", help="also write the results to this JSON file")
     ] = None,
 ) -> None:
     """Simulate the drafting policy, and print its goodput."""

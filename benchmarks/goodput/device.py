@@ -1,5 +1,5 @@
-"""Simulate a model thread: it composes steps and learns from them as `engine.schedule` does, but a
-forward pass only takes simulated time.
+"""Simulate a model thread. It composes steps and learns their costs as `engine.schedule` does, but
+a forward pass computes nothing and only takes simulated time.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from tandem.engine.schedule.cost import StepLoad
 from tandem.engine.schedule.scheduler import SINGLE_TOKEN
 from tandem.engine.schedule.task import Job, Task
 
-INSTANT = 1e-9  # waits shorter than this do not count
+INSTANT = 1e-9  # shorter waits are treated as zero
 CONTEXT = 1 << 20
 
 
 class Events:
-    """The events of a simulation, in the order of their time; `now` is in seconds."""
+    """A queue of simulated events, in the order of their time. `now` is the simulated time in
+    seconds.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -34,19 +36,19 @@ class Events:
         self._order = count()
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Plan an action that is due in `seconds` seconds."""
+        """Schedule an action, to run after `seconds` seconds of simulated time."""
         heapq.heappush(self._heap, (self.now + seconds, next(self._order), action))
 
     def run(self, until: float) -> None:
-        """Do all actions that are due up to a time."""
+        """Run all actions that are due at or before the time `until`."""
         while self._heap and self._heap[0][0] <= until:
             self.now, _, action = heapq.heappop(self._heap)
             action()
 
 
 class Nothing:
-    """Stands in for `engine.cache.kv_cache.KVCache`: there is room for any number of keys, and none
-    is stored.
+    """Replaces `engine.cache.kv_cache.KVCache` in simulations: it has room for any number of keys
+    and stores none of them.
     """
 
     page = PAGE
@@ -56,53 +58,53 @@ class Nothing:
     prefixes = Prefixes()
 
     def parts(self, table: PageTable) -> Iterable[tuple[int, int, int]]:
-        """Return no parts: nothing takes any memory."""
+        """Return no parts, because this cache uses no memory."""
         return ()
 
     def price(self, table: PageTable, length: int, narrow: bool = False) -> int:
-        """Return how many positions a table lacks."""
+        """Return how many positions a table still needs to have pages for `length` positions."""
         return page_aligned(length) - table.capacity
 
     def trim(self, table: PageTable, length: int) -> None:
-        """Do nothing: no page lacks memory."""
+        """Do nothing, because no page lacks memory."""
 
     def allocate(self, length: int) -> PageTable | None:
-        """Make a table; there is always enough memory."""
+        """Return a new table, because there is always enough memory."""
         table = PageTable()
         self.grow(table, length)
         return table
 
     def grow(self, table: PageTable, length: int, narrow: bool = False) -> bool:
-        """Give a table pages; there is always enough memory."""
+        """Give a table pages for `length` positions. There is always enough memory."""
         table.pages += [0] * ((page_aligned(length) - table.capacity) // PAGE)
         return True
 
     def release(self, table: PageTable, start: int = 0) -> None:
-        """Do nothing: no memory was taken."""
+        """Do nothing, because no memory was allocated."""
 
     def copy(self, source: PageTable, target: PageTable, start: int, stop: int) -> None:
-        """Do nothing: there are no keys."""
+        """Do nothing, because there are no keys to copy."""
 
     def compact(self, table: PageTable, start: int, path: Sequence[int]) -> None:
-        """Do nothing: there are no keys to move."""
+        """Do nothing, because there are no keys to move."""
 
     def finite(self, table: PageTable, start: int, stop: int) -> bool:
-        """Return true: nothing overflows."""
+        """Return true, because simulated keys and values cannot overflow."""
         return True
 
 
 class NoLogits:
-    """Stands in for the logits of a forward pass."""
+    """Replaces the logits of a forward pass in simulations."""
 
     def numel(self) -> int:
-        """Return 0: there is no logit that could be NaN."""
+        """Return 0, because there are no logits to check for NaN."""
         return 0
 
 
 class Device:
-    """The model thread of one service. `seconds` returns the time that a step takes, and `flush`
-    sends what jobs emitted. If `fixed` is given, each segment gets that many of the likeliest rows
-    whatever they cost, and no step waits.
+    """The model thread of one service. `seconds` returns the duration of a step, and `flush` sends
+    the messages that jobs have emitted. If `fixed` is given, each segment gets its `fixed`
+    likeliest rows regardless of their cost, and steps do not wait for more rows.
     """
 
     def __init__(
@@ -127,7 +129,7 @@ class Device:
         self._until = 0.0
 
     def start(self, owner: bytes, job: Job) -> Task:
-        """Begin a job."""
+        """Start a job, and return its task."""
         task = Task(owner, lambda: job, Future(), self._events.now, last_step=self._steps)
         task.begin()
         self._running.append(task)
@@ -135,13 +137,13 @@ class Device:
         return task
 
     def end(self, task: Task) -> None:
-        """End a job early."""
+        """End a job before it has finished."""
         if task.step_input:
-            task.end(RuntimeError("nobody waits for the answer"))
+            task.end(RuntimeError("the request has ended"))
             task.step_input = None
 
     def wake(self) -> None:
-        """Run a step if a job has something to feed and no step runs."""
+        """Run a step if a job has something to feed and no other step is running."""
         if self._busy:
             return
         ready = self._ready()
@@ -163,7 +165,7 @@ class Device:
         return ready
 
     def _wait(self, task: Task) -> float:
-        """Return the seconds that a step waits for more rows if it has only this task."""
+        """Return how many seconds a step that has only this task waits for more rows."""
         now, step = self._events.now, self.costs.model.predict(SINGLE_TOKEN)
         self._until = self._until or now + step
         assert task.step_input

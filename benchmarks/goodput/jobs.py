@@ -1,4 +1,6 @@
-"""The real jobs of both services, without models. Simulated texts give the tokens and proposals."""
+"""The real jobs of the verifier and drafter services, without models. Tokens and proposals come
+from simulated texts.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ from tandem.verifier_service.decoding import DecodeJob
 
 @dataclass(slots=True)
 class SimulatedSampler:
-    """Stands in for the sampler of `verifier_service.target_sampler`. It takes the target's tokens
-    from the simulated text. `position` is the position of the next token.
+    """Replaces the sampler of `verifier_service.target_sampler`. The target's tokens come from the
+    simulated text. `position` is the position of the next token.
     """
 
     draft: Draft
@@ -39,8 +41,8 @@ class SimulatedSampler:
     overflowed: bool = False
 
     def decide(self, node: int, children: Sequence[int]) -> Decision:
-        """Accept the child that is the next token of the text, if there is one, and go on to the
-        next token.
+        """Accept the child that equals the next token of the text, if there is one, and advance by
+        one token.
         """
         self.position += 1
         return match(self.draft, children, self.text.token(self.position - 1))
@@ -61,7 +63,7 @@ def sample(texts: dict[bytes, SimulatedText], stepping: Sequence[Task]) -> None:
 
 
 class ModellessText(SessionText):
-    """A session's text whose draft model is a `SimulatedText`."""
+    """A session's text in the drafter, with a `SimulatedText` instead of a draft model."""
 
     source: SimulatedText
 
@@ -78,8 +80,8 @@ def draft_job(
     source: SimulatedText,
     clock: Callable[[], float],
 ) -> Job:
-    """Make a drafting job as `drafter_service.drafting` does. If `worth` is None, it proposes whole
-    drafts.
+    """Make a drafting job as `drafter_service.drafting` does. If `worth` is None, the job proposes
+    complete drafts instead of a growing tree.
     """
     nothing: Any = NoLogits()
     with DeferredPrefill(device.sessions, opening.context, stream.inbox, worth, clock) as prefill:

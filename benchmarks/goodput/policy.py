@@ -1,4 +1,6 @@
-"""The policies of a simulation: draft as much as pays, or always draft the same shape."""
+"""The drafting policies of a simulation: draft as much as is worthwhile, or always draft the same
+shape.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,15 @@ from itertools import product
 
 from tandem.protos.types import NO_DRAFT_SHAPE, DraftShape
 
-LEVELS = {8: 6, 16: 8, 32: 10, 64: 12}  # for each number of nodes of a tree, its number of levels
+LEVELS = {8: 6, 16: 8, 32: 10, 64: 12}  # levels of a tree, by its number of nodes
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How much is drafted and verified. By default, `shape` limits what is drafted ahead. If the
-    policy is `fixed`, this shape is always drafted, and all proposals that have arrived are
-    verified. In `lockstep`, each step waits for a draft that was made for the whole text so far.
+    """A policy for how much is drafted and verified. By default, `shape` is the largest possible
+    draft. If the policy is `fixed`, this shape is always drafted, and all proposals that have
+    arrived are verified. With `lockstep`, each step of the verifier waits for a draft that
+    continues the whole text so far.
     """
 
     name: str
@@ -29,7 +32,7 @@ TANDEM = Policy("policy")
 
 
 def families() -> Iterator[list[Policy]]:
-    """Yield families of fixed shapes. The shapes of a family are in the order of size."""
+    """Yield families of fixed draft shapes. The shapes of a family are ordered by size."""
     chains = {f"chain of {nodes}": DraftShape.chain(nodes) for nodes in (2, 4, 8)}
     trees = {f"tree of {nodes}": DraftShape(LEVELS[nodes], 4, nodes) for nodes in LEVELS}
     for shapes, lockstep in product((chains, trees), (False, True)):

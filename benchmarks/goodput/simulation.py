@@ -1,5 +1,5 @@
-"""Simulate one run: users who ask one request after another, with a verifier and a drafter that are
-a round trip apart.
+"""Simulate users who send one request after another to a verifier and a drafter that are a network
+round trip apart.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from tandem.verifier_service.sources import Sources
 
 PROMPT = 48  # tokens
 ANSWER = (64, 256)  # tokens
-# spread of the time of a step, share of slow steps, and factor by which they are slower
+# spread of step times, share of slow steps, and the factor by which slow steps are slower
 NOISE, HICCUPS, HICCUP = 0.05, 0.01, 3.0
 
 
 class Way:
-    """A channel from one service to the other, on which no message overtakes another."""
+    """A one-way channel between the services that delivers messages in order."""
 
     def __init__(self, events: Events, seconds: Callable[[], float]) -> None:
         self._events = events
@@ -44,15 +44,15 @@ class Way:
         self._newest = 0.0
 
     def send(self, action: Callable[[], None]) -> None:
-        """Send a message, whose `action` is done when it arrives."""
+        """Send a message. When it arrives, `action` is called."""
         self._newest = max(self._newest, self._events.now + self._seconds())
         self._events.after(self._newest - self._events.now, action)
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request of a user, with a stream at each service, and the drafter's job once it has
-    begun.
+    """One request of a user: its streams at the verifier and the drafter, and its drafting job once
+    that has begun.
     """
 
     name: bytes
@@ -66,7 +66,7 @@ class Request:
 
 
 class Simulation:
-    """The simulation of a world with a policy."""
+    """The simulation of one drafting policy in one world."""
 
     def __init__(self, world: World, policy: Policy, seed: int) -> None:
         self._world = world
@@ -74,10 +74,10 @@ class Simulation:
         self._seed = seed
         self._events = Events()
         self._debt = 0.0
-        self._drafted = 0.0  # seconds of all steps of the drafter
+        self._drafted = 0.0  # total seconds of the steps of the drafter
         self._target_noise, self._draft_noise = (random.Random(f"{seed} {w}") for w in "vd")
-        self._tokens = 0  # number of tokens emitted after the start
-        self.accepted = Counter[int]()  # accepted tokens of proposals, by the number of the request
+        self._tokens = 0  # tokens emitted after the warm-up period
+        self.accepted = Counter[int]()  # accepted draft tokens, by request number
         self._number = 0
         self._requests: dict[int, Request] = {}
         self._texts: dict[bytes, SimulatedText] = {}
@@ -94,7 +94,7 @@ class Simulation:
         self._to_verifier = Way(self._events, lambda: self._delay / 2)
 
     def run(self) -> float:
-        """Run the simulation; return the tokens per second after the start."""
+        """Run the simulation, and return the tokens per second after the warm-up period."""
         self._warm_up()
         for share, _ in self._world.sessions:
             self._events.after(share * self._world.seconds, self._ask)
@@ -102,7 +102,7 @@ class Simulation:
         return self._tokens / (self._world.seconds - self._world.start)
 
     def _warm_up(self) -> None:
-        """Warm both devices up as services do before they serve."""
+        """Warm up both devices, as services do before they serve requests."""
         for device in (self._verifier, self._drafter):
             device.start(NAME, warm_up_job(device.sessions, max(ROWS)))
         self._events.run(math.inf)
@@ -112,7 +112,7 @@ class Simulation:
 
     @property
     def _share(self) -> float:
-        """The share of the simulated time that is over."""
+        """The share of the simulated time that has passed."""
         return min(1.0, self._events.now / self._world.seconds)
 
     @property
@@ -120,7 +120,7 @@ class Simulation:
         return 1e-3 * at(self._world.delay, self._share)
 
     def _ask(self) -> None:
-        """Begin requests until each user has one."""
+        """Start requests until every user has a running request."""
         while len(self._requests) < at(self._world.sessions, self._share):
             self._begin()
 
@@ -149,7 +149,7 @@ class Simulation:
         self._verifier.start(name, job.run())
 
     def _open(self, request: Request, tokens: tuple[int, ...]) -> None:
-        """Ask the drafter to propose after `tokens`."""
+        """Start a drafting job whose proposals continue `tokens`."""
         policy, drafter = self._policy, self._drafter
         opening = Drafting(Context(request.name, 1, 0, tokens), SamplingParams(), policy.shape)
         cost = 0.0 if policy.fixed else draft_cost(shared=self._world.contention > 0)
@@ -161,8 +161,8 @@ class Simulation:
         request.drafting = drafter.start(request.name, job)
 
     def _send_commits(self) -> None:
-        """Send the verifier's commits to the drafter, with the verifier's current price and time of
-        a token.
+        """Send the verifier's commits to the drafter, with the verifier's current price of a row
+        and seconds per token.
         """
         while self._commits:
             number, commit = self._commits.popleft()
@@ -207,16 +207,16 @@ class Simulation:
         request.backoff.arrived = True
 
     def _verify_seconds(self, load: StepLoad) -> float:
-        """Return the seconds of a verifier's step, including the time that the drafter took from
-        it.
+        """Return the duration of a verifier step in seconds, including the processor time that the
+        drafter took from the verifier.
         """
         seconds = TARGETS[self._world.target].seconds(load) * noise(self._target_noise)
         debt, self._debt = self._debt, 0.0
         return seconds + debt
 
     def _draft_seconds(self, load: StepLoad) -> float:
-        """Return the seconds of a drafter's step. While the drafter hangs, return the seconds until
-        it recovers.
+        """Return the duration of a drafter step in seconds. While the drafter hangs, return the
+        seconds until it recovers.
         """
         now, slower = self._share, at(self._world.slowness, self._share)
         if math.isinf(slower):
@@ -226,12 +226,13 @@ class Simulation:
         seconds = curve.seconds(load) * noise(self._draft_noise)
         self._debt += self._world.contention * seconds
         self._drafted += seconds
-        waited = self._world.contention * self._drafted  # for cores, as long as the verifier
+        # the drafter waits for cores as long as the verifier does
+        waited = self._world.contention * self._drafted
         self._drafter.costs.core_waits.observe(self._drafted, waited)
         return seconds + slower
 
 
 def noise(rng: random.Random) -> float:
-    """Draw the ratio of the time of a step to its usual time."""
+    """Return a random factor for the duration of a step; it is 1 for a step of usual duration."""
     hiccup = HICCUP if rng.random() < HICCUPS else 1.0
     return hiccup * math.exp(rng.gauss(0.0, NOISE))

@@ -1,9 +1,9 @@
-"""Simulated texts, and the drafter's proposals for them. A token is the rank that the drafter gives
-it.
+"""Simulated texts, and the drafter's proposals for them. A simulated token is the rank that the
+drafter gives to the token.
 
 The children that the drafter proposes for a node depend only on the node's position. Some positions
-are easy to guess, and others are hard. The next token of the text is drawn with the true chances of
-the children.
+are easy to predict, and others are hard. The next token of the text is sampled with the true
+probabilities of the children.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tandem.benchmarks.goodput.world import LOST, Skill
 from tandem.drafter_service.tree.node import Child, Expansion
 
 BRANCHES = 4
-UNFORESEEN = BRANCHES  # the token that no proposal has
-PERIOD = 4096  # positions after which a text begins again
-REST = 0.5  # the next child's share of the chance that is left
+UNFORESEEN = BRANCHES  # a token that is never proposed
+PERIOD = 4096  # number of positions after which a text repeats
+REST = 0.5  # the next child's share of the remaining probability
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedText:
-    """A text without end, and the drafter's proposals at each of its positions."""
+    """An infinite text, and the drafter's proposals at each of its positions."""
 
     tokens: Sequence[int]
     proposals: Sequence[Expansion]
@@ -36,13 +36,13 @@ class SimulatedText:
         return self.tokens[(self.offset + position) % PERIOD]
 
     def children(self, positions: Sequence[int]) -> list[Expansion]:
-        """Return the drafter's proposals at positions."""
+        """Return the drafter's proposals at each of the given positions."""
         return [self.proposals[(self.offset + position) % PERIOD] for position in positions]
 
 
 @lru_cache(maxsize=16)
 def text_of(skill: Skill, seed: int) -> SimulatedText:
-    """Make a text, and the proposals of a drafter of this skill for it."""
+    """Make a text, and the proposals that a drafter with the given skill makes for it."""
     rng = random.Random(seed)
     tokens: list[int] = []
     proposals: list[Expansion] = []
@@ -59,7 +59,9 @@ def text_of(skill: Skill, seed: int) -> SimulatedText:
 
 
 def chances(first: float) -> list[float]:
-    """Return the chances of all children, likeliest first. `first` is that of the first child."""
+    """Return the probabilities of all children, likeliest first. `first` is the probability of the
+    first child.
+    """
     left = 1 - first
     others = [min(first, left * REST ** (rank + 1)) for rank in range(BRANCHES - 1)]
     return [first, *others]

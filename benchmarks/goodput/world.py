@@ -12,21 +12,21 @@ from itertools import product
 
 from tandem.engine.schedule.cost import StepLoad
 
-STEPS = 600  # steps of plain decoding with one session that a simulation lasts
+STEPS = 600  # length of a simulation with one session, in steps of plain decoding
 CROWD = 8  # with this many sessions, a simulation lasts half as many steps
-START = 0.4  # share of the simulated time that does not count
-LOST = 0.1  # true chance / claimed chance while a drafter is useless
+START = 0.4  # share of the simulated time that is excluded as warm-up
+LOST = 0.1  # true / claimed probability of a proposal while a drafter is useless
 
 Phases = tuple[tuple[float, float], ...]
-"""Pairs of a share of the time and the value that holds from then on."""
+"""Pairs of a share of the simulated time and the value that holds from then on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """The skill of a drafter. The chance that it claims for its likeliest proposal has the
-    distribution Beta(`alpha`, `beta`) over the positions. The true chance is `honesty` times the
-    claimed one. If `alternate` is not 0, the factor is `LOST` in every other run of `alternate`
-    tokens.
+    """How well a drafter predicts a text. Over all positions, the probability that the drafter
+    claims for its likeliest proposal has the distribution Beta(`alpha`, `beta`). The true
+    probability is `honesty` times the claimed one. If `alternate` is not 0, `LOST` replaces
+    `honesty` in every other run of `alternate` tokens.
     """
 
     alpha: float
@@ -49,8 +49,9 @@ SKILLS = {
 
 @dataclass(frozen=True, slots=True)
 class StepCurve:
-    """The time of a step by its number of rows. The time is known at each of `rows`; between them
-    and after the last one it is linear. Each million attended keys adds `keys` milliseconds.
+    """The duration of a step as a function of its number of rows. `milliseconds` has the duration
+    for each of `rows`; between and after these values the duration is linear. Each million attended
+    keys adds `keys` milliseconds.
     """
 
     rows: tuple[int, ...]
@@ -58,7 +59,7 @@ class StepCurve:
     keys: float
 
     def seconds(self, load: StepLoad) -> float:
-        """Return the seconds of a step without noise."""
+        """Return the duration of a step in seconds, without random noise."""
         right = min(max(1, bisect_left(self.rows, load.tokens)), len(self.rows) - 1)
         (before, after), (low, high) = (
             each[right - 1 : right + 1] for each in (self.rows, self.milliseconds)
@@ -81,7 +82,7 @@ DRAFTS = {
 }
 
 
-# loss of the verifier's time by the number of cores for both services
+# `contention` by the number of cores that both services share
 CONTENTION = {"one core": 0.5, "two cores": 0.2}
 TROUBLES: dict[str, Phases] = {
     "200 ms slower": ((0, 0), (0.45, 0.2)),
@@ -93,10 +94,10 @@ TROUBLES: dict[str, Phases] = {
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A world. `delay` is the milliseconds from a commit to the proposal that it causes. `sessions`
-    is the number of open sessions. `slowness` is the seconds by which a step of the drafter takes
-    longer; it is infinite while the drafter hangs. Each second that the drafter computes takes
-    `contention` seconds from the verifier.
+    """The conditions of a simulation. `delay` is the network round trip between verifier and
+    drafter in milliseconds. `sessions` is the number of open sessions. `slowness` is the number of
+    seconds that are added to each step of the drafter; it is infinite while the drafter hangs. For
+    each second that the drafter computes, the verifier loses `contention` seconds.
     """
 
     target: str
@@ -110,7 +111,7 @@ class World:
 
     @property
     def name(self) -> str:
-        """The name that people see."""
+        """The name under which results of the world are reported."""
         trips, users = (
             "-".join(f"{value:g}" for _, value in each) for each in (self.delay, self.sessions)
         )
@@ -118,26 +119,26 @@ class World:
 
     @property
     def seconds(self) -> float:
-        """The simulated seconds. They have enough steps of plain decoding to show what the policy
-        learns.
-        """
+        """The duration of the simulation in seconds, with enough steps for the policy to learn."""
         most = int(max(value for _, value in self.sessions))
         load = StepLoad(most, most * 150, most)
         return STEPS / (1 + most / CROWD) * TARGETS[self.target].seconds(load)
 
     @property
     def start(self) -> float:
-        """The seconds at the start that do not count, because the policy is still learning."""
+        """The seconds at the start that are excluded from the results, because the policy is still
+        learning.
+        """
         return START * self.seconds
 
 
 def at(phases: Phases, share: float) -> float:
-    """Return the value that holds when a given share of the time is over."""
+    """Return the value that holds after the given share of the simulated time."""
     return [value for start, value in phases if start <= share][-1]
 
 
 def steady(target: str, delay: float, sessions: int, skills: tuple[Skill, ...] = (GOOD,)) -> World:
-    """Make a world in which nothing changes."""
+    """Make a world whose conditions do not change over time."""
     return World(target, ((0, delay),), ((0, sessions),), skills)
 
 

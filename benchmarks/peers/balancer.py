@@ -1,5 +1,5 @@
-"""A load balancer of connections, as a Kubernetes Service is: a new connection goes to the address
-that is chosen at that time, and stays there.
+"""A load balancer for connections, like a Kubernetes Service: each new connection is forwarded to
+the address that is chosen at that time, and stays there.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 HOST = "127.0.0.1"
-CHUNK = 1 << 16  # bytes read at once
+CHUNK = 1 << 16  # maximum bytes of one read
 
 
 @asynccontextmanager
 async def balanced(choose: Callable[[], str]) -> AsyncIterator[str]:
-    """Forward each new connection to the address that `choose` then returns. Yields the balancer's
-    own address.
+    """Forward each new connection to the address that `choose` returns at that time. Yields the
+    balancer's own address.
     """
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -24,9 +24,9 @@ class Case:
 
     @property
     def link(self) -> State:
-        """The state of the link to the drafter of this case."""
+        """The state of the link to the drafter in this case."""
         kind = KINDS.fullmatch(self.drafter)
-        assert kind, "checked where cases are made"
+        assert kind, "unknown kinds of drafters are refused earlier"
         seconds, extra = self.round_trip / 1000, int(kind[1] or 0) / 1000
         return State(
             seconds,

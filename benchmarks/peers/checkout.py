@@ -1,7 +1,7 @@
 """Run the services of a checkout of the project, each as a process that runs that checkout's code,
 with a link of `benchmarks.peers.delay` between orchestrator and drafter.
 
-This module starts the services with their command lines, and stops them. It sends them no requests.
+This module starts the services with their command lines, and stops them. It sends no requests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tandem.protos.transport import rpc
 from tandem.v1 import orchestrator_pb2_grpc
 
 HERE = Path(__file__).resolve().parents[2]
-# requests are repeated, and earlier answers must not help
+# requests are repeated, and the verifier must not draft from earlier answers
 NO_RECENT_ANSWERS = ("--recent-tokens", "0")
 GRACE_SECONDS = 20.0
 QUIET = ("--log-level", "error")
@@ -41,8 +41,8 @@ Threads: TypeAlias = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The bytes that a link has carried, and the processor seconds of each thread, both of
-    processes with a model and of other processes.
+    """The bytes that a link has carried, and the processor seconds of each thread, listed
+    separately for processes with a model and for other processes.
     """
 
     carried: Mapping[str, int]
@@ -62,14 +62,14 @@ class Spent:
 
 
 def increases(now: Threads, before: Threads) -> list[float]:
-    """Return the seconds that each thread has taken since `before`."""
+    """Return the processor seconds that each thread has used since `before`."""
     return [seconds - before.get(thread, 0.0) for thread, seconds in now.items()]
 
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """A checkout whose services run: its folder, the addresses of its verifier and of the link to
-    its drafter, and its processes.
+    """A checkout whose services are running: its folder, the addresses of its verifier and of the
+    link to its drafter, and its processes.
     """
 
     folder: Path
@@ -78,11 +78,11 @@ class Checkout:
     drafter: str
     delay: Process
     models: Sequence[Process]  # the services that run a model
-    tls: Path | None = None  # a folder of certificates; with one, every hop has TLS
+    tls: Path | None = None  # folder of certificates; if given, every hop uses TLS
     others: list[Process] = field(default_factory=list)
 
     async def link(self, state: State | None = None) -> Mapping[str, int]:
-        """Change the link, if a state is given. Returns the bytes that the link has carried."""
+        """Set the state of the link, if given. Returns the bytes that the link has carried."""
         assert self.delay.stdin and self.delay.stdout
         changes = asdict(state) if state else {}
         self.delay.stdin.write(json.dumps(changes).encode() + b"\n")
@@ -90,13 +90,17 @@ class Checkout:
         return carried
 
     async def spent(self) -> Spent:
-        """Return the bytes that the link has carried and the seconds of the processes so far."""
+        """Return the bytes that the link has carried so far, and the processor seconds of all
+        processes.
+        """
         models, others = map(processor_seconds, self.models), map(processor_seconds, self.others)
         return Spent(await self.link(), tuple(models), tuple(others))
 
     @asynccontextmanager
     async def orchestrated(self) -> AsyncIterator[Any]:
-        """Run a new orchestrator while the scope lasts; yield a stub of its client API."""
+        """Run a new orchestrator for the duration of the context, which yields a stub of its client
+        API.
+        """
         flags = f"--verifier {self.verifier} --drafter {self.drafter} --port 0 --no-ray".split()
         flags += ["--tokenizer", str(self.target), *credentials(self.tls, "orchestrator")]
         own = certificates.tls_of(self.tls, certificates.CLIENT) if self.tls else None
@@ -112,7 +116,7 @@ class Checkout:
 
 
 def credentials(folder: Path | None, role: str) -> list[str]:
-    """Return the flags that make a service use its certificate, or no flags without a folder."""
+    """Return the flags that make a service use its certificate, or none without a folder."""
     return certificates.flags(folder, role) if folder else []
 
 
@@ -120,7 +124,7 @@ def credentials(folder: Path | None, role: str) -> list[str]:
 async def serving(
     folder: Path, target: Path, draft: Path, tls: Path | None = None
 ) -> AsyncIterator[Checkout]:
-    """Run a checkout's verifier and drafter while the scope lasts; raises Unusable."""
+    """Run a checkout's verifier and drafter for the duration of the context. Raises Unusable."""
     async with AsyncExitStack() as stack:
         verifier, drafter = [
             await stack.enter_async_context(
@@ -155,7 +159,7 @@ def processor_seconds(process: Process) -> Threads:
 
 @asynccontextmanager
 async def child(folder: Path, module: str, *flags: str) -> AsyncIterator[Process]:
-    """Run a checkout's module in a process while the scope lasts."""
+    """Run a checkout's module in a process for the duration of the context."""
     source = str(folder / "src")
     async with python("-m", f"tandem.{module}", *flags, folder=folder, PYTHONPATH=source) as it:
         yield it
@@ -165,8 +169,9 @@ async def child(folder: Path, module: str, *flags: str) -> AsyncIterator[Process
 async def python(
     *arguments: str, folder: Path | None = None, enter: Sequence[str] = (), **variables: str
 ) -> AsyncIterator[Process]:
-    """Run a Python process while the scope lasts. A process that does not end when its standard
-    input closes is killed. `enter` is a command that runs the process elsewhere.
+    """Run a Python process for the duration of the context. When the context ends, its standard
+    input is closed, and the process is killed if it does not stop. `enter` is a command that runs
+    the process elsewhere, such as in a network namespace.
     """
     process = await asyncio.create_subprocess_exec(
         *enter,
@@ -176,7 +181,7 @@ async def python(
         stdout=PIPE,
         cwd=folder,
         env=os.environ | {CHILD: "1"} | variables,
-        start_new_session=True,  # Ctrl-C reaches the benchmark alone
+        start_new_session=True,  # Ctrl-C interrupts only the benchmark
     )
     try:
         yield process
@@ -191,7 +196,7 @@ async def python(
 
 
 async def address(process: Process) -> str:
-    """Wait until a process serves, and return its address; raises Unusable."""
+    """Wait until the service in a process is ready, and return its address. Raises Unusable."""
     assert process.stdout
     async for line in process.stdout:
         message = announcement(line)
@@ -199,11 +204,11 @@ async def address(process: Process) -> str:
             raise Unusable(message["problem"])
         if message and message["event"] == "serving":
             return message["address"]
-    raise Unusable("a service did not start; its own line above says why")
+    raise Unusable("a service did not start; its output above says why")
 
 
 def save_untrained(draft: Path, folder: Path) -> Path:
-    """Save a draft model in a folder with random weights, as if it had never been trained."""
+    """Save a copy of a draft model with random weights, as if the model had never been trained."""
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(draft)).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -1,4 +1,4 @@
-"""Let systems take turns at completing prompts, and keep the runs of each system."""
+"""Let systems take turns at completing prompts, and record the tokens and times of each system."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONCURRENCY = 8
 @dataclass(slots=True)
 class Runs:
     """The runs of one system: the tokens and seconds of each request, and the `wall` seconds of all
-    requests. Time that several requests share counts once in `wall`.
+    requests. Time in which several requests ran counts only once in `wall`.
     """
 
     completions: list[Completion] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Runs:
 
     @property
     def median_speed(self) -> float:
-        """The tokens per second of a request, as the median over all requests."""
+        """The median over all requests of the tokens per second of a request."""
         pairs = zip(self.completions, self.seconds, strict=True)
         return median(len(completion.tokens) / seconds for completion, seconds in pairs)
 
@@ -49,7 +49,7 @@ class Runs:
         return self.tokens / steps if steps else None
 
     def differing(self, reference: Runs) -> int:
-        """Return the number of requests whose tokens are not those of the reference."""
+        """Return the number of requests whose tokens differ from those of the reference."""
         right = dict(zip(reference.prompts, reference.completions, strict=True))
         answers = zip(self.prompts, self.completions, strict=True)
         return sum(completion.tokens != right[prompt].tokens for prompt, completion in answers)
@@ -66,7 +66,7 @@ class Contest:
     max_new_tokens: int
 
     async def warm_up(self, prompt: Prompt) -> None:
-        """Run every system once, untimed."""
+        """Let each system in `alone` complete a prompt once, without timing it."""
         for system in self.alone.values():
             await system.complete(prompt, self.max_new_tokens)
 
@@ -89,7 +89,7 @@ class Contest:
 
 
 async def timed(system: System, prompts: Sequence[Prompt], max_new_tokens: int, runs: Runs) -> None:
-    """Complete all prompts at the same time. Adds the completions and their times to `runs`."""
+    """Complete all prompts concurrently, and add the completions and their times to `runs`."""
 
     async def one(prompt: Prompt) -> tuple[Completion, float]:
         began = time.perf_counter()

@@ -1,12 +1,12 @@
-"""A TCP proxy that makes a service distant: every byte arrives half a round trip later, in order.
-All connections share the bandwidth, which can be limited. The proxy can also delay answers for
-longer, vary delays, lose segments, which TCP then sends again, hang in one direction or in both, or
-refuse all connections.
+"""A TCP proxy that simulates a distant service: every byte arrives half a round trip later, in
+order. All connections share the bandwidth, which can be limited. The proxy can also delay answers
+for longer, vary delays, simulate lost segments that TCP resends, hang in one direction or in both,
+or refuse all connections.
 
     python -m tandem.benchmarks.peers.delay HOST:PORT
 
-The proxy reads states of the link from standard input, one JSON object per line, and answers each
-with the bytes carried so far. It does not interpret the bytes that it carries.
+The proxy reads new states of the link from standard input, one JSON object per line, and answers
+each line with the bytes carried so far. It does not interpret the bytes that it carries.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ RESEND_SECONDS = 0.2  # TCP resends a lost segment after this time plus a round 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The state of a link: its delays in seconds, its losses and limits, and what it does not
-    forward.
+    """The state of a link: delays in seconds, losses, the rate limit, and which traffic is held
+    back.
     """
 
     round_trip: float = 0.0
-    extra: float = 0.0  # further delay of bytes that come back
-    jitter: float = 0.0  # seconds by which a delay may be longer, uniformly distributed
-    loss: float = 0.0  # share of the segments that TCP has to send again
+    extra: float = 0.0  # additional delay of bytes from the service
+    jitter: float = 0.0  # maximum of the random seconds that are added to each delay
+    loss: float = 0.0  # share of the segments that are lost and resent
     rate: float = 0.0  # bits per second in each direction; 0 means no limit
-    hung: bool = False  # whether connections stay and all their bytes wait
-    hung_up: bool = False  # whether only bytes to the service wait
-    hung_down: bool = False  # whether only bytes from the service wait
-    refusing: bool = False  # whether connections are closed, and new ones refused
+    hung: bool = False  # whether all bytes are held back while connections stay open
+    hung_up: bool = False  # whether bytes to the service are held back
+    hung_down: bool = False  # whether bytes from the service are held back
+    refusing: bool = False  # whether connections are closed and new ones are refused
 
     def waits(self, back: bool) -> bool:
-        """Return whether bytes of a direction wait."""
+        """Return whether the bytes of a direction are held back."""
         return self.hung or (self.hung_down if back else self.hung_up)
 
     @property
     def longest(self) -> float:
-        """The most seconds that bytes take, there or back, if a segment is lost at most once."""
+        """An upper bound on the seconds that bytes take, if each segment is lost at most once."""
         again = RESEND_SECONDS + self.round_trip if self.loss else 0.0
         return self.round_trip + self.extra + self.jitter + again
 
     def seconds(self, size: int, back: bool) -> float:
-        """Draw the seconds that `size` bytes take in a direction."""
+        """Return a random delay in seconds for `size` bytes in a direction."""
         delay = self.round_trip / 2 + (self.extra if back else 0.0)
         delay += random.uniform(0.0, self.jitter)
         segments = -(-size // SEGMENT)
@@ -69,18 +69,20 @@ class State:
 
 @dataclass(slots=True)
 class Way:
-    """One direction of a connection, and the bytes on their way. None stands for the end."""
+    """One direction of a connection, and the bytes in transit. None stands for the end of the
+    connection.
+    """
 
     link: Link
     back: bool
-    due: float = 0.0  # time at which the newest bytes arrive; none sent later may arrive before
+    due: float = 0.0  # arrival time of the newest bytes; later bytes do not arrive earlier
     carried: int = 0
     end: asyncio.Transport | None = None
     _sent: deque[bytes | None] = field(default_factory=deque)
-    _arrived: int = 0  # number of entries of `_sent` that have arrived but wait
+    _arrived: int = 0  # number of entries of `_sent` that have arrived but are held back
 
     def send(self, data: bytes | None) -> None:
-        """Send bytes, or None for the end, on their way."""
+        """Put bytes, or None for the end of the connection, in transit."""
         loop, size = asyncio.get_running_loop(), len(data or b"")
         self.carried += size
         self._sent.append(data)
@@ -92,12 +94,12 @@ class Way:
             loop.call_at(self.due, self._arrive)
 
     def _arrive(self) -> None:
-        self._arrived += 1  # any timer that fires counts for the oldest bytes on their way
+        self._arrived += 1  # whichever timer fires, the oldest bytes arrive
         self.deliver()
 
     def deliver(self) -> None:
-        """Hand arrived bytes to the end of the connection, if there is one and the link is not
-        hung.
+        """Write arrived bytes to the receiving end of the connection, if it is open and the link
+        does not hold them back.
         """
         while self._arrived and self.end and not self.link.state.waits(self.back):
             self._arrived -= 1
@@ -109,48 +111,49 @@ class Way:
 
 
 class End(asyncio.Protocol):
-    """One end of a connection, at which one direction begins and the other ends."""
+    """One end of a connection, where one direction begins and the other direction ends."""
 
     def __init__(self, away: Way, home: Way) -> None:
         self._away = away
         self._home = home
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the transport (asyncio calls this), and deliver bytes that have arrived already."""
+        """Called by asyncio: store the transport, and deliver bytes that have already arrived."""
         assert isinstance(transport, asyncio.Transport)
         self._home.end = transport
         self._home.deliver()
 
     def data_received(self, data: bytes) -> None:
-        """Send received bytes on their way; asyncio calls this."""
+        """Called by asyncio: put received bytes in transit."""
         self._away.send(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Send the connection's end on its way after all bytes; asyncio calls this."""
+        """Called by asyncio: put the end of the connection in transit after all bytes."""
         self._away.send(None)
 
 
 class Link:
-    """A link that listens on a port, which never changes, and forwards connections to a service."""
+    """A link that listens on a fixed port, and forwards connections to a service."""
 
     def __init__(self, host: str, port: int) -> None:
         self.state = State()
         self.port = 0
         self._service = (host, port)
-        self.busy = {False: 0.0, True: 0.0}  # time until which each direction sends; True is back
+        # time until which each direction is busy; the key True stands for bytes from the service
+        self.busy = {False: 0.0, True: 0.0}
         self._ways: list[tuple[Way, Way]] = []
         self._dialling: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
     @property
     def carried(self) -> dict[str, int]:
-        """The bytes carried so far, up to the service and down from it."""
+        """The bytes carried so far, to the service (`up`) and from it (`down`)."""
         up, down = (sum(pair[side].carried for pair in self._ways) for side in (0, 1))
         return {"up": up, "down": down}
 
     def leave(self, size: int, back: bool, now: float) -> float:
-        """Queue `size` bytes in a direction, behind the bytes that wait there. Returns the time at
-        which the last byte leaves.
+        """Queue `size` bytes in a direction, after the bytes that are already queued. Returns the
+        time at which the last byte leaves.
         """
         if not self.state.rate:
             return now
@@ -158,7 +161,7 @@ class Link:
         return self.busy[back]
 
     async def become(self, state: State) -> None:
-        """Change the link's state; bytes that are on their way keep their time of arrival."""
+        """Change the link's state. Bytes in transit keep their arrival time."""
         self.state = state
         if state.refusing:
             await self._close()
@@ -182,8 +185,8 @@ class Link:
             self._server = None
 
     def _accept(self) -> End:
-        """Accept a client's connection. Its first bytes leave after a round trip, as in the
-        handshake of TCP, and the service sees the connection when the bytes arrive.
+        """Accept a client's connection. Its first bytes leave after a round trip, as after a TCP
+        handshake, and the service sees the connection when the bytes arrive.
         """
         loop = asyncio.get_running_loop()
         up, down = Way(self, back=False), Way(self, back=True)
@@ -205,7 +208,7 @@ class Link:
 
 @asynccontextmanager
 async def linked(address: str) -> AsyncIterator[Link]:
-    """Run a link to a service while the scope lasts."""
+    """Run a link to a service for the duration of the context."""
     host, _, port = address.rpartition(":")
     link = Link(host, int(port))
     await link.become(State())
@@ -216,7 +219,7 @@ async def linked(address: str) -> AsyncIterator[Link]:
 
 
 async def serve(address: str) -> None:
-    """Run a link in the states that standard input gives, until standard input closes."""
+    """Run a link with the states that are read from standard input, until standard input closes."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
@@ -230,8 +233,8 @@ async def serve(address: str) -> None:
 
 
 def main(address: Annotated[str, typer.Argument(help="HOST:PORT of the service")]) -> None:
-    """Forward connections to a service as if it were far away."""
-    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())  # epoll counts whole milliseconds
+    """Forward connections to a service with the delays of a distant service."""
+    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())  # epoll rounds waits to 1 ms
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         runner.run(serve(address))
 

@@ -1,9 +1,9 @@
-"""llama.cpp as a system to compare with. It runs single steps, and writes whole texts with and
-without chains of drafted tokens, in this process and on one thread.
+"""llama.cpp as a system to compare with. It runs single steps, and completes prompts with and
+without drafted chains, in this process and on one thread.
 
 As in llama.cpp's own programs, keys and values are float16, with flash attention on or off. As in
-`speculative-simple`, drafts are the likeliest tokens of the draft model, and those that the target
-draws too are kept.
+llama.cpp's `speculative-simple`, drafts are the likeliest tokens of the draft model, and a drafted
+token is accepted if the target samples the same token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from tandem.benchmarks.figures.steps import Action, Feed, Text
 from tandem.benchmarks.peers.systems import Completion, Prompt
 
-BATCH = 512  # tokens of a batch at most
+BATCH = 512  # maximum tokens of a batch
 KINDS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 Logits = npt.NDArray[np.float32]
 
@@ -84,16 +84,16 @@ class Llama:
         return self.decode([(token, start + place, 0) for place, token in enumerate(tokens)])
 
     def cut(self, length: int, sequence: int = 0) -> None:
-        """Cut a sequence to its first `length` tokens."""
+        """Remove all but the first `length` tokens of a sequence from the cache."""
         self._lib.llama_memory_seq_rm(self._memory, sequence, length, -1)
 
     def share(self, sequence: int, length: int) -> None:
-        """Give another sequence the first `length` tokens of the first sequence."""
+        """Let another sequence share the first `length` cached tokens of the first sequence."""
         self._lib.llama_memory_seq_cp(self._memory, 0, sequence, 0, length)
 
 
 class Steps:
-    """Steps of llama.cpp, in which each sequence has cached a text up to a different place."""
+    """Steps of llama.cpp, in which each sequence has cached a different length of the same text."""
 
     def __init__(self, file: Path, text: Text, sessions: int, flash: bool) -> None:
         self._llama = Llama(file, (2 + sessions) * len(text.ids), sessions + 1, flash)
@@ -123,8 +123,8 @@ class Steps:
 
 
 class LlamaCpp:
-    """Completes prompts with llama.cpp, plainly or with chains of `drafted` tokens of a draft
-    model.
+    """Completes prompts with llama.cpp, either without drafts or with chains of `drafted` tokens
+    from a draft model.
     """
 
     def __init__(
@@ -139,7 +139,9 @@ class LlamaCpp:
         self._random = np.random.default_rng(0)
 
     async def complete(self, prompt: Prompt, max_new_tokens: int) -> Completion:
-        """Complete a prompt in a thread, because the event loop has to keep channels alive."""
+        """Complete a prompt in a thread, so that the event loop can keep the channels of other
+        systems alive.
+        """
         return await asyncio.to_thread(self._complete, prompt, max_new_tokens)
 
     def _complete(self, prompt: Prompt, max_new_tokens: int) -> Completion:
@@ -163,7 +165,7 @@ class LlamaCpp:
         return Completion(tuple(text[len(prompt) :]), steps)
 
     def _proposals(self, text: list[int], count: int) -> list[int]:
-        """Return a chain of the draft model's `count` likeliest tokens."""
+        """Draft a chain of `count` tokens greedily with the draft model."""
         if self._draft is None or count < 1:
             return []
         pairs = enumerate(zip(self._known, text[:-1], strict=False))

@@ -1,7 +1,8 @@
-"""Run transformers' own `generate()` with the arithmetic of exact mode, as a reference for texts.
+"""Run transformers' own `generate()` with the attention arithmetic of exact mode, to get reference
+texts.
 
-`generate()` has one session and its own cache, and feeds one token at a time after the prompt. This
-module replaces only the attention function, by the engine's.
+`generate()` runs one session with its own KV cache, and processes one token per step after the
+prompt. This module replaces only transformers' attention function, with that of the engine.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ PLAIN = torch.device("cpu")
 
 
 def adopt(network: PreTrainedModel) -> None:
-    """Make the attention of a network, with one session at a time, round as exact mode does."""
+    """Make a network's attention round its results as the engine does in exact mode. The network
+    can then process only one session at a time.
+    """
     network.set_attn_implementation(NAME)
 
 
@@ -42,7 +45,7 @@ def attend(
     s_aux: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute the causal attention of the newest rows, [1, rows, heads, value size]."""
+    """Compute causal attention for the newest rows. Returns [1, rows, heads, value size]."""
     refuse_options(options)
     count, length = query.shape[2], key.shape[2]
     rule = AttentionOptions(scaling, sliding_window, softcap, s_aux)

@@ -1,7 +1,7 @@
-"""Prompts, for models that chat, whose answers repeat something: questions that are asked again
-with small changes, and programs of which one name is to be changed.
+"""Chat prompts whose answers repeat earlier text: questions that are asked again with small
+changes, and requests to rename one variable of a program.
 
-The module renders and tokenises prompts as the orchestrator does. It does not load models.
+This module renders and tokenises prompts as the orchestrator does. It does not load models.
 """
 
 from __future__ import annotations
@@ -120,19 +120,19 @@ EDIT = "Rename the variable `{}` to `{}` in this program, and answer with the wh
 
 
 def questions() -> tuple[list[str], list[str]]:
-    """Return questions, and the same questions with small changes."""
+    """Return the questions, and the same questions in slightly changed wording."""
     changed = [CHANGED[place % len(CHANGED)].format(each) for place, each in enumerate(QUESTIONS)]
     return list(QUESTIONS), changed
 
 
 def edits() -> list[str]:
-    """Return texts that each ask a model to repeat a program with one name changed."""
+    """Return prompts that each ask a model to repeat a program with one variable renamed."""
     return [EDIT.format(*each) for each in PROGRAMS]
 
 
 def chats(target: Path, texts: Sequence[str]) -> list[Tokens]:
-    """Return each text as a prompt in the chat format of a model, in token ids. Raises Unusable.
-    Raises InvalidRequest if the model has no chat template.
+    """Render each text as a prompt in the chat format of the model directory `target`, and return
+    its token ids. Raises Unusable. Raises InvalidRequest if the model has no chat template.
     """
     template, tokenizer = load_chat_template(target), load_tokenizer(target)
     asked = (template.render(Conversation((ChatMessage("user", text),))) for text in texts)

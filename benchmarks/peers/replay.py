@@ -1,7 +1,8 @@
-"""Count how many drafted tokens would be accepted on known texts, for drafters without a model.
+"""For drafters that run no model, count how many of their draft tokens a target would accept, given
+answers that the target has already generated.
 
-A target's text is the same with and without drafts. It is therefore made once, and the drafts of
-each drafter are compared with it. The count needs no model and no clock.
+Drafts do not change a target's answer. The target therefore generates each answer once, and the
+drafts of every drafter are compared with this answer. Counting needs no model and no clock.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ Tokens = tuple[int, ...]
 
 @dataclass(slots=True)
 class Count:
-    """The counts of a drafter's rounds. Each round emits the accepted tokens and one more token."""
+    """The number of rounds of a drafter, and how many tokens were drafted and accepted in all
+    rounds together. Each round emits the accepted tokens and one more token.
+    """
 
     rounds: int = 0
     without_a_draft: int = 0
@@ -39,16 +42,18 @@ class Count:
 
 
 class Session(Protocol):
-    """A drafter at work on one text."""
+    """A drafter that drafts for one text."""
 
     def draft(self, text: Tokens) -> Draft:
-        """Return the drafter's proposal after the known text."""
+        """Return the drafter's proposal for the tokens after `text`."""
 
     def accepted(self, nodes: Sequence[int], token: int) -> None:
-        """Learn which nodes of the draft were right, and the first token after the text."""
+        """Learn which nodes of the last draft were accepted, and which token was emitted after
+        them.
+        """
 
     def end(self) -> None:
-        """Note that the text is at its end."""
+        """Tell the drafter that the text is complete."""
 
 
 class PromptLookup:
@@ -74,8 +79,8 @@ class PromptLookup:
 
 
 class Suffix:
-    """The verifier's own drafter, which looks up suffixes. A draft has the likeliest proposals, at
-    most as many as the shape has nodes, whatever they cost.
+    """The verifier's own drafter, which looks up suffixes. A draft consists of the likeliest
+    proposed nodes, up to the draft shape's limit, regardless of the cost to verify them.
     """
 
     def __init__(self, sources: Sources, shape: DraftShape, prompt: Tokens) -> None:
@@ -90,7 +95,7 @@ class Suffix:
         self._draft: Draft = NO_DRAFT
 
     def draft(self, text: Tokens) -> Draft:
-        """Return a tree, or a chain if the shape is a chain."""
+        """Return a draft tree, or a chain if the draft shape is a chain."""
         if news := text[self._known :]:
             self._suffixes.extend(news)
             self._proposals.advance(news)
@@ -103,16 +108,18 @@ class Suffix:
         return self._draft
 
     def accepted(self, nodes: Sequence[int], token: int) -> None:
-        """Adjust the trust in each source to what was accepted."""
+        """Adjust the trust in each source of proposals to how many of its tokens were accepted."""
         self._sources.observe(self._proposals, self._draft, nodes)
 
     def end(self) -> None:
-        """Remember the answer, if the drafter has a memory of answers."""
+        """Store the answer for later drafts, if the drafter stores recent answers."""
         self._suffixes.remember()
 
 
 def replay(session: Session, prompt: Tokens, answer: Tokens, count: Count) -> None:
-    """Let a drafter draft along an answer, and count the tokens that are accepted."""
+    """Replay a finished answer round by round with a drafter, and count the tokens of its drafts
+    that would be accepted.
+    """
     length = 0
     while length < len(answer):
         draft = session.draft(prompt + answer[:length])
@@ -128,7 +135,7 @@ def replay(session: Session, prompt: Tokens, answer: Tokens, count: Count) -> No
 
 
 def right(draft: Draft, text: Sequence[int]) -> list[int]:
-    """Return the path of nodes whose tokens are the next tokens of a text."""
+    """Return the longest path of draft nodes whose tokens are the first tokens of a text."""
     children, path = tree.children(draft.parents), list[int]()
     for token in text:
         below = children[path[-1] + 1 if path else 0]

@@ -1,7 +1,8 @@
-"""Run many generations at once, in lockstep: each round asks a drafter for a draft, and a verifier
-for the accepted part of it.
+"""Run many generations at once. Each generation runs in lockstep: in every round, the drafter
+proposes a draft, and then the verifier returns which part of the draft it accepts.
 
-No clock has any influence, so the counts depend on the models alone.
+Results do not depend on timing, so the numbers of drafted and accepted tokens depend only on the
+models.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CONCURRENCY = 8
 
 
 class Drafter(Protocol):
-    """A drafter that is asked round by round, in this process or in another."""
+    """A drafter that proposes one draft per call, in this process or in another."""
 
     async def propose(
         self, context: Context, shape: DraftShape, sampling: SamplingParams
@@ -43,7 +44,7 @@ class Drafter(Protocol):
 
 
 class Verifier(Protocol):
-    """A verifier that is asked round by round."""
+    """A verifier that verifies one draft per call."""
 
     async def verify(self, context: Context, draft: Draft, sampling: SamplingParams) -> Verdict:
         """Verify a draft: return the accepted nodes and the next token."""
@@ -54,8 +55,8 @@ class Verifier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The tokens that a round emitted: those `accepted` of the `drafted` tokens, then the next
-    token.
+    """The tokens that one round emitted: the accepted draft tokens and the next token. `drafted`
+    and `accepted` are the numbers of drafted and of accepted tokens.
     """
 
     tokens: Tokens
@@ -64,12 +65,14 @@ class Round:
 
 
 CompletionRounds = tuple[Tokens, list[Round]]
-"""A completion and its rounds."""
+"""The tokens of a completion, and the rounds that generated them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """A drafter, a verifier, and the tokens that end generations."""
+    """Generates completions with a drafter and a verifier. A generation ends at any of the tokens
+    `end_token_ids`.
+    """
 
     drafter: Drafter
     verifier: Verifier
@@ -83,8 +86,9 @@ class Runner:
         shape: DraftShape,
         at_once: int = CONCURRENCY,
     ) -> list[CompletionRounds]:
-        """Complete every prompt, with its index as the seed, `at_once` of them at a time. Returns
-        each completion with its rounds. Raises a TandemError.
+        """Complete all prompts, at most `at_once` of them at the same time. The seed of each
+        completion is the index of its prompt. Returns each completion with its rounds. Raises a
+        TandemError.
         """
         places = asyncio.Semaphore(at_once)
 
@@ -99,7 +103,7 @@ class Runner:
         return await asyncio.gather(*(one(*each) for each in enumerate(prompts)))
 
     async def _run(self, generation: Generation, shape: DraftShape) -> list[Round]:
-        """Run all rounds of a generation, and close its sessions."""
+        """Run all rounds of a generation, then close its sessions at both services."""
         rounds: list[Round] = []
         try:
             while generation.finish is None:
@@ -123,7 +127,7 @@ class Runner:
 
 
 def within(shape: DraftShape, levels: int) -> DraftShape:
-    """Return a shape with at most `levels` levels, because deeper nodes could not be accepted."""
+    """Limit a draft shape to `levels` levels, because deeper nodes could not be accepted."""
     levels = min(shape.levels, levels)
     nodes = shape.nodes if shape.branches > 1 else min(shape.nodes, levels)
     return replace(shape, levels=levels, nodes=nodes)

@@ -1,8 +1,8 @@
 """The systems that the throughput benchmark compares: transformers' `generate()` and Tandem's
 client API.
 
-Each system completes prompts, greedily at temperature 0. Other modules time and compare the
-systems.
+Each system completes prompts, greedily at temperature 0. Other modules measure and compare the
+speed of the systems.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
 
 Prompt = tuple[int, ...]
-ALWAYS = ("--draft-cost", "0")  # flags of a drafter that proposes whatever it costs
+ALWAYS = ("--draft-cost", "0")  # flags with which a drafter always drafts, regardless of cost
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The emitted tokens and, where the system reports it, the number of steps."""
+    """The generated tokens and, if the system reports it, the number of verification steps."""
 
     tokens: tuple[int, ...]
     steps: int = 0
@@ -40,7 +40,7 @@ class System(Protocol):
     """A system that completes prompts."""
 
     async def complete(self, prompt: Prompt, max_new_tokens: int) -> Completion:
-        """Return the tokens after the prompt, up to the end of the story."""
+        """Return the generated tokens, at most `max_new_tokens`. They end where the story ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,9 @@ class Plain:
     temperature: float = 0.0
 
     async def complete(self, prompt: Prompt, max_new_tokens: int) -> Completion:
-        """Complete a prompt in a thread, because the event loop has to keep channels alive."""
+        """Complete a prompt in a worker thread, because the event loop must stay free to keep gRPC
+        channels alive.
+        """
         return await asyncio.to_thread(self._generate, prompt, max_new_tokens)
 
     @torch.inference_mode()
@@ -75,7 +77,7 @@ class Plain:
 @dataclass(frozen=True, slots=True)
 class Tandem:
     """Tandem's client API. The server chooses the `levels` and `branches` of drafts unless they are
-    given. With 0 levels it decodes plainly.
+    given. With 0 levels it decodes without drafts.
     """
 
     stub: Any
@@ -108,7 +110,7 @@ def load(folder: Path, dtype: str = "float32") -> Any:
 
 @asynccontextmanager
 async def tandem_up(target: Path, draft: Path, ray: bool, *drafter: str) -> AsyncIterator[Any]:
-    """Run `tandem up` on a free port while the scope lasts, with the flags `drafter` for its
+    """Run `tandem up` on a free port inside this context, and pass the flags `drafter` to its
     drafter. Yields a stub of the client API. Raises Unusable.
     """
     plan = Plan(target, draft, port=0, ray=ray, drafter=drafter)

@@ -1,5 +1,6 @@
-"""A verifier without a model, to measure everything except models. At every tick of a clock each
-session gets its next tokens, which the first tokens of its prompt determine.
+"""A simulated verifier that runs no model, to measure the cost of everything except models. At
+fixed intervals each session gets its next tokens, which depend only on the first tokens of its
+prompt and on the position.
 
     python -m tandem.benchmarks.peers.table --tokenizer DIR --step 0.01
 """
@@ -25,13 +26,15 @@ MAX_COMMITS_PER_MESSAGE = 1000
 
 
 def token_at(head: tuple[int, ...], position: int, vocabulary: int) -> int:
-    """Return the token at a position of the text that begins with the tokens `head`."""
+    """Return the token at a position of the simulated text whose first tokens are `head`."""
     return (sum(head) + 7919 * position) % vocabulary
 
 
 @dataclass(slots=True)
 class OpenStream:
-    """An open stream: the first tokens of its text, its length so far, and where it ends."""
+    """An open decoding stream: the first tokens of its prompt, its current length in tokens, and
+    the length at which it ends.
+    """
 
     head: tuple[int, ...]
     length: int
@@ -40,7 +43,9 @@ class OpenStream:
 
 
 class TableVerifier(verifier_pb2_grpc.VerifierServiceServicer):
-    """A verifier that takes a step for all sessions every `seconds` seconds."""
+    """A simulated verifier that runs one step for all sessions every `seconds` seconds. In each
+    step a session gets `tokens` tokens.
+    """
 
     def __init__(self, model: common_pb2.ModelDescription, seconds: float, tokens: int) -> None:
         self._model = model
@@ -50,7 +55,7 @@ class TableVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     async def Decode(
         self, requests: AsyncIterator[verifier_pb2.DecodeRequest], context: Any
     ) -> AsyncIterator[verifier_pb2.DecodeResponse]:
-        """Send the commits of every step until the caller ends the call."""
+        """Send the commits of every simulated step until the caller ends the call."""
         streams: dict[int, OpenStream] = {}
         sent = 0.0
 
@@ -86,7 +91,7 @@ class TableVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     async def DescribeVerifier(
         self, request: verifier_pb2.DescribeVerifierRequest, context: Any
     ) -> verifier_pb2.DescribeVerifierResponse:
-        """Return a model description for the table."""
+        """Return the description of the simulated model."""
         return verifier_pb2.DescribeVerifierResponse(model=self._model)
 
     def _step(self, number: int, stream: OpenStream) -> common_pb2.Commit | None:
@@ -100,7 +105,7 @@ class TableVerifier(verifier_pb2_grpc.VerifierServiceServicer):
 
 
 def table_model(tokenizer: Path) -> common_pb2.ModelDescription:
-    """Return a model description for the table, with the tokenizer of a model directory."""
+    """Return the description of a simulated model with the tokenizer of a model directory."""
     return common_pb2.ModelDescription(
         name="table",
         tokenizer_fingerprint=fingerprint(tokenizer),
@@ -114,9 +119,9 @@ def table_model(tokenizer: Path) -> common_pb2.ModelDescription:
 def main(
     tokenizer: Annotated[Path, typer.Option(help="model directory of the tokenizer")],
     step: Annotated[float, typer.Option(help="seconds between steps")] = 0.01,
-    tokens: Annotated[int, typer.Option(help="tokens of a step")] = 1,
+    tokens: Annotated[int, typer.Option(help="tokens of a session per step")] = 1,
 ) -> None:
-    """Serve the table as a verifier until stopped."""
+    """Serve the simulated verifier until the process is told to stop."""
     model = table_model(tokenizer)
 
     async def serve() -> None:

@@ -1,7 +1,7 @@
-"""Send the same requests to several servers, which take turns, through the client API. Note when
-tokens came, at what rate, and whether all servers gave the same tokens.
+"""Send the same requests to several servers in turn, through the client API. Measure when tokens
+arrive, at what rate, and whether all servers return the same tokens.
 
-This module sends and counts. It does not decide which server takes its turn when, or over which
+Callers of this module decide in which order the servers take their turns, and over which network
 link.
 """
 
@@ -20,24 +20,25 @@ from grpc import aio
 
 from tandem.v1 import orchestrator_pb2 as api
 
-MAX_TURN_SECONDS = 20.0  # most seconds of a turn in which no answer has ended
-POLL_SECONDS = 0.01  # seconds between two checks whether a turn is over
-MIN_RATE_TOKENS, MIN_RATE_SECONDS = 16, 2.0  # a rate needs this many tokens, or this many seconds
+MAX_TURN_SECONDS = 20.0  # seconds after which a turn ends even if no answer has ended
+POLL_SECONDS = 0.01  # seconds between checks whether a turn is over
+MIN_RATE_TOKENS, MIN_RATE_SECONDS = 16, 2.0  # rates need this many tokens or seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request: a prompt, and how the answer is drawn."""
+    """A request: its prompt, its sampling parameters, and its maximum number of new tokens."""
 
     prompt: str
     seed: int
     temperature: float
-    tokens: int  # at most
+    tokens: int  # maximum number of new tokens
 
     @classmethod
     def drawn(cls, prompt: str, temperature: float, tokens: int, rng: random.Random) -> Job:
-        """Draw a request with a seed of its own. Its length differs from `tokens` by up to half,
-        because without drafts, requests of equal length would begin and end together.
+        """Create a request with a random seed and a random length. The length differs from `tokens`
+        by up to half, because requests of equal length would all begin and end at the same times
+        when they run without drafts.
         """
         length = rng.randint(tokens // 2, tokens + tokens // 2)
         return cls(prompt, rng.getrandbits(32), temperature, length)
@@ -45,26 +46,26 @@ class Job:
 
 @dataclass(slots=True)
 class Answer:
-    """The answer to a request so far. `arrivals` has the number of tokens at the time of each
-    chunk.
+    """The part of an answer that has arrived so far. `arrivals` has the arrival time of each chunk,
+    and the number of tokens that had arrived by then.
     """
 
     job: Job
     began: float
     tokens: list[int] = field(default_factory=list)
     arrivals: list[tuple[float, int]] = field(default_factory=list)
-    rounds: int = 0  # number of rounds, which the server reports at the end
+    rounds: int = 0  # number of rounds, which the server reports when the answer ends
     failed: bool = False
     ended: float | None = None
 
     @property
     def first(self) -> float | None:
-        """The seconds to the first token, or None if no token has come."""
+        """The seconds to the first token, or None if no token has arrived."""
         return self.arrivals[0][0] - self.began if self.arrivals else None
 
     def paced(self, skip: int, end: float) -> tuple[int, float]:
-        """Return how many tokens came after the first `skip`, and the seconds that they took, up to
-        the end of the answer or of the turn.
+        """Return how many tokens arrived after the first `skip` tokens, and in how many seconds. If
+        the answer has not ended, the seconds count up to `end`, the end of the turn.
         """
         for when, count in [(self.began, 0), *self.arrivals]:
             if count >= skip:
@@ -72,8 +73,8 @@ class Answer:
         return 0, 0.0
 
     def differs(self, other: Answer) -> bool:
-        """Return whether the tokens differ as far as both answers go, or two whole answers differ
-        in length.
+        """Return whether two answers differ: in the tokens at the positions that both have or, if
+        both are complete, in their length.
         """
         short = min(len(self.tokens), len(other.tokens))
         whole = all(each.ended and not each.failed for each in (self, other))
@@ -84,9 +85,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A server's turn: its answers while `at_once` requests ran at a time, and the time of its
-    `end`. `spent` has the bytes to the drafter (`up`) and back (`down`), and the processor seconds
-    without the threads that run models.
+    """The measurements of one server's turn: its answers while `at_once` requests ran concurrently,
+    and the time of its `end`. `spent` has the bytes sent to the drafter (`up`) and received from it
+    (`down`), and the CPU seconds of all threads except those that run models (`processor`).
     """
 
     answers: Sequence[Answer]
@@ -100,8 +101,8 @@ class Turn:
         return sum(len(answer.tokens) for answer in self.answers)
 
     def rate(self, skip: int = 0) -> float | None:
-        """Return the tokens per second of all requests together, after the first `skip` tokens of
-        each answer. Return None if too few tokens came after those to tell.
+        """Return the tokens per second of all requests together, without the first `skip` tokens of
+        each answer. Return None if too few tokens arrived to compute a rate.
         """
         paced = [answer.paced(skip, self.end) for answer in self.answers]
         tokens, seconds = sum(each for each, _ in paced), sum(each for _, each in paced)
@@ -113,9 +114,10 @@ class Turn:
 async def take(
     stub: Any, levels: int | None, jobs: Sequence[Job], at_once: int, seconds: float
 ) -> Turn:
-    """Take a turn with `at_once` requests at a time. The turn ends when a request ends and there is
-    no job left to follow it, or when the time is over and at least one request has ended. The
-    remaining requests are given up.
+    """Send requests to one server, `at_once` at a time, and return the measurements of this turn.
+
+    The turn ends when a request has ended and no job is left to start. It also ends when `seconds`
+    have passed and at least one request has ended. Requests that still run are then cancelled.
     """
     answers, waiting, began = list[Answer](), iter(jobs), time.perf_counter()
 
@@ -135,13 +137,13 @@ async def take(
     for each in places:
         each.cancel()
     await asyncio.gather(*places, return_exceptions=True)
-    await asyncio.gather(*ended)  # raises the error of a request, if there is one
+    await asyncio.gather(*ended)  # raises the error of an ended task, if there is one
     return turn
 
 
 async def ask(stub: Any, levels: int | None, answer: Answer) -> None:
-    """Stream an answer. The server chooses the levels of drafts unless `levels` is given. With 0
-    levels it decodes plainly.
+    """Send a request and record its streamed answer. The server chooses the number of draft levels
+    unless `levels` is given. With 0 levels it decodes without drafts.
     """
     job = answer.job
     request = api.GenerateRequest(
@@ -162,7 +164,7 @@ async def ask(stub: Any, levels: int | None, answer: Answer) -> None:
     answer.ended = time.perf_counter()
 
 
-Turns = Sequence[Mapping[str, Turn]]  # turns of several servers, by the servers' names
+Turns = Sequence[Mapping[str, Turn]]  # each turn's measurements by server name
 
 
 def middle(values: Sequence[float | None]) -> float | None:
@@ -172,8 +174,9 @@ def middle(values: Sequence[float | None]) -> float | None:
 
 
 def ratio(turns: Turns, name: str, other: str, skip: int = 0) -> float | None:
-    """Return the median, over turns, of the ratio of two servers' rates, after the first `skip`
-    tokens of each answer. Return None if a server took no turns or has no rate.
+    """Return the speedup of the server `name` over the server `other`: the median over all turns of
+    the ratio of their token rates, without the first `skip` tokens of each answer. Return None if
+    one of the servers took no turns or has no rate.
     """
     if not {name, other} <= turns[0].keys():
         return None
@@ -182,7 +185,9 @@ def ratio(turns: Turns, name: str, other: str, skip: int = 0) -> float | None:
 
 
 def figures(turns: Sequence[Turn], skip: int) -> dict[str, Any]:
-    """Return the figures of one server: its speed, its delay, and its costs per token."""
+    """Return the metrics of one server: its token rates, its time to the first token, its tokens
+    per round, and its costs per token.
+    """
     answers = [answer for turn in turns for answer in turn.answers]
     whole = [answer for answer in answers if answer.rounds]
     tokens, rounds = sum(turn.tokens for turn in turns), sum(answer.rounds for answer in whole)
@@ -202,8 +207,8 @@ def figures(turns: Sequence[Turn], skip: int) -> dict[str, Any]:
 
 
 def texts(turns: Turns) -> tuple[int, int]:
-    """Return the number of requests that several servers answered, and the number of these requests
-    whose answers differ.
+    """Return the number of requests that more than one server answered, and for how many of them
+    the answers differ.
     """
     compared = differing = 0
     for turn in turns:

@@ -1,5 +1,5 @@
-"""Put load on a server, and measure what its users notice: `tandem bench serve`.
+"""Send many requests to a server, and measure what its users notice: `tandem bench serve`.
 
-This package must know servers only by what clients see, over gRPC or over HTTP. Start reading in
-`__main__`; `asking` sends one request, and `load` sends many.
+This package must use only what clients of a server can see, over gRPC or over HTTP. Start reading
+in `__main__`. `asking` sends one request, and `load` sends many.
 """

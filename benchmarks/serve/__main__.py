@@ -1,9 +1,9 @@
-"""Put load on a Tandem, or on any server with OpenAI's API, and measure what users notice.
+"""Send many requests to Tandem, or to any server with OpenAI's API, and measure what users notice.
 
     tandem bench serve --request-rate 4 --num-prompts 80 --goodput ttft:500 --goodput tpot:50
 
-A Tandem also gets the same requests without drafts. Requests with and without drafts take turns, so
-that whatever else the machine does hits both.
+Tandem also gets the same requests without drafts. Parts with and without drafts alternate, so that
+other activity on the machine affects both alike.
 """
 
 from __future__ import annotations
@@ -24,43 +24,47 @@ from tandem.orchestrator.cli.flags import FrontEnd, connecting
 from tandem.protos.errors import TandemError
 
 DRAFTS, PLAIN = "drafts", "plain"
-ALL_AT_ONCE = float("inf")  # the request rate that sends all at once
-LIMITED = ("ttft", "tpot", "e2el")  # figures that --goodput may limit
+ALL_AT_ONCE = float("inf")  # the request rate at which all requests are sent at once
+LIMITED = ("ttft", "tpot", "e2el")  # metrics that --goodput can limit
 Groups = dict[str, list[Record]]
-Measured = tuple[str, Groups, dict[str, float]]  # the model, the records and the seconds
+Measured = tuple[str, Groups, dict[str, float]]  # model, records and seconds
 
-# The options have the names of vLLM's command where they do the same.
+# Options that do the same as an option of vLLM's `bench serve` have the name of that option.
 Url = Annotated[
-    str, typer.Option(help="OpenAI server to measure instead, http://127.0.0.1:8000/v1")
+    str,
+    typer.Option(help="server with OpenAI's API to measure instead: http://127.0.0.1:8000/v1"),
 ]
-Model = Annotated[str, typer.Option(help="model to ask, with --url; by default the server's first")]
+Model = Annotated[str, typer.Option(help="with --url: model; by default the server's first model")]
 Key = Annotated[str, typer.Option(help="API key, with --url", envvar="OPENAI_API_KEY")]
 File = Annotated[
-    Path | None, typer.Option("--prompts", help="JSONL file with prompt or Spec-Bench's turns")
+    Path | None,
+    typer.Option("--prompts", help="JSONL file whose lines have `prompt`, `question` or `turns`"),
 ]
 Count = Annotated[int, typer.Option("--num-prompts", min=1)]
 Rate = Annotated[
     float,
     typer.Option(
         "--request-rate",
-        help="requests per second, as a Poisson process; inf sends all at once",
+        help="mean requests per second of a Poisson process; inf sends all requests at once",
         min=0.001,
     ),
 ]
 AtOnce = Annotated[int | None, typer.Option("--max-concurrency", help="requests at once", min=1)]
-Tokens = Annotated[int, typer.Option("--max-tokens", help="most tokens of an answer", min=1)]
+Tokens = Annotated[int, typer.Option("--max-tokens", help="maximum tokens per answer", min=1)]
 Temperature = Annotated[float, typer.Option(min=0.0)]
-Seed = Annotated[int, typer.Option(help="seed of arrivals and of answers", min=0)]
-IgnoreEos = Annotated[bool, typer.Option(help="let all answers have their full length")]
-Baseline = Annotated[bool, typer.Option(help="measure without drafts too; not with --url")]
-Turns = Annotated[int, typer.Option(help="turns of requests with and without drafts", min=1)]
-Goodput = Annotated[
-    list[str] | None, typer.Option(help="limit: ttft:MS, tpot:MS or e2el:MS; may be repeated")
+Seed = Annotated[int, typer.Option(help="seed of arrival times and of sampling", min=0)]
+IgnoreEos = Annotated[bool, typer.Option(help="ignore end tokens: all answers have full length")]
+Baseline = Annotated[bool, typer.Option(help="also measure without drafts; ignored with --url")]
+Turns = Annotated[
+    int, typer.Option(help="parts of the requests, each sent with and without drafts", min=1)
 ]
-Out = Annotated[Path | None, typer.Option("--json", help="write all figures to this JSON file")]
+Goodput = Annotated[
+    list[str] | None, typer.Option(help="latency limit: ttft:MS, tpot:MS or e2el:MS; repeatable")
+]
+Out = Annotated[Path | None, typer.Option("--json", help="write all results to this JSON file")]
 Picture = Annotated[
     Path | None,
-    typer.Option("--plot", help="draw the distributions to this file; needs matplotlib"),
+    typer.Option("--plot", help="plot the latencies to this file; requires matplotlib"),
 ]
 
 
@@ -86,7 +90,7 @@ async def measure(
     return model, groups, seconds
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)  # rich's tables cut names
+app = typer.Typer(add_completion=False, rich_markup_mode=None)  # rich truncates option names
 
 
 @app.command()
@@ -110,7 +114,9 @@ def main(
     out: Out = None,
     picture: Picture = None,
 ) -> None:
-    """Put load on a server, and print what users notice. Exits with 1 if a request failed."""
+    """Send many requests to a server, and print latencies, rates and acceptance. Exits with 1 if a
+    request failed.
+    """
     limits = limits_of(goodput or ())
     options = asking.Options(tokens, temperature, seed, ignore_eos)
     endpoint, how = asking.endpoint(url, model, options, key), Load(rate, at_once, seed)
@@ -141,7 +147,7 @@ def main(
 
 
 def limits_of(given: Sequence[str]) -> dict[str, float]:
-    """Parse limits such as `ttft:500`, in ms."""
+    """Parse latency limits such as `ttft:500`, in milliseconds."""
     found = {}
     for each in given:
         name, _, limit = each.partition(":")

@@ -1,4 +1,6 @@
-"""Send one request to a Tandem over gRPC, or to any server with OpenAI's API, and record it."""
+"""Send one request to Tandem over gRPC, or to any server with OpenAI's API, and record its latency
+and its tokens.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from tandem.protos.errors import TandemError, Unusable
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of every request."""
+    """Options that all requests share."""
 
     tokens: int
     temperature: float
@@ -49,7 +51,7 @@ async def tandem(front_end: FrontEnd, options: Options) -> AsyncIterator[tuple[s
             except TandemError as problem:
                 record.error = f"{type(problem).__name__}: {problem}"
                 return record
-            assert stream.response is not None, "otherwise an error was raised"
+            assert stream.response is not None, "a stream without an error ends with a response"
             usage, figures = stream.response.usage, stream.response.speculation
             record.prompt_tokens, record.tokens = usage.prompt_tokens, usage.completion_tokens
             record.drafts = Drafts(
@@ -68,8 +70,8 @@ async def tandem(front_end: FrontEnd, options: Options) -> AsyncIterator[tuple[s
 async def endpoint(
     url: str, model: str, options: Options, key: str
 ) -> AsyncIterator[tuple[str, Ask]]:
-    """Yield the model's name, and a function that sends a prompt over HTTP. The function cannot
-    switch drafts off, and records nothing about them. Raises Unusable.
+    """Yield the model's name, and a function that sends a prompt over HTTP. OpenAI's API cannot
+    switch drafts off and reports nothing about them. Raises Unusable.
     """
     try:
         import openai

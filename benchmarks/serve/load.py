@@ -1,6 +1,7 @@
-"""Send requests at a rate or several at once, and choose which of them have no drafts.
+"""Send requests at a given rate and with limited concurrency, and choose which of them are sent
+without drafts.
 
-The module knows no protocol: the function that sends a request is an argument.
+This module is independent of the protocol: the function that sends one request is an argument.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ Ask = Callable[[Prompt, bool], Awaitable[Record]]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How requests are sent: on average `rate` per second, and at most `at_once` at a time. An
-    infinite rate sends all at once.
+    """How requests are sent: on average `rate` per second, and at most `at_once` concurrently. With
+    an infinite rate, all requests are sent at once.
     """
 
     rate: float
@@ -29,16 +30,18 @@ class Load:
     seed: int
 
     def pauses(self, count: int) -> list[float]:
-        """Draw the seconds to wait before each request, as in a Poisson process."""
+        """Draw random waiting times before each request, in seconds, as in a Poisson process."""
         rng = random.Random(self.seed)
         finite = self.rate != float("inf")
         return [rng.expovariate(self.rate) if finite else 0.0 for _ in range(count)]
 
 
 def blocks(count: int, turns: int, baseline: bool) -> Iterator[tuple[range, bool]]:
-    """Yield parts of the requests, and whether they are sent with drafts. With a `baseline`, each
-    part is sent both with and without drafts. The order alternates from turn to turn, so that a
-    drift of the machine hits both.
+    """Split `count` requests into `turns` parts. Yield the indices of each part, and whether to
+    send the part with drafts.
+
+    With a `baseline`, each part is yielded twice: with and without drafts. Which of them comes
+    first alternates, so that a gradual change in the machine's speed affects both alike.
     """
     size = -(-count // turns)
     for turn, start in enumerate(range(0, count, size)):
@@ -51,8 +54,8 @@ def blocks(count: int, turns: int, baseline: bool) -> Iterator[tuple[range, bool
 async def send(
     load: Load, prompts: Sequence[Prompt], drafts: bool, ask: Ask, done: Callable[[], None]
 ) -> tuple[list[Record], float]:
-    """Send requests. Returns a record of each request, and the seconds that all requests took
-    together.
+    """Send all requests, with or without drafts. Returns a record of each request, and the seconds
+    from the start until the last request has ended.
     """
     places = asyncio.Semaphore(load.at_once) if load.at_once else nullcontext()
 

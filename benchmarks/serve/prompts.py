@@ -1,4 +1,4 @@
-"""Read prompts from a JSONL file such as Spec-Bench's, or take Tandem's own stories."""
+"""Read prompts from a JSONL file such as Spec-Bench's, or use Tandem's own story prompts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ class Prompt:
 
 
 def read(file: Path | None, count: int) -> list[Prompt]:
-    """Return the first `count` prompts. If there are fewer, they are repeated. Raises Unusable."""
+    """Return the first `count` prompts of a file or, without a file, of the story prompts. If there
+    are fewer than `count` prompts, they are repeated. Raises Unusable.
+    """
     found = _lines(file) if file else [Prompt(text) for text in story_prompts()]
     if not found:
         raise Unusable(f"{file} has no prompts")
@@ -37,8 +39,8 @@ def _lines(file: Path) -> list[Prompt]:
 
 
 def _prompt(file: Path, at: int, line: str) -> Prompt:
-    """Parse a line with a `prompt`, a `question` or `turns`, of which only the first is used. The
-    line may also have a `category`.
+    """Parse a JSON line that has a `prompt`, a `question` or a list of `turns`. Only the first turn
+    is used. The line may also have a `category`.
     """
     try:
         entry: dict[str, Any] = json.loads(line)
@@ -48,5 +50,5 @@ def _prompt(file: Path, at: int, line: str) -> Prompt:
             raise TypeError
         return Prompt(text, str(entry.get("category", "")))
     except (ValueError, KeyError, TypeError, IndexError) as error:
-        problem = f"{file}, line {at}: not an object with a text as prompt, or with turns"
+        problem = f"{file}, line {at} is no JSON object with a prompt, a question or turns"
         raise Unusable(problem) from error

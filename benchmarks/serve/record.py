@@ -1,5 +1,5 @@
-"""The record of one request as a user notices it. The module is pure: callers pass all times, in
-seconds of one clock.
+"""The record of one request: its latencies, as its user notices them, and its tokens. This module
+never reads a clock: callers pass all times, in seconds.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """The figures of speculation for one request or for many. `histogram[i]` is the number of steps
-    that accepted i draft tokens.
+    """The counts of steps and draft tokens of one request, or the sums over several requests.
+    `histogram[i]` is the number of steps that accepted i draft tokens.
     """
 
     steps: int = 0
@@ -32,14 +32,16 @@ class Drafts:
         )
 
     def per_position(self) -> list[float]:
-        """Return for each position the share of steps with a draft that accepted a token there."""
+        """Return, for each draft position, the share of drafts of which a token at this position
+        was accepted.
+        """
         reached = [sum(self.histogram[place:]) for place in range(1, len(self.histogram))]
         return [count / self.with_drafts for count in reached] if self.with_drafts else []
 
 
 @dataclass(slots=True)
 class Record:
-    """The record of one request; `arrivals` are the times at which tokens came."""
+    """The record of one request. `arrivals` are the times at which tokens arrived."""
 
     asked: float
     category: str = ""
@@ -52,12 +54,12 @@ class Record:
 
     @property
     def first(self) -> float:
-        """The seconds to the first token."""
+        """The seconds from sending the request to its first token."""
         return self.arrivals[0] - self.asked
 
     @property
     def total(self) -> float:
-        """The seconds to the last token."""
+        """The seconds from sending the request to its last token."""
         return self.arrivals[-1] - self.asked
 
     @property
@@ -67,10 +69,10 @@ class Record:
 
     @property
     def gaps(self) -> Sequence[float]:
-        """The seconds between arrivals."""
+        """The seconds between successive arrivals of tokens."""
         return [later - earlier for earlier, later in zip(self.arrivals, self.arrivals[1:])]  # noqa: B905
 
     def meets(self, limits: Mapping[str, float]) -> bool:
-        """Return whether each figure is within its limit, in ms."""
+        """Return whether each limited latency is within its limit, given in milliseconds."""
         figures = {"ttft": self.first, "tpot": self.per_token or 0.0, "e2el": self.total}
         return all(figures[name] * 1000 <= limit for name, limit in limits.items())

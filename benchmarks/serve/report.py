@@ -1,5 +1,5 @@
-"""Report the results: a table for people, JSON with the keys of vLLM's command, and a picture of
-the distributions of the times.
+"""Report the results: as a table for people, as JSON with the keys of vLLM's `bench serve`, and as
+plots of the latency distributions.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ SHOWN = {
     "spec_decode_acceptance_length": "tokens per step",
 }
 PER_POSITION = "spec_decode_per_position_acceptance_rates"
-MAX_POSITIONS = 8  # most positions that are shown
+MAX_POSITIONS = 8  # maximum number of draft positions that are shown
 
 Results = dict[str, dict[str, Any]]
 
 
 def show(heading: str, found: Results) -> None:
-    """Print the figures side by side."""
+    """Print the results of all groups of requests side by side."""
     shown = Table("", *found)
     for key, label in SHOWN.items():
         values = [result.get(key) for result in found.values()]
@@ -51,8 +51,8 @@ def show(heading: str, found: Results) -> None:
 
 
 def write(file: Path, about: dict[str, Any], found: Results) -> None:
-    """Write the results as JSON. The first group's figures are at the top level. The figures of
-    every other group are below its name.
+    """Write the results as JSON. The results of the first group of requests are at the top level.
+    Those of every other group are nested under the group's name.
     """
     first, *others = found
     whole = {"date": time.strftime("%Y%m%d-%H%M%S")} | about | found[first]
@@ -61,7 +61,9 @@ def write(file: Path, about: dict[str, Any], found: Results) -> None:
 
 
 def draw(file: Path, groups: Mapping[str, Sequence[Record]]) -> None:
-    """Plot the times of each group to a file. Raises Unusable if matplotlib is not installed."""
+    """Plot the latency distributions of each group of requests to a file. Raises Unusable if
+    matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Compute results from records, under the names that vLLM's `bench serve` gives them."""
+"""Compute metrics from the records of requests, with the names that vLLM's `bench serve` uses."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ TIMES = ("ttft", "tpot", "itl", "e2el")
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return a percentile, interpolated between the two nearest values as in numpy, or 0 without
-    values.
+    """Return a percentile, interpolated between the two nearest values as in numpy. Return 0 if
+    there are no values.
     """
     if not values:
         return 0.0
@@ -30,7 +30,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 def results(
     records: Sequence[Record], duration: float, limits: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Return all figures of requests. All requests took `duration` seconds together."""
+    """Return all metrics of a group of requests, which took `duration` seconds in total."""
     good = [record for record in records if not record.error]
     tokens, prompts = sum(r.tokens for r in good), sum(r.prompt_tokens for r in good)
     within = sum(record.meets(limits) for record in good)
@@ -52,8 +52,8 @@ def results(
 
 
 def times(records: Sequence[Record]) -> dict[str, list[float]]:
-    """Return four lists of seconds by name: to the first token, per later token, between arrivals,
-    in all.
+    """Return latencies in seconds, by name: to the first token (`ttft`), per later token (`tpot`),
+    between arrivals (`itl`), and to the last token (`e2el`).
     """
     per_token = [record.per_token for record in records]
     return {
@@ -65,7 +65,7 @@ def times(records: Sequence[Record]) -> dict[str, list[float]]:
 
 
 def acceptance(records: Sequence[Record]) -> dict[str, Any]:
-    """Return the figures of speculation, or an empty mapping if there are none."""
+    """Return the acceptance metrics, or an empty mapping if no steps are recorded."""
     drafts = reduce(add, (record.drafts for record in records), Drafts())
     if not drafts.steps:
         return {}
@@ -81,7 +81,9 @@ def acceptance(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def by_category(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """Return acceptance and ms per token of each category of prompts, if there are any."""
+    """Return the acceptance metrics and the milliseconds per token for each category of prompts.
+    The result is empty if the prompts have no categories.
+    """
     found = {}
     for category in sorted({record.category for record in records if record.category}):
         own = [each for each in records if each.category == category and not each.error]

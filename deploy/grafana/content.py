@@ -99,7 +99,7 @@ DASHBOARDS = {
         ),
         of_models("Waiting for the model", "s", "queue_seconds"),
         Panel(
-            "Predicted pass times are off by",
+            "Relative error of predicted pass times",
             "percentunit",
             {
                 "tandem_verify_cost_error_ratio": "verifier {{instance}}",
@@ -149,12 +149,12 @@ DASHBOARDS = {
             "reqps",
             {rate("request_success_total", "finished_reason"): "{{finished_reason}}"},
         ),
-        quantiles("Waiting for a place", "request_queue_time_seconds"),
+        quantiles("Waiting for a request slot", "request_queue_time_seconds"),
         quantiles("Arrival to last token", "e2e_request_latency_seconds"),
-        quantiles("Reading the prompt", "request_prefill_time_seconds"),
+        quantiles("Prefill of the prompt", "request_prefill_time_seconds"),
         quantiles("Time per token of a request", "request_time_per_output_token_seconds"),
         Panel(
-            "First tokens after more than a second",
+            "Share of first tokens later than a second",
             "percentunit",
             {
                 "tandem:first_token_slow_ratio:5m": "5 minutes",

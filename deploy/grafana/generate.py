@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent / "dashboards"
 
 
 def dashboard(name: str, panels: tuple[Panel, ...]) -> str:
-    """Return the text of a dashboard's JSON file."""
+    """Return the content of a dashboard's JSON file."""
     source = {"name": "datasource", "label": "Prometheus", "type": "datasource"}
     namespace = {
         "name": "namespace",
@@ -23,9 +23,9 @@ def dashboard(name: str, panels: tuple[Panel, ...]) -> str:
         "type": "query",
         "datasource": SOURCE,
         "query": "label_values(tandem_build_info, namespace)",
-        "refresh": 2,  # updates with each change of the time range
+        "refresh": 2,  # Grafana reloads the list when the time range changes
         "includeAll": True,
-        # the list's entry for all namespaces also matches targets without the label
+        # the entry "All" of the list also matches metrics without a namespace label
         "allValue": ".*",
         "current": {"text": "All", "value": "$__all"},
     }
@@ -47,7 +47,9 @@ def dashboard(name: str, panels: tuple[Panel, ...]) -> str:
 
 
 def main() -> int:
-    """Write the dashboards that are not up to date; with --check, fail if there are any."""
+    """Write the dashboards that are outdated. With --check, write nothing, and fail if a dashboard
+    is outdated.
+    """
     outdated = []
     FOLDER.mkdir(exist_ok=True)
     for name, panels in DASHBOARDS.items():

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-COLUMNS, HEIGHT = 2, 8  # panels in a row, and rows of the grid per panel; the grid has 24 columns
+COLUMNS, HEIGHT = 2, 8  # panels per row, and a panel's height in rows of Grafana's grid
 METRIC = re.compile(r"\b(tandem[_:][a-z0-9_:]+)(?:\{([^}]*)\})?")
-CHOSEN = 'namespace=~"$namespace"'  # selects the deployments chosen in a dashboard's list
+CHOSEN = 'namespace=~"$namespace"'  # matches the deployments chosen in a dashboard's list
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One graph. `queries` maps each query to the legend of its lines."""
+    """One graph of a dashboard. `queries` maps each query to the legend of its lines."""
 
     title: str
     unit: str
@@ -22,7 +22,7 @@ class Panel:
     text: str = ""
 
     def json(self, number: int) -> dict[str, Any]:
-        """Return the panel in Grafana's JSON format, as the `number`-th of a dashboard."""
+        """Return the panel in Grafana's JSON format. `number` is its index in the dashboard."""
         width = 24 // COLUMNS
         x, y = number % COLUMNS * width, number // COLUMNS * HEIGHT
         return {
@@ -62,12 +62,14 @@ def quantile(name: str, part: float, *by: str) -> str:
 
 
 def quantiles(title: str, name: str) -> Panel:
-    """Make a panel with the median and the 95th percentile of a duration."""
+    """Create a panel that shows the median and the 95th percentile of a duration."""
     return Panel(title, "s", {quantile(name, 0.5): "median", quantile(name, 0.95): "95 %"})
 
 
 def of_models(title: str, unit: str, name: str) -> Panel:
-    """Make a panel with the 95th percentile of one histogram, at verifiers and at drafters."""
+    """Create a panel that shows the 95th percentile of the histogram `name` of verifiers and of the
+    same histogram of drafters.
+    """
     owners = {"verify": "verifier", "draft": "drafter"}
     queries = {quantile(f"{each}_{name}", 0.95): owner for each, owner in owners.items()}
     return Panel(f"{title}, 95 %", unit, queries)

@@ -1,8 +1,8 @@
-"""Adds the documents outside `docs/`, and all files that documents link to, to the site.
+"""Adds the documents outside `docs/`, and all files that documents link to, to the documentation
+site.
 
-Documents link to each other as files of the repository. Links between documents are rewritten to
-the pages of the site. A link to a file that does not exist stays as it is, so that MkDocs reports
-it.
+Documents link to each other by their paths in the repository. These links are rewritten to pages of
+the site. A link to a file that does not exist is left unchanged, so that MkDocs reports it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = {  # path in the repository: page on the site
+DOCUMENTS = {  # maps a path in the repository to a page of the site
     "README.md": "index.md",
     "ARCHITECTURE.md": "architecture.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -30,7 +30,7 @@ DOCUMENTS = {  # path in the repository: page on the site
 }
 BAR = r"\|"
 PATHS = {page: path for path, page in DOCUMENTS.items()}
-PIPED = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")  # code in a table cell, with an escaped bar
+PIPED = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")  # inline code with an escaped `|`, as in table cells
 LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LANGUAGES = {".py": "python", ".yml": "yaml", ".yaml": "yaml", ".proto": "protobuf"}
@@ -58,7 +58,7 @@ def linked(path: str) -> Iterator[str]:
 
 
 def source_page(target: str) -> str:
-    """Return a page that shows a source file. The search of the site leaves the page out."""
+    """Return a page that shows a source file. The page is excluded from the site's search."""
     language = LANGUAGES.get(Path(target).suffix, "text")
     text = (ROOT / target).read_text(encoding="utf-8")
     head = f"---\nsearch:\n  exclude: true\n---\n# {target}\n"
@@ -66,7 +66,7 @@ def source_page(target: str) -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are not in `docs/`."""
+    """Add pages for documents and source files outside `docs/` to the site."""
     documents = [*DOCUMENTS, *(f"docs/{each.src_uri}" for each in files.documentation_pages())]
     for path, page in DOCUMENTS.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / path)))
@@ -78,12 +78,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def with_bars(found: re.Match[str]) -> str:
-    """Return code with bars as HTML, because Python-Markdown keeps the backslash before a bar."""
+    r"""Return inline code that contains `\|` as HTML, because Python-Markdown would show the
+    backslash.
+    """
     return f"<code>{html.escape(found[1].replace(BAR, '|')).replace('|', '&#124;')}</code>"
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Rewrite the links of a document to pages of the site."""
+    """Rewrite a document's links to repository files as links to pages of the site."""
     here = page.file.src_uri
     if here.startswith(("source/", "reference/grpc")):
         return markdown

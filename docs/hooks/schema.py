@@ -1,4 +1,6 @@
-"""Adds the reference of the gRPC API to the site, made from the schema and its comments."""
+"""Adds a reference of the gRPC API, generated from the Protobuf schema and its comments, to the
+documentation site.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,20 @@ SCHEMA = "tandem/v1/orchestrator.proto"
 PAGE = "reference/grpc.md"
 Field = descriptor_pb2.FieldDescriptorProto
 Message = descriptor_pb2.DescriptorProto
-Comments = Mapping[tuple[int, ...], str]  # comments by the path of a declaration in its file
+Comments = Mapping[tuple[int, ...], str]  # by the declaration's path in the schema
 
 HEAD = f"""# gRPC schema
 
 This page lists the calls, messages and enums of `{SCHEMA}`.
 The [client API](../api.md) explains how to use them.
-A `?` marks a field whose absence differs from zero.
+A `?` marks an optional field: leaving it out is not the same as setting it to zero.
 """
 
 
 def compiled() -> descriptor_pb2.FileDescriptorProto:
-    """Return the schema with its comments. Raises RuntimeError if the schema does not compile."""
+    """Compile the Protobuf schema, and return its description with all comments. Raises
+    RuntimeError if the schema does not compile.
+    """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "schema.binpb"
         known = Path(grpc_tools.__file__).parent / "_proto"
@@ -39,7 +43,9 @@ def compiled() -> descriptor_pb2.FileDescriptorProto:
 
 
 def comments_of(schema: descriptor_pb2.FileDescriptorProto) -> Comments:
-    """Return every comment on one line, by the path of what it belongs to."""
+    """Return the comment of every declaration, as one line, by the declaration's path in the
+    schema.
+    """
     return {
         tuple(each.path): " ".join(
             f"{each.leading_comments} {each.trailing_comments}".replace("|", r"\|").split()
@@ -49,13 +55,13 @@ def comments_of(schema: descriptor_pb2.FileDescriptorProto) -> Comments:
 
 
 def link(name: str) -> str:
-    """Return a link to a message or an enum of the schema, or its plain name."""
+    """Return the name of a type, as a link to its section if the schema defines the type."""
     short = name.rpartition(".")[2]
     return f"[`{short}`](#{short.lower()})" if name.startswith(".tandem.") else f"`{short}`"
 
 
 def type_of(field: Field, message: Message) -> str:
-    """Return the text that names the type of a field."""
+    """Return the type of a field as Markdown text."""
     kind = Field.Type.Name(field.type).removeprefix("TYPE_").lower()
     shown = link(field.type_name) if field.type_name else f"`{kind}`"
     entries = {f".tandem.v1.{message.name}.{each.name}": each for each in message.nested_type}
@@ -68,14 +74,14 @@ def type_of(field: Field, message: Message) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table."""
+    """Yield the lines of a Markdown table."""
     yield ""
     for cells in (head, ["---"] * len(head), *rows):
         yield f"| {' | '.join(cells)} |"
 
 
 def reference(schema: descriptor_pb2.FileDescriptorProto) -> Iterator[str]:
-    """Yield the lines of the page: calls, then messages, then enums."""
+    """Yield the lines of the reference page: calls, then messages, then enums."""
     comments = comments_of(schema)
     yield HEAD
     for i, service in enumerate(schema.service):
@@ -103,7 +109,7 @@ def reference(schema: descriptor_pb2.FileDescriptorProto) -> Iterator[str]:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the page."""
+    """Add the page of the gRPC reference to the site."""
     content = "\n".join(reference(compiled())) + "\n"
     files.append(File.generated(config, PAGE, content=content))
     return files

@@ -1,7 +1,7 @@
 """Drafting for a target with another tokenizer: translate its text, draft a chain, translate back.
 
-The chains of an opening are drafted by a job of the model thread. The engine's session holds the
-draft model's tokens. A `TargetText` holds the target's tokens, and positions in messages count the
+A job on the model thread drafts the chains of one opening. The engine's session holds the draft
+model's tokens. A `TargetText` holds the target's tokens, and positions in messages count the
 target's tokens.
 """
 
@@ -30,22 +30,23 @@ from tandem.protos import tree
 from tandem.protos.streams import Drafting, Proposal
 from tandem.protos.types import DraftShape, Rule
 
-# an opening is not translated if it is longer than this many times the draft model's context
+# an opening's text is not translated if it is longer than this multiple of the draft model's
+# context
 MAX_OPENING_CONTEXTS = 8
-# tokens drafted beyond the levels asked for, because a word may have more tokens in the draft model
-# than in the target
+# tokens drafted beyond the requested number of levels, because a word may take more tokens in the
+# draft model's vocabulary than in the target's
 EXTRA_TOKENS = 4
-MIN_TOKENS_LEFT = 2  # no new chain is drafted while the last one has this many tokens left
-# a chain ends at a token with a lower chance to be accepted. Measured at temperature 0: of a chain
-# of up to 4 tokens, 1.47 are accepted after 3.4 steps, and 1.53 after 4.1 steps without this limit;
-# of a chain of up to 8 tokens, 1.64 are accepted after 4.1 steps, and 1.81 after 8.4 steps without
-# this limit
+MIN_TOKENS_LEFT = 2  # a new chain is drafted once the last one has fewer tokens left
+# a chain ends at the first token with a lower chance of being accepted. Measured at temperature 0:
+# chains of up to 4 tokens take 3.4 draft steps and have 1.47 accepted tokens; without this limit,
+# 4.1 steps and 1.53 tokens. Chains of up to 8 tokens take 4.1 steps and have 1.64 accepted tokens;
+# without this limit, 8.4 steps and 1.81 tokens
 MIN_CHANCE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class ChainSetup:
-    """The parts that chains are made with. Only the first `tokens` ids of the draft model's
+    """What all chain jobs of a drafter share. Only the first `tokens` ids of the draft model's
     vocabulary belong to tokens of its tokenizer.
     """
 
@@ -67,7 +68,7 @@ class Chain:
     chances: list[float] = field(default_factory=list)
 
     def add(self, logits: torch.Tensor) -> bool:
-        """Add the token with the highest of the logits [vocab]. Returns whether to draft another
+        """Append the token with the highest of the logits [vocab]. Returns whether to draft another
         token after it.
         """
         likely = (logits / math.hypot(self.temperature, LOGIT_ERROR)).softmax(-1)
@@ -76,16 +77,17 @@ class Chain:
         return self.chances[-1] >= MIN_CHANCE and self._is_confident(logits)
 
     def logprobs(self, count: int) -> tuple[float, ...]:
-        """Return log-probabilities for the `count` tokens of the target that the chain's text has.
-        A token's log-probability is that of being accepted if the token before it is accepted.
+        """Return a log-probability for each of the `count` target tokens that the chain translates
+        to. Each value is the log-probability that a token is accepted if the token before it is
+        accepted.
         """
         length = len(self.tokens)
         ends = [math.log(self.chances[-(-length * n // count) - 1]) for n in range(1, count + 1)]
         return tuple(end - before for end, before in zip(ends, [0.0, *ends], strict=False))
 
     def _is_confident(self, logits: torch.Tensor) -> bool:
-        """Tell whether the draft model gives its likeliest token at least the probability that the
-        draft's shape asks for.
+        """Tell whether the probability of the draft model's likeliest token reaches the minimum
+        that the draft shape sets.
         """
         least = self.shape.confidence
         warm = logits / (self.temperature or 1.0)
@@ -93,9 +95,9 @@ class Chain:
 
 
 class ChainJob:
-    """The job that sends the chains of one opening. A chain is empty if the translated text leaves
-    no space for it in the draft model's context. If the opening's text does not fit, all chains are
-    empty. Raises SessionMiss.
+    """Background job that sends the proposed chains of one opening. A chain is empty if the
+    translated text leaves no space for it in the draft model's context. If the opening's text does
+    not fit into that context, the job sends only empty chains. Raises SessionMiss.
     """
 
     def __init__(
@@ -105,23 +107,23 @@ class ChainJob:
         self._opening = opening
         self._stream = stream
         self._shape = opening.shape
-        self._sent = 0  # number of nodes sent
-        # the part of the chain ahead of the text, in the target's tokens
+        self._sent = 0  # number of drafted tokens sent so far
+        # drafted tokens that the text has not reached yet, in the target's vocabulary
         self._drafted: tuple[int, ...] = ()
         self._session: Session
-        self._pending: PendingTokens  # the draft model's tokens to be fed
+        self._pending: PendingTokens  # tokens still to be fed to the draft model
         self._text = setup.texts.find(opening.context)
         self._draft_tokens = array("I")
         self._translatable = (
             opening.context.length <= MAX_OPENING_CONTEXTS * setup.sessions.context_length
         )
         self._extend(opening.context.tokens)
-        # a text that is only a part of a character cannot be translated
+        # a text that consists of an incomplete character cannot be translated
         self._translatable = bool(self._draft_tokens) and self._fits
 
     def run(self) -> Job:
-        """Draft chains, first after the opening's text and then after commits; raises StaleTurn,
-        Busy, Internal.
+        """Draft a chain after the opening's text, and further chains as commits arrive; raises
+        StaleTurn, Busy, Internal.
         """
         context, sessions = self._opening.context, self._setup.sessions
         if not self._fits:
@@ -148,8 +150,8 @@ class ChainJob:
                     known = self._pending.mark_fed()
 
     def _ready(self) -> Segment | None:
-        """Take in commits. Return the draft model's tokens to feed before the next chain, or None
-        if there is nothing to feed now.
+        """Process the commits that have arrived. Return the draft model's tokens to feed before the
+        next chain, or None if there is nothing to feed now.
         """
         if tokens := new_tokens(self._stream.inbox, len(self._text.tokens)):
             self._extend(tokens)
@@ -171,8 +173,8 @@ class ChainJob:
 
     @property
     def _fits(self) -> bool:
-        """Whether the draft model's context has space for a chain after the translated text. If the
-        context had no space after the opening's text, the value stays False.
+        """Whether the draft model's context has space for a chain after the translated text. If
+        there was no space after the opening's text, the value stays False.
         """
         end = len(self._draft_tokens) + self._levels + EXTRA_TOKENS
         return (
@@ -180,23 +182,25 @@ class ChainJob:
         )
 
     def _extend(self, tokens: Sequence[int]) -> None:
-        """Take in committed tokens of the target."""
+        """Append committed target tokens to the text, and translate the text unless it is
+        untranslatable.
+        """
         if self._translatable:
             self._text, self._draft_tokens = self._text.extended(tokens, self._setup.translation)
         else:
             self._text = replace(self._text, tokens=self._text.tokens + array("I", tokens))
 
     def _rewind(self) -> None:
-        """Cut the session down to the prefix that it shares with the translated text, but leave at
-        least the text's newest token to be fed.
+        """Truncate the session to the prefix that it shares with the translated text, but leave at
+        least the newest token of the text to be fed.
         """
         held = self._session.common_prefix_with(self._draft_tokens[:-1])
         count = self._setup.sessions.cut(self._session, held)
         self._pending.pending, self._drafted = self._draft_tokens[count:].tolist(), ()
 
     def _draft(self, logits: torch.Tensor) -> Generator[StepInput, torch.Tensor, None]:
-        """Draft a chain and send it. The session keeps the tokens that were fed, because the text
-        may go on with them.
+        """Draft a chain and send it. The session keeps the tokens that were fed, because the target
+        may accept them.
         """
         session, sessions = self._session, self._setup.sessions
         greedy = self._opening.sampling.rule is Rule.TOP1
@@ -213,7 +217,9 @@ class ChainJob:
         self._emit(chain, session.epoch, len(self._text.tokens))
 
     def _is_complete(self, chain: Chain) -> bool:
-        """Tell whether a chain has the levels asked for, or cannot be continued."""
+        """Tell whether no further token should be drafted, because the chain is long enough or ends
+        with a special token.
+        """
         count = len(chain.tokens)
         return (
             count == self._levels + EXTRA_TOKENS
@@ -225,7 +231,7 @@ class ChainJob:
         return self._setup.translation.to_target(self._text.tokens, chain.tokens)
 
     def _emit(self, chain: Chain | None = None, epoch: int = 0, held: int = 0) -> None:
-        """Send the drafted tokens."""
+        """Send the drafted tokens as a proposal."""
         tokens, first = self._drafted, self._sent + 1
         self._sent += len(tokens)
         proposal = Proposal(

@@ -1,4 +1,6 @@
-"""The committed tokens of a target with another tokenizer, and their translation."""
+"""The committed tokens of a target whose tokenizer differs from the draft model's, and their
+translation.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from tandem.drafter_service.foreign.translation import Translation
 from tandem.protos.errors import SessionMiss
 from tandem.protos.types import Context
 
-MIN_TAIL = 32  # number of newest tokens that are translated again after every commit
+MIN_TAIL = 32  # at least this many of the newest tokens are translated again after every commit
 
 
 def _no_tokens() -> array[int]:
@@ -30,20 +32,21 @@ class TargetText:
     client: bytes = b""
 
     def cut(self, base: int) -> TargetText:
-        """Return a text of the first `base` tokens of this text."""
+        """Return this text truncated to its first `base` tokens."""
         known = self if base >= self.settled else TargetText(epoch=self.epoch, client=self.client)
         return replace(known, tokens=self.tokens[:base])
 
     def extended(
         self, tokens: Sequence[int], translation: Translation
     ) -> tuple[TargetText, array[int]]:
-        """Return the text with more tokens, and the translation of all its tokens. Only the tail of
-        the tokens is translated again.
+        """Return the text extended by `tokens`, and the translation of the whole text. Only the
+        tokens after the settled part are translated again.
         """
         tokens = self.tokens + array("I", tokens)
         settled, head, tail = self.settled, self.head, tokens[self.settled :]
         boundary = translation.word_boundary(tail, near=MIN_TAIL) if len(tail) > 2 * MIN_TAIL else 0
-        if len(tail) > 4 * MIN_TAIL and not boundary:  # the text's language writes no spaces
+        # the text's language has no spaces between words
+        if len(tail) > 4 * MIN_TAIL and not boundary:
             boundary = translation.character_boundary(tail, near=MIN_TAIL)
         if boundary:
             head = head + array("I", translation.to_draft(tail[:boundary], at_start=not settled))
@@ -53,13 +56,13 @@ class TargetText:
 
 
 class TargetTexts:
-    """The texts of sessions that were asked for single drafts. If there are more than
+    """The texts of sessions for which single drafts were requested. If there are more than
     `max_sessions` texts, the least recently used text is forgotten.
     """
 
     def __init__(self, max_sessions: int) -> None:
         self._max_sessions = max_sessions
-        self._texts: dict[bytes, TargetText] = {}  # the texts in the order of their last use
+        self._texts: dict[bytes, TargetText] = {}  # least recently used text first
 
     def __len__(self) -> int:
         return len(self._texts)

@@ -1,8 +1,9 @@
-"""Translates committed tokens of the target to tokens of the draft model, and translates drafts
-back to tokens of the target.
+"""Translates committed tokens of the target to tokens of the draft model, and drafts back to tokens
+of the target.
 
-The translation goes through the text, so it works for any pair of vocabularies. The module is pure.
-A draft that cannot be written in the target's tokens becomes shorter or empty; it causes no error.
+Tokens are translated by decoding them to text and encoding that text, so any pair of vocabularies
+works. The module is pure. A draft that cannot be written in the target's tokens becomes shorter or
+empty, but never causes an error.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from itertools import groupby
 
 from tokenizers import Tokenizer
 
-REPLACEMENT = "\ufffd"  # decoding writes this for bytes that are not a whole character
-# one of these precedes a piece of text that must not be encoded as the start of a text
+REPLACEMENT = "\ufffd"  # decoders write this for bytes that do not form a character
+# a fragment from within a text is encoded after one of these, because tokenizers may encode the
+# start of a text differently
 LEADING_TEXTS = ("a", ".", "\n")
 SPACES = ("Ġ", "▁", " ")  # how vocabularies write the space before a word
 WHITESPACE = (*SPACES, "Ċ", "ċ", "č", "ĉ", "\n")
@@ -28,18 +30,18 @@ END_TOKENS = (
     "<end_of_turn>",
     "<|end|>",
 )
-MIN_TAIL, MAX_TAIL = 3, 24  # least and most tokens between a boundary and the end of a text
+MIN_TAIL, MAX_TAIL = 3, 24  # minimum and maximum distance of a cut from the end of a text
 
 
 class Fragments:
-    """A tokenizer for pieces of a text. The tokenizer adds no tokens, and encodes the name of a
-    special token like any other text.
+    """A tokenizer for fragments of a text. The tokenizer adds no special tokens, and encodes the
+    name of a special token like ordinary text.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = Tokenizer.from_str(
             tokenizer.to_str()
-        )  # a copy, whose settings may be changed
+        )  # a copy, because its settings are changed
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
@@ -53,8 +55,8 @@ class Fragments:
         ]
 
     def encode(self, text: str, at_start: bool = False) -> list[int]:
-        """Return the tokens that a piece of text has in the middle of a longer text or, if
-        `at_start`, at the start of a text.
+        """Return the tokens that a fragment has in the middle of a longer text or, if `at_start`,
+        at the start of a text.
         """
         for context, ids in () if at_start else self._contexts:
             found = self._ids(context + text)
@@ -63,8 +65,8 @@ class Fragments:
         return self._ids(text)
 
     def decode(self, ids: Sequence[int], at_start: bool = False) -> str:
-        """Return the text of tokens in the middle of a longer text or, if `at_start`, at the start
-        of a text.
+        """Decode tokens that lie in the middle of a longer text or, if `at_start`, at the start of
+        a text.
         """
         plain: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         if at_start or not self._contexts:
@@ -74,8 +76,9 @@ class Fragments:
         return text[len(context) :] if text.startswith(context) else plain
 
     def is_word_boundary(self, ids: Sequence[int], at: int) -> bool:
-        """Tell whether a text may be cut before token `at`, because a word begins there. Both parts
-        then have the same tokens as in the whole text.
+        """Tell whether a word begins at token `at`, so that the text may be cut before that token.
+        At such a cut, encoding both parts separately gives the same tokens as encoding the whole
+        text.
         """
         before, token = (self._tokenizer.id_to_token(i) or " " for i in ids[at - 1 : at + 1])
         return (
@@ -95,7 +98,7 @@ class Fragments:
     def _ids(self, text: str) -> list[int]:
         try:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        # the vocabulary has no token for unknown text; the library has no error class for this
+        # the vocabulary lacks a token for unknown text; the library has no error class for this
         except Exception:
             return []
         return ids
@@ -111,9 +114,10 @@ class Translation:
         self._target_specials = _special_tokens(self._draft, self._target)
 
     def to_draft(self, tokens: Sequence[int], at_start: bool = True) -> list[int]:
-        """Translate committed tokens to tokens of the draft model. The committed tokens begin the
-        text if `at_start`; otherwise they begin at a boundary within the text. An incomplete
-        character at the end is left out, and so are special tokens that the draft model lacks.
+        """Translate committed tokens to tokens of the draft model. If `at_start`, the committed
+        tokens are the start of the text; otherwise they follow a word or character boundary within
+        the text. An incomplete character at the end is left out, and so are special tokens that the
+        draft model lacks.
         """
         draft: list[int] = []
         leading = self._target.leading_tokens
@@ -131,9 +135,9 @@ class Translation:
         return draft
 
     def to_target(self, committed: Sequence[int], drafted: Sequence[int]) -> list[int]:
-        """Translate a draft, which follows the committed tokens, to tokens of the target. A special
-        token, such as an end of text, ends the translation. The last token may be only a part of a
-        word; it is proposed like any other token.
+        """Translate a draft, which follows the committed tokens, to tokens of the target. The
+        translation ends with the first special token, such as an end-of-text token. The last token
+        may cover only a part of a word; it is proposed like any other token.
         """
         count = next((at for at, token in enumerate(drafted) if self.is_special(token)), None)
         text = self._draft.decode(drafted[:count]).partition(REPLACEMENT)[0]
@@ -142,25 +146,26 @@ class Translation:
         return [*tokens, *ends]
 
     def is_special(self, token: int) -> bool:
-        """Tell whether a token of the draft model is a special token. Nothing after such a token is
-        translated.
+        """Tell whether a token of the draft model is a special token. Drafted tokens after a
+        special token are not translated.
         """
         return token in self._draft.specials
 
     def word_boundary(
         self, committed: Sequence[int], near: int = MIN_TAIL, far: int | None = None
     ) -> int:
-        """Return the last place at which the committed tokens may be cut between words; 0 if there
-        is none. The place is at least `near` tokens before the end and, if `far` is given, less
-        than `far` tokens.
+        """Return the last index at which the committed tokens may be cut because a word begins
+        there; 0 if there is none. The index is at least `near` tokens before the end and, if `far`
+        is given, less than `far` tokens before the end.
         """
         stop = 0 if far is None else max(0, len(committed) - far)
         places = range(len(committed) - near, stop, -1)
         return next((at for at in places if at and self._target.is_word_boundary(committed, at)), 0)
 
     def character_boundary(self, committed: Sequence[int], near: int) -> int:
-        """Return a place between two characters, perhaps within a word, at which the committed
-        tokens may be cut if there is no `word_boundary`; 0 if there is none.
+        """Return an index at which the committed tokens may be cut between two characters, perhaps
+        within a word; 0 if there is none. The function is for texts in which no `word_boundary` is
+        found.
         """
         places = range(len(committed) - near, max(0, len(committed) - near - 4), -1)
         ends = ((at, self._target.decode(committed[max(0, at - 8) : at])) for at in places)
@@ -168,19 +173,19 @@ class Translation:
 
     def _following(self, committed: Sequence[int], text: str) -> list[int]:
         """Return the target's tokens for a text that follows the committed tokens. The committed
-        tokens stay as they are.
+        tokens are never changed.
         """
         tail, tail_text, at_start = self._tail(committed)
         both = self._target.encode(tail_text.rstrip(REPLACEMENT) + text, at_start)
         if both[: len(tail)] == tail:
             return both[len(tail) :]
         if tail_text.endswith(REPLACEMENT):
-            return []  # the text ends with half a character, and the draft is not its other half
-        return self._target.encode(text)  # a joint encoding would change the committed tokens
+            return []  # the text ends within a character that the draft does not complete
+        return self._target.encode(text)  # encoding both together would change the committed tokens
 
     def _tail(self, committed: Sequence[int]) -> tuple[list[int], str, bool]:
-        """Return the newest committed tokens from a safe cut on, their text, and whether they are
-        all of the committed tokens.
+        """Return the newest committed tokens, cut off where a word begins if possible, with their
+        text and whether they are all of the committed tokens.
         """
         start = self.word_boundary(committed, far=MAX_TAIL) or max(0, len(committed) - MAX_TAIL)
         for at in range(start, len(committed)):
@@ -190,13 +195,13 @@ class Translation:
             tail, at_start = list(committed[first:]), first == 0
             tail_text = self._target.decode(tail, at_start)
             if not tail_text.startswith(REPLACEMENT):
-                break  # the cut is not within a character, because a character has 4 bytes at most
+                break  # the tokens do not begin within a character, which has 4 bytes at most
         return tail, tail_text, at_start
 
 
 def _special_tokens(source: Fragments, target: Fragments) -> dict[int, int]:
-    """Map the source's special tokens to the target's. Tokens of the same name belong together, and
-    so do the tokens that end a text, whatever their names are.
+    """Map the ids of the source's special tokens to the ids of the target's. Two special tokens
+    correspond if they have the same name, or if both mark the end of a text.
     """
     names = {name: index for index, name in target.specials.items()}
     same = {index: names[name] for index, name in source.specials.items() if name in names}

@@ -1,5 +1,5 @@
-"""Defers reading a text until proposals after it are worth the time. The text is then read with all
-tokens that have arrived.
+"""Defers the prefill of a session's text until proposals for it are worth their cost. A deferred
+prefill includes the tokens that were committed in the meantime.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tandem.protos.types import Context
 
 
 class DeferredPrefill:
-    """A scope that acquires an opening's session when `step_input` is ready to be fed. If `worth`
-    is None, the text is read at once.
+    """Context manager that acquires the session of an opening once its prefill, `step_input`, is
+    ready to be fed. If `worth` is None, the prefill is ready at once.
     """
 
     session: Session
@@ -52,7 +52,7 @@ class DeferredPrefill:
         return self._scope.__exit__(*error)  # type: ignore[arg-type]
 
     def _ready(self) -> Segment | None:
-        """Return the unread tokens of the text once the text should be read, and None before;
+        """Return the uncached tokens of the text once the prefill should run, and None before;
         raises SessionMiss, StaleTurn, Busy.
         """
         if self._segment:

@@ -1,9 +1,9 @@
-"""Turns the draft model's logits into the children of a node.
+"""Turns the draft model's logits into the children of a tree node.
 
-There are three ways to propose. The first way proposes the tokens that the target most likely
-draws, the second way draws tokens as rejection sampling requires, and the third way proposes the
-branches of Medusa-lite. Since proposals may be wrong, each way may consider only a few likely
-tokens.
+There are three kinds of expanders. `likeliest_children` proposes the tokens that the target will
+most likely draw, `sampled_children` draws tokens as rejection sampling requires, and
+`medusa_lite_children` proposes the branches of Medusa-lite. Expanders may consider only a few
+likely tokens, because proposals need not be right.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from tandem.engine.sampling.noise import NoiseStream, gumbel
 from tandem.engine.sampling.sampler import warp
 from tandem.protos.types import Distribution, DraftShape, Method, Rule, SamplingParams
 
-# from this size of the vocabulary on, noise for all tokens costs too much time
+# at this vocabulary size and above, computing noise for all tokens takes too long
 LARGE_VOCABULARY = 16384
-SHORTLIST = 256  # number of the likeliest tokens of a large vocabulary that get noise
-# least number of candidates: the tokens with the highest sums of logit and noise, which should
-# include the target's draw
+SHORTLIST = 256  # in a large vocabulary, only this many of the likeliest tokens get noise
+# minimum number of candidates, which are the tokens with the highest sums of logit and noise; the
+# token that the target draws should be among them
 MIN_CANDIDATES = 16
-SENT_TOKENS = 32  # children are drawn from this many of the likeliest tokens, which are all sent
+SENT_TOKENS = 32  # children are drawn from this many of the likeliest tokens, all of which are sent
 UNIT_WEIGHT = 1 << 16  # probabilities are rounded to integer weights; probability 1 has this weight
 # typical error of a draft logit; `make acceptance` gave the same result from 0.5 to 0.7
 LOGIT_ERROR = 0.6
-MAX_TEMPERATURE = 1e6  # highest temperature that counts; above it, only the noise matters
+# higher temperatures are lowered to this limit; above it, only the noise matters
+MAX_TEMPERATURE = 1e6
 FIRST_TEMPERATURE = 0.9  # temperature of Medusa-lite's first tokens if the target is greedy
-FIRST_TOP_P = 0.95  # nucleus of Medusa-lite's first tokens
+FIRST_TOP_P = 0.95  # top_p of Medusa-lite's first tokens
 TEMPERATURE_ONE = SamplingParams(temperature=1.0)
 
 Expander = Callable[[torch.Tensor, Sequence[int]], list[Expansion]]
@@ -45,8 +46,8 @@ and returns the children of each row's node.
 def likeliest_children(
     params: SamplingParams, count: int, with_probabilities: bool = False
 ) -> Expander:
-    """Propose the `count` tokens that the target most likely draws, with log-probabilities and, if
-    `with_probabilities`, with the draft model's probabilities.
+    """Return an expander that proposes the `count` tokens that the target is most likely to draw,
+    with log-probabilities and, if `with_probabilities`, with the draft model's probabilities.
 
     The target draws argmax(logit + temperature x noise). The drafter's logits differ from the
     target's by about LOGIT_ERROR, so softmax((logit + temperature x noise) / LOGIT_ERROR) predicts
@@ -72,9 +73,9 @@ def likeliest_children(
 def _likeliest_draws(
     logits: torch.Tensor, params: SamplingParams, positions: Sequence[int], candidates: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens that the target most likely draws for each row of `logits` [rows, vocab],
-    and their unnormalised logits with the target's noise, highest first. The tokens and the logits
-    are [rows, candidates], or narrower for a smaller vocabulary.
+    """Return the tokens that the target is most likely to draw for each row of `logits` [rows,
+    vocab], and their unnormalised logits with the target's noise, highest first. The tokens and the
+    logits are [rows, candidates], or narrower for a smaller vocabulary.
     """
     temperature, ids = min(params.temperature, MAX_TEMPERATURE), None
     if logits.shape[-1] >= LARGE_VOCABULARY or logits.device.type != "cpu":
@@ -92,15 +93,16 @@ def _likeliest_draws(
 
 @lru_cache(maxsize=1024)
 def _noise(seed: int, position: int, count: int) -> torch.Tensor:
-    """Return the noise of all tokens at a position, [count]. The result is cached: as a tree grows,
-    most of its levels need the noise of the same positions again.
+    """Return the noise [count] of all tokens at a position. The result is cached, because most
+    levels of a growing tree need the noise of the same positions again.
     """
     return gumbel(seed, position, torch.arange(count))
 
 
 def sampled_children(params: SamplingParams, branches: int, root: int) -> Expander:
-    """Propose tokens drawn without replacement from the part of the draft model's distribution that
-    is sent. The root, at position `root`, gets `branches` children, and every other node gets one.
+    """Return an expander that draws tokens without replacement from the part of the draft model's
+    distribution that is sent with the draft. The root, at position `root`, gets `branches`
+    children, and every other node gets one.
     """
 
     def propose(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
@@ -111,15 +113,16 @@ def sampled_children(params: SamplingParams, branches: int, root: int) -> Expand
 
 
 def _sampled(row: torch.Tensor, params: SamplingParams, position: int, count: int) -> Expansion:
-    """Draw `count` children without replacement from the part of a row's distribution that is
-    sent, with its probabilities rounded to integer weights.
+    """Draw `count` children of a row without replacement from its likeliest tokens, whose
+    probabilities are rounded to integer weights. The returned expansion includes the integer
+    weights.
     """
     if params.greedy:
         (token,), (score,) = (each[0].tolist() for each in leading(row[None], TEMPERATURE_ONE, 1))
         return Expansion([Child(token, 0.0, math.exp(score))], Distribution((token,), (1,)))
     (likeliest,), (scores,) = leading(row[None], params, SENT_TOKENS)
     weights = (scores.exp().double() * UNIT_WEIGHT).round()
-    kept = weights > 0  # the likeliest token has a weight above 0, unless the vocabulary is huge
+    kept = weights > 0  # weights above 0 include the likeliest token, unless the vocabulary is huge
     kept[0] = True
     ids, weights = likeliest[kept], weights[kept].clamp(min=1)
     keys = weights.log() + gumbel(params.seed, position, ids, NoiseStream.DRAFT)
@@ -133,12 +136,13 @@ def _sampled(row: torch.Tensor, params: SamplingParams, position: int, count: in
 def medusa_lite_children(
     params: SamplingParams, branches: int, root: int, visible: torch.Tensor
 ) -> Expander:
-    """Propose `branches` first tokens, and continue each with the likeliest tokens. The first
-    tokens are drawn without replacement from those likeliest tokens that are `visible` [vocab].
+    """Return an expander that proposes `branches` first tokens, and continues each of them with the
+    draft model's likeliest tokens. The first tokens are drawn without replacement from those likely
+    tokens that are `visible` [vocab].
 
-    The draws use the target's noise, so the token that the target draws is often among them.
+    The draws use the target's noise, so they often include the token that the target draws.
     """
-    if params.greedy:  # a greedy target's other sampling parameters must not matter
+    if params.greedy:  # for a greedy target, the other sampling parameters must have no effect
         params = SamplingParams(FIRST_TEMPERATURE, seed=params.seed)
 
     def propose(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
@@ -170,29 +174,32 @@ def _nucleus(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor
 
 
 def _child(token: int, logprob: float) -> Child:
-    """Return a child whose chance to be accepted is its probability by the draft model."""
+    """Return a child whose chance of being accepted is the probability that the draft model gives
+    it.
+    """
     return Child(token, logprob, math.exp(logprob))
 
 
 def is_whole(shape: DraftShape, params: SamplingParams) -> bool:
-    """Tell whether drafts are made as a whole. Drafts are made as a whole if their nodes are not
-    the likeliest ones, or must be sent with the distributions that they were drawn from.
+    """Tell whether each draft is made from scratch and sent complete, instead of growing as a tree.
+    Complete drafts are necessary if the nodes of a draft are not the likeliest ones, or must be
+    sent with the distributions that they were drawn from.
     """
     return shape.method is Method.MEDUSA_LITE or params.rule is Rule.REJECT
 
 
 def branching(shape: DraftShape) -> DraftShape:
-    """Return the shape of a tree whose branches start at the root and are equally long. The tree
-    has as many branches as `shape` asks for, or fewer if `shape` does not have enough nodes.
+    """Return the draft shape of a tree whose branches start at the root and are equally long. The
+    tree has as many branches as `shape` asks for, or fewer if `shape` does not have enough nodes.
     """
     branches = max(1, min(shape.branches, shape.nodes // max(1, shape.levels)))
     return replace(shape, branches=branches, nodes=branches * shape.levels)
 
 
 def where_possible(propose: Expander) -> Expander:
-    """Return an expander that proposes like `propose`, but nothing after a row in which no token is
-    possible. Such a row occurs if a grammar allows only tokens that the draft model does not share
-    with the target.
+    """Return an expander that proposes like `propose`, but returns no children for a row in which
+    all tokens are impossible. Such a row occurs if a grammar allows only tokens that the draft
+    model does not share with the target.
     """
 
     def propose_or_not(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
@@ -207,13 +214,15 @@ def where_possible(propose: Expander) -> Expander:
 def expander(
     shape: DraftShape, params: SamplingParams, root: int, visible: torch.Tensor
 ) -> Expander:
-    """Return the expander that proposes after a text of `root` tokens. `visible` [tokens] tells
-    which of the tokenizer's tokens a reader can see.
+    """Return the expander that the draft shape and the acceptance rule require, for drafts after a
+    text of `root` tokens. `visible` [tokens] tells which of the tokenizer's tokens have visible
+    characters.
     """
     if shape.method is Method.MEDUSA_LITE:
         return medusa_lite_children(params, shape.branches, root, visible)
     if params.rule is Rule.REJECT:
         return sampled_children(params, shape.branches, root)
-    if params.rule is Rule.TOP1:  # TOP1 accepts the target's likeliest token, not its draw
+    # TOP1 accepts the target's likeliest token, not a token drawn at random
+    if params.rule is Rule.TOP1:
         params = replace(params, temperature=0.0)
     return likeliest_children(params, shape.branches, with_probabilities=shape.confidence > 0)

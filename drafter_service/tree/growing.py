@@ -1,8 +1,8 @@
-"""A tree that grows ahead of its text without end. Commits re-root the tree, and a node is sent
-when it becomes one of the best nodes.
+"""A token tree that keeps growing ahead of its session's text. Commits re-root the tree, and a node
+is sent once it is among the best nodes.
 
-The tree is a step input to the model thread. `session_text` knows which nodes may be fed, and
-`token_tree` knows which nodes are best.
+The tree is a step input to the model thread. `session_text` determines which nodes may be fed, and
+`token_tree` determines which nodes are best.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tandem.protos.types import MAX_LEVELS
 
 class GrowingTree:
     """The growing tree of one opening, which is an `engine.forward.step_input.StepInput`. The root
-    is fed already, and `root_logits` [1, vocab] are the logits after it.
+    is already fed, and `root_logits` [1, vocab] are the logits after it.
     """
 
     def __init__(
@@ -43,14 +43,16 @@ class GrowingTree:
         self._worth = worth
         self._clock = clock
         self._frontier: Sequence[DraftNode] = ()
-        self._feeding: Sequence[DraftNode] = ()  # nodes being fed, unless committed tokens are fed
-        self._held_back = False  # whether the best nodes were not sent because the stream is paused
+        # nodes being fed; empty while committed tokens are fed
+        self._feeding: Sequence[DraftNode] = ()
+        self._held_back = False  # whether nodes were not sent because the stream is paused
         self._expand([text.tree.root], root_logits)
 
     def ready(self) -> Segment | None:
-        """Return what to feed next, or None if there is nothing to feed now. Committed tokens come
-        first, but they wait until a tree after them pays or until they are many. Without committed
-        tokens, the likeliest node that was not fed comes next.
+        """Return the next segment to feed, or None if there is nothing to feed now. Committed
+        tokens are fed first, but not before there are many of them or drafting after them is worth
+        its cost. If no committed tokens are pending, the likeliest node that was not fed yet comes
+        next.
         """
         self._update()
         if self._stream.paused or self._text.tree.full:
@@ -63,23 +65,23 @@ class GrowingTree:
         return self.segment(0) if self._frontier else None
 
     def chances(self) -> Iterator[float]:
-        """Return the chances of all nodes of the frontier except the first node. The parents of
-        these nodes are all fed.
+        """Return the acceptance chances of all nodes of the frontier except the first node. The
+        parents of these nodes have all been fed.
         """
         root = self._text.tree.root.score
         return (math.exp(node.score - root) for node in self._frontier[1:])
 
     def segment(self, rows: int) -> Segment:
-        """Return the first node of the frontier and up to `rows` more, to be fed."""
+        """Return a segment that feeds the first node of the frontier and up to `rows` more."""
         self._feeding = self._frontier[: rows + 1]
         return self._text.segment(self._feeding)
 
     def wait_seconds(self, now: float, step: float) -> float:
-        """Return 0: a growing tree need not wait before a step."""
+        """Return 0, because a growing tree need not wait before a step."""
         return 0.0
 
     def take(self, logits: torch.Tensor) -> None:
-        """Take the logits of the tokens that were fed, [rows, vocab]."""
+        """Process the logits [rows, vocab] of the tokens that were fed."""
         if self._feeding:
             self._text.tree.feed(self._feeding)
             self._expand(self._feeding, logits)
@@ -91,8 +93,8 @@ class GrowingTree:
         self._update(changed=True)
 
     def _update(self, changed: bool = False) -> None:
-        """Take in the commits that have arrived, and send the nodes that are among the best ones
-        now. Nothing is sent while the caller reads too slowly (`stream.paused`).
+        """Process the commits that have arrived, and send the nodes that are now among the best
+        ones. Nothing is sent while the caller reads too slowly (`stream.paused`).
         """
         tree, floor = self._text.tree, self._worth.floor
         changed |= self._held_back and not self._stream.paused

@@ -31,9 +31,9 @@ class Expansion:
 
 @dataclass(slots=True, eq=False)
 class DraftNode:
-    """A proposed token. `position` counts the tokens of the text up to and including this one.
-    `slot` is None until the node is fed, and then the place of the node's keys in the session's
-    cache, counted from after the root. The root's slot is -1. `number` is 0 until the node is sent.
+    """A proposed token. `position` is the number of tokens of the text up to and including this
+    one. `slot` is the index of the node's keys in the session's cache, counted from after the root,
+    and None until the node is fed. The root's slot is -1. `number` is 0 until the node is sent.
     """
 
     token: int

@@ -1,5 +1,5 @@
-"""Committed tokens that a session does not hold yet and that are fed in pieces, and the step input
-of a job that waits for more committed tokens.
+"""Feeds committed tokens that a session's cache lacks, in pieces, and lets a job wait until more
+tokens are committed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ ReadTokens: TypeAlias = Callable[[Sequence[int]], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class WaitingInput(FixedInput):
-    """A step input that waits until `ready` returns a segment, and has no rows to add."""
+    """A step input without optional rows that waits until `ready` returns a segment."""
 
     ready: Callable[[], Segment | None]
 
 
 class PendingTokens:
-    """The committed tokens that a session does not hold yet (`pending`). While there are pending
-    tokens, nothing can be proposed after the text.
+    """The committed tokens that are not in the session's cache yet (`pending`). While tokens are
+    pending, nothing can be proposed after the text.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class PendingTokens:
         self._read = read
 
     def next(self) -> Segment:
-        """Return a segment of as many pending tokens as may be fed at once; raises Busy."""
+        """Return a segment of as many pending tokens as may be fed in one step; raises Busy."""
         tokens = self.pending[:SHORT_PREFIX]
         self._sessions.reserve(self.session, self.session.length + len(tokens))
         return chain_segment(self.session, self._read(tokens))
@@ -59,7 +59,7 @@ class PendingTokens:
         return not self.pending
 
     def feed(self, step_input: StepInput) -> Generator[StepInput, torch.Tensor, torch.Tensor]:
-        """Have a step input fed and return its logits; raises Internal."""
+        """Have the model thread feed a step input, and return its logits; raises Internal."""
         return self._sessions.feed(self._context, step_input)
 
 

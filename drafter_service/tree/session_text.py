@@ -1,7 +1,8 @@
-"""One session's text and the tree ahead of it: the cached part of both, and what may be fed next.
+"""One session's text and the draft tree that follows it. The module keeps track of which part of
+the text and the tree is cached, and of what may be fed next.
 
-This module makes the changes to the session's memory that `token_tree` decides on. `growing` and
-`whole` decide what to feed when.
+When `token_tree` decides on changes of the session's cache, this module makes them. `growing` and
+`whole` decide which tokens are fed and when.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ CommitTokens: TypeAlias = tuple[int, tuple[int, ...]]
 
 
 def new_tokens(inbox: deque[CommitTokens], length: int) -> list[int]:
-    """Take all commits out of the inbox, and return their tokens after the first `length` tokens of
-    the text. Raises SessionMiss if tokens in between are missing.
+    """Remove all commits from the inbox, and return their tokens after the first `length` tokens of
+    the text. Raises SessionMiss if tokens before a commit are missing.
     """
     tokens: list[int] = []
     while inbox:
@@ -46,8 +47,8 @@ def new_tokens(inbox: deque[CommitTokens], length: int) -> list[int]:
 
 
 class SessionText(PendingTokens):
-    """A session that holds its text, or will hold it once the pending tokens are fed. The tree
-    grows once no tokens are pending.
+    """A session and the draft tree that follows its text. The tree grows only while no committed
+    tokens are pending.
     """
 
     def __init__(
@@ -59,8 +60,8 @@ class SessionText(PendingTokens):
         vocabulary: Vocabulary,
         grammar: Future[GrammarMatcher] | None = None,
     ) -> None:
-        """`grammar` is the grammar of the opening. Proposals keep to the grammar once it is
-        compiled.
+        """`grammar` is a future that returns the opening's compiled grammar. Once the grammar is
+        compiled, only tokens that it allows are proposed.
         """
         super().__init__(sessions, session, opening.context, vocabulary.read)
         sampling = opening.sampling
@@ -72,8 +73,9 @@ class SessionText(PendingTokens):
         self._before_grammar: list[int] = list(session.tokens[opening.context.length :])
 
     def take_commits(self, inbox: deque[CommitTokens], restart: bool = False) -> int:
-        """Take in the commits that have arrived. The tree goes on from the new end of the text or,
-        with `restart`, begins again there. Returns how many tokens were new; raises SessionMiss.
+        """Process the commits that have arrived. The tree is re-rooted at the new end of the text
+        or, with `restart`, replaced by an empty tree there. Returns the number of new tokens;
+        raises SessionMiss.
         """
         tokens = new_tokens(inbox, self.session.length + len(self.pending))
         if not tokens:
@@ -87,20 +89,20 @@ class SessionText(PendingTokens):
         return len(tokens)
 
     def keep(self, tokens: Sequence[int], slots: Sequence[int]) -> int:
-        """Keep a path of the tree in the session, although its tokens are not committed. Returns
-        how many tokens the session then holds.
+        """Keep the tokens of a tree path in the session's cache, although they are not committed.
+        Returns how many tokens the cache then holds.
         """
         self._sessions.advance(self.session, tokens, slots, proposed=len(tokens))
         return self.session.length
 
     def fit(self, nodes: list[DraftNode]) -> list[DraftNode]:
-        """Return as many of the first `nodes` as there is memory to feed."""
+        """Return as many of the leading `nodes` as there is memory for."""
         base = self.session.length + self.tree.fed
         self._sessions.try_reserve(self.session, base + len(nodes))
         return nodes[: max(0, self.session.table.capacity - base)]
 
     def segment(self, nodes: Sequence[DraftNode]) -> Segment:
-        """Return a segment of nodes of the tree whose parents are fed."""
+        """Return a segment of tree nodes whose parents have been fed."""
         return Segment(
             table=self.session.table,
             context=self.session.length,
@@ -110,8 +112,8 @@ class SessionText(PendingTokens):
         )
 
     def expand(self, nodes: Sequence[DraftNode], logits: torch.Tensor, propose: Expander) -> None:
-        """Add proposals after `nodes`, which are the root or nodes that were fed, from the logits
-        after each of them [nodes, vocab].
+        """Add proposed children to `nodes`, which are the root or nodes that were fed, given the
+        logits [nodes, vocab] after each of them.
         """
         rows = self._vocabulary.proposable(logits)
         self._constrain()
@@ -120,8 +122,8 @@ class SessionText(PendingTokens):
         self.tree.expand(nodes, propose(rows, [node.position for node in nodes]))
 
     def _constrain(self) -> None:
-        """Make proposals keep to the grammar from now on, if it is compiled. A grammar that cannot
-        be used is ignored here, because the target refuses it.
+        """If the grammar is compiled, propose only tokens that it allows from now on. A grammar
+        that cannot be used is ignored here, because the verifier refuses such a request.
         """
         if self._grammar and self._grammar.done():
             with suppress(InvalidRequest):

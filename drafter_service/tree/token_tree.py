@@ -1,11 +1,11 @@
-"""A token tree that grows ahead of a text and is re-rooted as the text goes on.
+"""A token tree that grows ahead of a session's text and is re-rooted when tokens are committed.
 
 The module is pure: it takes in children and committed tokens, and returns nodes to feed, proposals,
 and new slots for the keys of nodes. A node's score is the predicted log-probability that the node
 is accepted: a sum over its path, so children never score above their parent. A node that is not
 among the best nodes therefore has no descendant among them, and feeding only the best nodes gives
-the exact best-first tree (arXiv 2402.12374, 2406.16858). A new root leaves all scores as they are;
-the root's score is subtracted where a chance is needed.
+the exact best-first tree (arXiv 2402.12374, 2406.16858). Re-rooting does not change the scores; the
+root's score is subtracted where a chance is needed.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from tandem.protos.streams import Proposal
 from tandem.protos.types import MAX_LEVELS, MAX_NODES, Distribution, DraftShape, Schedule
 
 ALL_PAY = FeedThreshold()
-FED_PER_NODE = 4  # most nodes fed ahead of the text, as a multiple of the nodes of a draft
+# most nodes that are fed ahead of the text, as a multiple of the number of nodes of a draft
+FED_PER_NODE = 4
 
 
 class TokenTree:
-    """A growing tree after a text of `length` tokens; the draft model's context is `limit`
+    """A growing tree that follows a text of `length` tokens. The draft model's context has `limit`
     tokens.
 
     `floor` is the log-probability below which a node is neither fed nor sent. `source` is copied
-    into every proposal. If `worth` is given, children that can never be worth being fed are
-    dropped, except for the likeliest child. For each token of the text, `worth` learns the chance
-    of the likeliest child, and whether the text went on with that child.
+    into every proposal. If `worth` is given, children that can never be worth feeding are dropped,
+    except for the likeliest child. For each committed token, `worth` learns the chance of the
+    likeliest child, and whether that child was the committed token.
     """
 
     def __init__(
@@ -50,8 +51,8 @@ class TokenTree:
         self.floor = self._min_logprob
         self._source = source
         self._worth = worth
-        self._live: list[DraftNode] = []  # best first; of equal scores, the older node first
-        self._fed: list[DraftNode] = []  # fed nodes in the order of their slots
+        self._live: list[DraftNode] = []  # best first; among equal scores, oldest first
+        self._fed: list[DraftNode] = []  # fed nodes, ordered by slot
         self._sent = 0
 
     @property
@@ -61,11 +62,11 @@ class TokenTree:
 
     @property
     def full(self) -> bool:
-        """Whether the draft model's context has no space for another token."""
+        """Whether the text fills the draft model's context."""
         return self.root.position >= self.limit
 
     def expand(self, nodes: Sequence[DraftNode], expansions: Sequence[Expansion]) -> None:
-        """Add the children of nodes."""
+        """Add the proposed children of nodes."""
         for node, expansion in zip(nodes, expansions, strict=True):
             node.drawn = expansion.drawn
             if node.position == self._deepest:
@@ -90,8 +91,8 @@ class TokenTree:
     def frontier(
         self, window: Iterable[DraftNode], threshold: FeedThreshold = ALL_PAY
     ) -> list[DraftNode]:
-        """Return the nodes of the window to feed next, best first. These nodes are confident, above
-        the last level, not fed yet, and worth their cost.
+        """Return the nodes of the window to feed next, best first. Each of these nodes is
+        confident, is above the last level, was not fed yet, and is worth its cost.
         """
         deepest, left = self._deepest, FED_PER_NODE * self.shape.nodes - self.fed
         base, start = self.root.score, self.root.position
@@ -106,14 +107,14 @@ class TokenTree:
             self._fed.append(node)
 
     def parents(self, nodes: Sequence[DraftNode]) -> tuple[int, ...]:
-        """Return the slot of each node's parent, for all fed nodes in the order of their slots and
-        then for `nodes`.
+        """Return the slots of the parents of all fed nodes, ordered by the fed nodes' slots, and
+        then those of the parents of `nodes`.
         """
         above = (node.parent for node in (*self._fed, *nodes))
         return tuple(a.slot for a in above if a is not None and a.slot is not None)
 
     def path(self, node: DraftNode) -> list[int]:
-        """Return the tokens from the root, exclusively, down to a node."""
+        """Return the tokens on the path from the root, exclusively, down to a node."""
         tokens: list[int] = []
         while node is not self.root:
             tokens.append(node.token)
@@ -122,12 +123,12 @@ class TokenTree:
         return tokens[::-1]
 
     def follow(self, tokens: Sequence[int], restart: bool = False) -> tuple[int, list[int]]:
-        """Re-root the tree, because the text went on with these tokens. Returns how many leading
-        tokens are fed nodes, and a list of slots: first the slots of these nodes' keys, and then
-        the slots of all fed nodes that are still possible, in their new order.
+        """Re-root the tree after these tokens were committed. Returns how many leading tokens are
+        fed nodes, and a list of cache slots: first the slots of these nodes, and then the slots of
+        all other fed nodes that remain in the tree.
 
-        If not all tokens are fed nodes, or with `restart`, the new tree is empty, and its root has
-        to be fed.
+        If a token has no fed node, or with `restart`, the new tree is empty, and its root has to be
+        fed.
         """
         if self.root.children:
             self.shape = adapted(self.shape, self._observe(tokens))
@@ -147,8 +148,8 @@ class TokenTree:
         return len(path), path + slots
 
     def unsent(self, window: Iterable[DraftNode], level: int = 0) -> Proposal | None:
-        """Return a proposal of the nodes of the window that were not sent yet, or None if there are
-        none. Nodes above `level` are sent only if a node below them is sent.
+        """Return a proposal of the nodes of the window that have not been sent, or None if there
+        are none. Nodes above `level` are sent only if one of their descendants is sent.
         """
         nodes: set[DraftNode] = set()
         for node in (n for n in window if n.position >= self.root.position + level):
@@ -159,8 +160,9 @@ class TokenTree:
         return self._proposal(sorted(nodes, key=attrgetter("position"))) if nodes else None
 
     def whole_draft(self) -> tuple[Proposal, list[int]]:
-        """Return the best tree in one proposal, and the slots of the nodes on the tree's first
-        path, up to the first node that was not fed. The likeliest child of each node comes first.
+        """Return the best tree as one proposal, and the cache slots of the leading nodes on the
+        tree's first path, up to the first node that was not fed. The likeliest child of each node
+        comes first.
         """
         kept, nodes = set(self.window()), list[DraftNode]()
         stack = [self.root]
@@ -183,12 +185,12 @@ class TokenTree:
 
     @property
     def _deepest(self) -> int:
-        """The position of the last level."""
+        """The position of the deepest level that the tree may have."""
         return min(self.root.position + self.shape.levels, self.limit)
 
     def _proposal(self, nodes: Sequence[DraftNode]) -> Proposal:
-        """Number the nodes and return them as a proposal. Each node's parent must be one of the
-        nodes or must have been sent.
+        """Number the nodes and return them as a proposal. The parent of each node must be among the
+        nodes or must have been sent earlier.
         """
         first = self._sent + 1
         self._sent += len(nodes)
@@ -204,23 +206,22 @@ class TokenTree:
         )
 
     def _set_root(self, root: DraftNode) -> None:
-        """Make a node the root: forget its parent, and all nodes that do not descend from it."""
+        """Make a node the root: drop its ancestors, and all nodes that do not descend from it."""
         possible, live = set[DraftNode | None]({root}), list[DraftNode]()
         for node in self._live:
             if node.parent in possible:
                 possible.add(node)
                 live.append(node)
             else:
-                # breaks the reference cycles of forgotten nodes, so that their memory is freed at
-                # once
+                # break the reference cycles of dropped nodes, so that their memory is freed at once
                 node.parent = None
         self._live = live
         self._fed = [node for node in self._fed if node in possible and node is not root]
         self.root, root.parent, root.number, root.slot = root, None, 0, -1
 
     def _observe(self, tokens: Iterable[int]) -> bool:
-        """Learn from the tokens that the text went on with. Returns whether the tree was right
-        about these tokens as far as it reached.
+        """Compare the tree with the tokens that were committed, and learn from the result. Returns
+        whether the tokens follow a path of the tree, as far as the tree reaches.
         """
         node = self.root
         for token in tokens:
@@ -236,9 +237,10 @@ class TokenTree:
 
 
 def adapted(shape: DraftShape, accepted: bool) -> DraftShape:
-    """Return the next proposal's shape. The heuristic schedule adds two levels after a proposal
-    that was accepted as a whole, and removes one otherwise. The ratio of nodes to levels stays the
-    same. The schedule is `num_assistant_tokens_schedule` of transformers' assisted generation.
+    """Return the draft shape of the next proposal. The heuristic schedule adds two levels after a
+    proposal that was accepted completely, and removes one level otherwise. The ratio of nodes to
+    levels stays the same. The schedule is `num_assistant_tokens_schedule` of transformers' assisted
+    generation.
     """
     if shape.schedule is not Schedule.HEURISTIC or not shape.levels:
         return shape

@@ -1,9 +1,10 @@
-"""The tokens of a draft model compared with its target's: which tokens the draft model may propose,
-which tokens it is fed for a text, and which tokens a reader would see.
+"""Compares the tokens of a draft model with the tokens of its target: which tokens may be proposed,
+which tokens the draft model is fed instead of the target's, and which tokens have visible
+characters.
 
-In nearly equal tokenizers, all but a few ids stand for the same token. An id that stands for
-different tokens is never proposed, so every draft consists of the target's tokens, in whatever way
-it is made from the logits. The module is pure.
+Two tokenizers are nearly equal if all but a few ids stand for the same token in both. An id that
+stands for different tokens is never proposed. Every draft therefore consists of the target's
+tokens, however it is made from the logits. The module is pure.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ import torch
 from tandem.drafter_service.tree.expansion import Expander, expander, where_possible
 from tandem.protos.types import DraftShape, SamplingParams
 
-# a token that the draft model lacks is read as the first of these tokens that the draft model has
+# instead of a token that it lacks, the draft model is fed the first of these tokens that it has
 NEUTRAL_TOKENS = ("Ċ", "\n", "<0x0A>", "Ġ", "▁", " ")
-REPLACEMENT = "\ufffd"  # appears in the text of a token that is only a part of a character
+# decoders write this into the text of a token that is only a part of a character
+REPLACEMENT = "\ufffd"
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The first `count` ids of a draft model. The `masked` ids stand for other tokens in the
-    target. For each id of the target that stands for another token in the draft model,
-    `substitutes` has the id that the draft model is fed instead.
+    """The vocabulary of a draft model: its first `count` ids. The `masked` ids stand for other
+    tokens in the target's vocabulary, so they are never proposed. For each id of the target that
+    stands for another token in the draft model, `substitutes` has the id that the draft model is
+    fed instead.
     """
 
     count: int
@@ -36,9 +39,9 @@ class Vocabulary:
     @classmethod
     def shared(cls, count: int, own: Mapping[int, str], target: Mapping[int, str]) -> Vocabulary:
         """Return the vocabulary of a draft model with its `own` tokens and a target with nearly the
-        same tokens. A token of the target is read as the draft model's token of the same name, or
-        as a neutral token if there is none. A tokenizer may list tokens that the draft model has no
-        logits for; such tokens do not count as its own.
+        same tokens. Instead of each of the target's tokens, the draft model is fed its own token of
+        the same name, or a neutral token if it has none. A tokenizer may list tokens for which the
+        draft model has no logits; such tokens are ignored.
         """
         own = {index: token for index, token in own.items() if index < count}
         ids = {token: index for index, token in own.items()}
@@ -52,7 +55,7 @@ class Vocabulary:
         )
 
     def read(self, tokens: Iterable[int]) -> tuple[int, ...]:
-        """Return the token that the draft model is fed for each token of a text."""
+        """Return the tokens that the draft model is fed for the given tokens of the target."""
         if not self.substitutes:
             return tuple(tokens)
         return tuple(self.substitutes.get(token, token) for token in tokens)
@@ -69,7 +72,9 @@ class Vocabulary:
     def expander(
         self, shape: DraftShape, params: SamplingParams, root: int, visible: torch.Tensor
     ) -> Expander:
-        """Return the expander for `proposable` logits, as `expansion.expander` does."""
+        """Return the expander to use for logits that `proposable` returned. The parameters are
+        those of `expansion.expander`.
+        """
         propose = expander(shape, params, root, visible)
         return where_possible(propose) if self.masked else propose
 
@@ -80,7 +85,7 @@ class Vocabulary:
 
 
 def visible_tokens(texts: Iterable[str]) -> torch.Tensor:
-    """Tell for each token whether its text has a visible character and no broken one, bool
+    """Return for each token whether its text has a visible character and no incomplete one, bool
     [tokens].
     """
     return torch.tensor([_is_visible(text) for text in texts])

@@ -1,5 +1,5 @@
-"""Makes drafts as a whole. Each draft is made from scratch after the newest commit, level by level,
-and is sent in one proposal.
+"""Makes complete drafts, instead of letting a tree grow. Each draft is made from scratch after the
+newest commit, level by level, and is sent as one proposal.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def whole_drafts(
     logits after the root. `propose` takes the length of the text and returns the expander to use
     after that text.
 
-    If only one draft is sent, the session then holds the text and the draft's leading nodes, up to
-    the first node that was not fed.
+    If only one draft is sent, the session's cache then holds the text and the draft's leading
+    nodes, up to the first node that was not fed.
     """
     tree = text.tree
     while True:
@@ -55,8 +55,8 @@ def whole_drafts(
 
 
 def _newest(text: SessionText, stream: JobStream[CommitTokens, Proposal]) -> Segment | None:
-    """Return the newest committed tokens, to be fed, or None if there are none. If no draft fits
-    after these tokens, an empty draft is sent instead.
+    """Return a segment of the newest committed tokens, or None if there is nothing to feed. If the
+    draft model's context is full after these tokens, they are not fed, and an empty draft is sent.
     """
     tree, changed = text.tree, text.take_commits(stream.inbox, restart=True)
     if tree.full and changed:

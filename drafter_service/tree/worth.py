@@ -1,23 +1,25 @@
-"""Decides which nodes are worth a drafter's time, because they should save the verifier more time.
+"""Decides which nodes are worth feeding to the draft model: those that should save the verifier
+more time than they cost the drafter.
 
 The module is pure. A proposal saves the verifier a token if the proposal is right, if it arrives
 before the text reaches its position, and if the verifier gives it a row. A node is therefore worth
-being fed while
+feeding if
 
-    chance of the node x frequency ^ (levels until proposals are in time) x margin
-        x seconds of a token > cost x seconds of a row of the drafter.
+    chance x frequency ^ (levels that the node is above the first level in time) x margin
+        x the verifier's seconds per token > cost x the drafter's seconds per row.
 
-The chance is corrected by the trust in the drafter. The frequency is how often the drafter's
-likeliest proposal is right. The margin is how much the drafter's corrected chances exceed the
-verifier's price for a row, on average. Trust, frequency and margin are learned from every text that
-is read (`engine.schedule.trust`). The cost is the value of a second of the drafter, the cheaper
-device, relative to a second of the verifier. The cost is at least the configured one. The cost is
-higher while the drafter waits for processor cores, because other processes, such as the verifier,
-then wait for the drafter's core about as long.
+The chance is the node's chance of being accepted, corrected by the trust in the drafter. The
+frequency is how often the drafter's likeliest proposal is right. The margin is how much the
+drafter's corrected chances exceed the verifier's price for a row, on average. Trust, frequency and
+margin are learned from every text that the drafter processes (`engine.schedule.trust`). The cost is
+the value of a second of the drafter's device, which is the cheaper one, relative to a second of the
+verifier's device. The cost is at least the configured value. The cost is higher while the drafter
+waits for processor cores, because other processes, such as the verifier, then wait about as long
+for the core that the drafter uses.
 
-If the drafter is too far away, too slow, or too often wrong for a text, it sends no proposals and
-reads the text in large pieces. The drafter then begins a new text only if no text was read for a
-while, because the cause, such as a cold start, may be over.
+If the drafter is too far away, too slow, or too often wrong for a text, it sends no proposals for
+that text, and feeds the committed tokens in large pieces. Such a drafter begins another text only
+if it has processed no text for a while, because the cause, such as a cold start, may have ended.
 """
 
 from __future__ import annotations
@@ -28,33 +30,36 @@ from dataclasses import dataclass, field
 from tandem.engine.schedule.batch import StepCosts
 from tandem.engine.schedule.trust import Trust
 
-# a node with a lower chance is neither fed nor sent: fewer than one in a hundred rows for such
-# nodes would save the verifier a step
+# a node with a lower chance of being accepted is neither fed nor sent, because fewer than one in a
+# hundred of such nodes would save the verifier a step
 LEAST = 0.01
 # a node's chance must exceed this share of the verifier's price: when the node arrives, tokens
 # before it may have been accepted, which makes the node likelier
 SLACK = 0.125
-PACE = 0.1  # weight of one token of a text in the averages that are learned from the text
-# after this many seconds without reading any text, a new text is begun, because drafts may pay now
+PACE = 0.1  # weight of each new token in the averages that are learned from a text
+# a new text is begun if no text was processed for this many seconds, because drafts may be worth
+# their cost now
 TRIAL_SECONDS = 1.0
 HALF = 0.5  # a commit waits at a drafter, and a proposal at a verifier, for half a step on average
-# a token counts as at most this many times the usual pace, because a longer time is a pause
+# the time of a token is limited to this multiple of the usual time, because a longer time is a
+# pause
 LONGEST = 4.0
 
 
 @dataclass(slots=True)
 class Conditions:
-    """The conditions at a caller: what the caller reports about its verifier and the round trip,
-    and the pace of its texts. 0 means unknown.
+    """What is known about a caller: the values that it reports about its verifier and the round
+    trip, and the pace at which its texts grow. 0 means unknown.
     """
 
-    price: float = 0.0  # the chance below which a proposed node gets no row
-    token_seconds: float = 0.0  # seconds of the verifier per token, over all texts
-    delay: float = 0.0  # seconds of travel of a commit and of the proposal that answers it
-    pace: float = 0.0  # smoothed seconds from a token of a text to the next one
+    # the chance of acceptance below which the verifier gives a proposed node no row
+    price: float = 0.0
+    token_seconds: float = 0.0  # the verifier's seconds per token, over all texts
+    delay: float = 0.0  # travel time of a commit and of the proposal that answers it
+    pace: float = 0.0  # smoothed seconds between two tokens of a text
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Learn from a text that has gained `tokens` tokens in `seconds` seconds."""
+        """Update the pace with a text that has gained `tokens` tokens in `seconds` seconds."""
         each = seconds / tokens
         if not self.pace:
             self.pace = each
@@ -64,32 +69,35 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class FeedThreshold:
-    """The chance that a node must have to be worth being fed now. All fields but `lead` are
-    logarithms.
+    """The threshold that the chance of a node must exceed for the node to be worth feeding now. All
+    fields but `lead` are logarithms.
     """
 
     least: float = -math.inf
-    fade: float = 0.0  # logarithm added to a chance for each level that comes too late
-    trust: float = 0.0  # logarithm added to a chance for each level
-    lead: float = 0.0  # the first level that is in time
+    fade: float = 0.0  # logarithm added to a chance for each level that the node is above `lead`
+    trust: float = 0.0  # logarithm added to a chance for each level of the node's depth
+    lead: float = 0.0  # the first level whose proposals arrive in time
 
     def pays(self, chance: float, depth: int) -> bool:
-        """Tell whether a node of this chance, `depth` levels after the root, is worth being fed."""
+        """Tell whether a node `depth` levels after the root is worth feeding. `chance` is the
+        logarithm of the node's chance of being accepted.
+        """
         late = max(0.0, self.lead - depth)
         return chance + depth * self.trust + (late and late * self.fade) > self.least
 
 
 @dataclass(slots=True)
 class DrafterHistory:
-    """What a drafter has learned from all its texts."""
+    """What a drafter has learned from all the texts that it has processed."""
 
     trust: Trust = field(default_factory=Trust.of_all)
-    read_at: float = 0.0  # time at which a text was last read
+    read_at: float = 0.0  # time at which a text was last processed
 
 
 class Worth:
-    """Decides which nodes of one session are worth being fed. The cost of a second of the drafter
-    is `least_cost` or more. If `least_cost` is 0, all nodes above the `floor` are worth being fed.
+    """Decides which nodes of one session are worth feeding. A second of the drafter costs at least
+    `least_cost` seconds of the verifier. If `least_cost` is 0, all nodes above the `floor` are
+    worth feeding.
     """
 
     def __init__(
@@ -103,7 +111,8 @@ class Worth:
         self._costs = costs
         self._history = history
         self._least_cost = least_cost
-        self._trust = history.trust  # used until this text has taught something
+        # until there are observations of this text, the trust learned from all texts is used
+        self._trust = history.trust
         self._last_growth = 0.0
         self._begun = False
 
@@ -114,13 +123,13 @@ class Worth:
 
     @property
     def should_read(self) -> bool:
-        """Whether the text should be read. Once the property is true, it stays true."""
+        """Whether the text should be fed to the draft model. Once True, the value stays True."""
         self._begun = self._begun or self.threshold().pays(0.0, 0)
         return self._begun
 
     def observe_proposal(self, chance: float, right: bool) -> None:
-        """Learn whether the likeliest proposal after a token was right, and which chance it
-        claimed.
+        """Learn from the likeliest proposal after a token: whether it was right, and the chance of
+        acceptance that it claimed.
         """
         if self._trust is self._history.trust:
             self._trust = self._history.trust.begun(PACE)
@@ -136,12 +145,14 @@ class Worth:
             self._history.read_at = now
 
     def threshold(self) -> FeedThreshold:
-        """Return the threshold above which a node is worth being fed now."""
+        """Return the threshold that a node's chance must exceed for the node to be worth feeding
+        now.
+        """
         trust, conditions, averages = self._trust, self._conditions, self._costs.averages
         if not (self._least_cost and conditions.token_seconds and conditions.pace and averages.row):
             return FeedThreshold()
         cost = max(self._least_cost, min(1.0, self._costs.core_waits.ratio))
-        # tokens that the text gains while a level is drafted
+        # tokens that the text gains while one level of the tree is drafted
         gained = averages.step / conditions.pace
         ahead = HALF + conditions.delay / conditions.pace + HALF * gained
         return FeedThreshold(

@@ -1,4 +1,4 @@
-"""Give pages to page tables, let tables share and view pages, and take pages back."""
+"""Allocate KV cache pages to page tables, share pages between tables, and free pages."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from tandem.engine.cache.pages import PageTable, page_aligned
 
 
 class PageAllocator(PageLedger):
-    """Gives tables their pages. In layers with a window, a table views only the pages that its
-    session still needs there: the pages that are not filled yet, and the last filled pages.
+    """Allocates and frees the pages of page tables. In sliding-window layers, a page table *views*
+    only the pages whose memory its session still needs there: the pages that are not filled yet,
+    and the last filled pages.
     """
 
     def allocate(self, length: int) -> PageTable | None:
-        """Make a table with pages for `length` positions; None if too little memory is free."""
+        """Create a page table for `length` positions; return None if too little memory is free."""
         table = PageTable(page=self.page)
         return table if self.grow(table, length) else None
 
     def price(self, table: PageTable, length: int, narrow: bool = False) -> int:
-        """Return the memory that a table still needs to have pages for `length` positions."""
+        """Return how much more memory a page table needs to have pages for `length` positions."""
         missing = (page_aligned(length, self.page) - table.capacity) // self.page
         each = self.footprint.price(missing) if narrow else missing * self.footprint.whole
         return max(0, each * self.page)
 
     def grow(self, table: PageTable, length: int, narrow: bool = False) -> bool:
-        """Give a table pages for `length` positions. Returns False, and changes nothing, if too
-        little memory is free. If `narrow`, only as many of the new pages get memory in all layers
-        as a session needs at once.
+        """Extend a page table to have pages for `length` positions. Returns False and changes
+        nothing if too little memory is free. If `narrow`, sliding-window layers get memory only for
+        as many of the new pages as a session needs at once.
         """
         if self.price(table, length, narrow) > self.free:
             return False
@@ -47,12 +48,12 @@ class PageAllocator(PageLedger):
         return True
 
     def prepare(self, table: PageTable, context: int, stop: int) -> None:
-        """Prepare a table to be fed the positions from `context` to `stop`. A page without memory
-        in layers with a window takes over the memory of a page of the same table that is no longer
-        in any window.
+        """Before a forward pass writes to positions `context` to `stop`, make sure that the pages
+        of these positions have memory in sliding-window layers. A page that has no memory in these
+        layers takes over the memory of an earlier page that has left the window.
         """
         while table.unbacked is not None and table.unbacked * self.page < stop:
-            assert table.spare < self.footprint.first(context), "a pass feeds too many tokens"
+            assert table.spare < self.footprint.first(context), "one pass feeds too many tokens"
             left, page = table.pages[table.spare], table.pages[table.unbacked]
             self._drop_view(table, left)
             self.release_memory(left)
@@ -62,8 +63,8 @@ class PageAllocator(PageLedger):
             table.unbacked = number if number < len(table.pages) else None
 
     def trim(self, table: PageTable, length: int) -> None:
-        """Take unused pages from a table of `length` positions: the first page after these
-        positions that has no memory in layers with a window, and all pages after that page.
+        """Release unused pages of a page table whose first `length` positions are in use: the first
+        unused page that has no memory in sliding-window layers, and all pages after it.
         """
         for number in range(-(-length // self.page), len(table.pages) * bool(self._unbacked)):
             if table.pages[number] in self._unbacked:
@@ -75,16 +76,20 @@ class PageAllocator(PageLedger):
 
     @abstractmethod
     def _copy_windowed(self, source: int, target: int) -> None:
-        """Copy the content of one page to another in layers with a window."""
+        """Copy the keys and values of one page to another page, but only in sliding-window
+        layers.
+        """
 
     def share(self, table: PageTable, pages: Sequence[int], first: int = 0) -> None:
-        """Append cached pages to a table. The table views its pages from the `first`-th on."""
+        """Append cached pages to a page table. From index `first` on, the table also needs the
+        memory of its pages in sliding-window layers.
+        """
         table.first = first
         for page in pages:
             self._hold(table, page, len(table.pages) >= first)
 
     def replace(self, table: PageTable, number: int, page: int) -> None:
-        """Have a table hold a cached page instead of its own `number`-th page, which has the same
+        """Replace the page at index `number` of a page table by a cached page that has the same
         content.
         """
         own = table.pages[number]
@@ -96,8 +101,9 @@ class PageAllocator(PageLedger):
         self._let_go(table, own)
 
     def usable(self, pages: Sequence[int], length: int) -> int:
-        """Return after how many positions, at most `length`, a text in `pages` can go on. Every
-        page that layers with a window still need must have memory in these layers.
+        """Return how many of the first `length` positions in `pages` a session can keep and
+        continue from. All pages that sliding-window layers need for the next token must still have
+        memory in these layers.
         """
         for number in range(-(-length // self.page) - 1, -1, -1) if self._unbacked else ():
             if number < self.footprint.first(length):
@@ -107,7 +113,9 @@ class PageAllocator(PageLedger):
         return length
 
     def look(self, table: PageTable, first: int) -> None:
-        """Have a table view its pages from the `first`-th on, and no other pages."""
+        """Mark the pages from index `first` on as the only pages whose memory a page table needs in
+        sliding-window layers.
+        """
         for page in table.pages[table.first : first]:
             self._drop_view(table, page)
         for page in table.pages[first : table.first]:
@@ -115,8 +123,8 @@ class PageAllocator(PageLedger):
         table.first = first
 
     def release(self, table: PageTable, start: int = 0) -> None:
-        """Take from a table its pages from the `start`-th on. A page becomes free unless another
-        table holds the page or the page is cached.
+        """Remove the pages from index `start` on from a page table. A removed page becomes free
+        unless another table holds it or it is cached.
         """
         while len(table.pages) > start:
             self._let_go(table, table.pages.pop())
@@ -126,8 +134,8 @@ class PageAllocator(PageLedger):
         )
 
     def parts(self, table: PageTable) -> Iterator[tuple[int, int, int]]:
-        """Yield the name of each part of a table's memory, how many tables have the part, and its
-        size.
+        """Yield, for each part of a page table's memory, the part's identifier, the number of
+        tables that share it, and its size.
         """
         for page in table.pages:
             yield page, self._holders[page], self.footprint.full * self.page
@@ -148,7 +156,7 @@ class PageAllocator(PageLedger):
 
     def _view(self, table: PageTable, page: int) -> None:
         if self.footprint.windowed and page not in table.viewed:
-            assert page not in self._unbacked, "the page has no memory"
+            assert page not in self._unbacked, "the page has no memory in sliding-window layers"
             with self._counted(page):
                 self._viewers[page] += 1
             table.viewed.add(page)

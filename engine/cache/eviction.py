@@ -10,8 +10,9 @@ from tandem.engine.cache.session import Session
 
 
 def evictable(sessions: Iterable[Session], growing: Session, idle_since: float) -> list[Session]:
-    """Return the sessions whose memory the session `growing` may get, least recently used first.
-    These sessions are not at work, and were last used at `idle_since` or before.
+    """Return the sessions that may be evicted to make room for the session `growing`, least
+    recently used first. These sessions have no running job, and were last used at `idle_since` or
+    before.
     """
     idle = [
         session
@@ -27,10 +28,11 @@ def to_evict(
     lacking: int,
     parts: Callable[[PageTable], Iterable[tuple[int, int, int]]],
 ) -> Sequence[Session] | None:
-    """Return as many of the first sessions of `order` as it takes to free the `lacking` memory, but
-    at least `least` sessions. Return None if all sessions of `order` together are not enough.
-    `parts` gives the name, the number of holders and the size of each part of a table. A part
-    becomes free when the last session that holds the part is evicted.
+    """Return the sessions to evict: as many of the first sessions of `order` as are needed to free
+    `lacking` units of memory, but at least `least` sessions. Returns None if evicting all sessions
+    of `order` would not be enough. `parts` yields the identifier, the number of holders and the
+    size of each part of a page table's memory. The memory of a part becomes free only once all of
+    its holders are evicted.
     """
     held: Counter[int] = Counter()
     for count in range(len(order) + 1):

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from tandem.engine.cache.pages import PAGE
 
-STRETCH = 32  # most page numbers per page that the memory could hold in all layers
+STRETCH = 32  # maximum ratio of page numbers to pages that the memory could hold in all layers
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The memory that a cached position takes: `full` units in the layers that see all of a text,
-    and `windowed` units in the layers that see only the last `window` positions. The windowed
-    memory may be given up once the position is no longer in the window. A pass feeds a session at
-    most `step` positions. A page has `page` positions.
+    """The memory that a cached position takes: `full` units in full-attention layers, and
+    `windowed` units in sliding-window layers, which attend only to the last `window` positions. The
+    windowed memory may be freed once the position has left the window. A forward pass feeds a
+    session at most `step` positions. A page has `page` positions.
     """
 
     full: int = 1
@@ -25,44 +25,47 @@ class Footprint:
 
     @property
     def whole(self) -> int:
-        """The units of memory that a position takes in all layers."""
+        """The units of memory that a position takes in all layers together."""
         return self.full + self.windowed
 
     @property
     def reach(self) -> int:
-        """The most pages that a session needs in all layers at once."""
+        """The maximum number of pages for which a session needs memory in all layers at the same
+        time.
+        """
         return -(-(self.window + self.step) // self.page) + 1
 
     def first(self, length: int) -> int:
-        """Return the number of the first page that a text still needs in all layers after `length`
-        positions.
+        """Return the index of the first page that sliding-window layers still need once `length`
+        positions are cached.
         """
         return max(0, length + 1 - self.window) // self.page if self.windowed else 0
 
     def price(self, pages: int) -> int:
-        """Return the units of memory that `pages` pages of one session take, divided by the number
-        of positions in a page.
+        """Return the units of memory that `pages` pages of one session take, per position of a
+        page: callers multiply the result by the page size.
         """
         return pages * self.full + min(pages, self.reach) * self.windowed
 
     def affordable(self, pages: int) -> int:
-        """Return how many pages one session can have in memory that holds `pages` pages in all
-        layers.
+        """Return the maximum number of pages of a single session if the memory could hold `pages`
+        pages with memory in all layers.
         """
         left = (pages - self.reach) * self.whole
         return self.reach + left // self.full if self.windowed and left > 0 else pages
 
     def numbers(self, pages: int) -> int:
-        """Return how many page numbers there are if the memory holds `pages` pages in all layers.
-        All memory can be used even if no page has memory in layers with a window.
+        """Return how many page numbers are needed if the memory could hold `pages` pages with
+        memory in all layers. There are enough page numbers to use all memory even if no page has
+        memory in sliding-window layers.
         """
         return pages * self.whole // self.full
 
 
 def footprint(full: int, windowed: int, window: int, step: int) -> Footprint:
-    """Make a footprint from the bytes of a position in full and in windowed layers. Because address
-    space is limited too, `full` is at least 1 / STRETCH of a position's memory in all layers, even
-    if all layers have a window.
+    """Create a footprint from the bytes that a position takes in full-attention layers and in
+    sliding-window layers. Even if all layers have a sliding window, `full` is at least 1 / STRETCH
+    of the position's total memory, because this limits the address space that a pool needs.
     """
     least = -(-(full + windowed) // STRETCH)
     return Footprint(max(full, least), min(windowed, full + windowed - least), window, step)

@@ -1,4 +1,4 @@
-"""The interface of the KV cache that sessions use."""
+"""The interface of the KV cache in which sessions keep their keys and values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from tandem.engine.cache.prefixes import Prefixes
 
 
 class KVCache(Protocol):
-    """Bounded memory for cached positions, in pages. Sizes are in the units of `footprint`."""
+    """A paged KV cache with a fixed amount of memory. All memory sizes are in the units that
+    `footprint` defines.
+    """
 
     @property
     def page(self) -> int:
@@ -19,59 +21,63 @@ class KVCache(Protocol):
 
     @property
     def positions(self) -> int:
-        """The number of positions that fit into the memory if each has memory in all layers."""
+        """The number of positions that fit into the memory if every position has memory in all
+        layers.
+        """
 
     @property
     def footprint(self) -> Footprint:
-        """The memory that a position takes."""
+        """The memory that a cached position takes in full-attention and in sliding-window
+        layers.
+        """
 
     @property
     def size(self) -> int:
-        """The size of all memory."""
+        """The total size of the cache's memory."""
 
     @property
     def allocated(self) -> int:
-        """The size of the memory that is not free."""
+        """The size of the memory that is in use, by sessions or by cached prefixes."""
 
     @property
     def free(self) -> int:
-        """The size of the memory that tables can still get."""
+        """The size of the memory that is free to be allocated."""
 
     @property
     def prefixes(self) -> Prefixes:
-        """The texts that are cached for later sessions."""
+        """The prefixes that are cached for later sessions."""
 
     def parts(self, table: PageTable) -> Iterable[tuple[int, int, int]]:
-        """Return the name of each part of a table's memory, how many tables have the part, and its
-        size.
+        """Return, for each part of a page table's memory, the part's identifier, the number of
+        tables that share it, and its size.
         """
 
     def allocate(self, length: int) -> PageTable | None:
-        """Make a table with pages for `length` positions; None if too little memory is free."""
+        """Create a page table for `length` positions; return None if too little memory is free."""
 
     def price(self, table: PageTable, length: int, narrow: bool = False) -> int:
-        """Return the memory that a table still needs to have pages for `length` positions."""
+        """Return how much more memory a page table needs to have pages for `length` positions."""
 
     def grow(self, table: PageTable, length: int, narrow: bool = False) -> bool:
-        """Give a table pages for `length` positions. Returns False, and changes nothing, if too
-        little memory is free. If `narrow`, only as many of the new pages get memory in all layers
-        as a session needs at once.
+        """Extend a page table to have pages for `length` positions. Returns False and changes
+        nothing if too little memory is free. If `narrow`, sliding-window layers get memory only for
+        as many of the new pages as a session needs at once.
         """
 
     def trim(self, table: PageTable, length: int) -> None:
-        """Take unused pages from a table of `length` positions: the first page after these
-        positions that has no memory in layers with a window, and all pages after that page.
+        """Release unused pages of a page table whose first `length` positions are in use: the first
+        unused page that has no memory in sliding-window layers, and all pages after it.
         """
 
     def release(self, table: PageTable, start: int = 0) -> None:
-        """Take from a table its pages from the `start`-th on."""
+        """Remove the pages from index `start` on from a page table."""
 
     def copy(self, source: PageTable, target: PageTable, start: int, stop: int) -> None:
         """Copy the keys and values of positions `start` to `stop` from one table to another."""
 
     def compact(self, table: PageTable, start: int, path: Sequence[int]) -> None:
-        """Move the positions `start + path[i]` to `start + i`. The content of later positions may
-        no longer be used.
+        """Move the keys and values of positions `start + path[i]` to `start + i`. Afterwards, the
+        content of positions after the moved ones must not be used.
         """
 
     def finite(self, table: PageTable, start: int, stop: int) -> bool:

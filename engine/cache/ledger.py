@@ -1,6 +1,6 @@
-"""Keep account of the memory of each page, of how many sessions hold it, and of the free pages.
+"""Track the memory of each page, how many sessions hold the page, and which pages are free.
 
-The ledger only keeps the account. The pool owns the memory and moves its content.
+The ledger only does the accounting: the pool owns the memory and moves the keys and values.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ EVERYWHERE = Footprint()  # the footprint of models in which no layer has a wind
 
 
 class PageLedger(ABC):
-    """The account of memory for `positions` positions in whole pages.
+    """Tracks how the memory for `positions` positions, in whole pages, is used.
 
     Any number of sessions may hold a page, and a page may be cached for later sessions. A page is
-    free if no session holds the page and it is not cached. In layers with a sliding window, only
-    some of the sessions that hold a page *view* it. A page may be *unbacked* in these layers, which
-    means that it has no memory there.
+    free if no session holds it and it is not cached. A session *views* a page that it holds if it
+    needs the page's memory in sliding-window layers. A page without memory in sliding-window layers
+    is *unbacked*.
 
     Memory is counted in the units of `footprint`, or in positions if no layer has a window.
     """
@@ -42,14 +42,14 @@ class PageLedger(ABC):
 
     @property
     def size(self) -> int:
-        """The size of all memory. Pages that are not free take `allocated` of this memory. `idle`
-        is the part of `allocated` that is cached and that no session needs.
+        """The total size of the memory. `allocated` is the size of the memory in pages that are not
+        free. `idle` is the part of `allocated` that is only cached and not needed by any session.
         """
         return self.positions * self.footprint.whole
 
     @property
     def free(self) -> int:
-        """The size of the memory that tables can still get."""
+        """The size of the memory that is free to be allocated."""
         return self.size - self.allocated
 
     def holders(self, page: int) -> int:
@@ -57,7 +57,7 @@ class PageLedger(ABC):
         return self._holders[page]
 
     def cache(self, page: int) -> None:
-        """Cache a page that a session holds, until the page is evicted."""
+        """Cache a page that a session holds; it stays cached until it is evicted."""
         with self._counted(page):
             self._cached.add(page)
 
@@ -67,16 +67,18 @@ class PageLedger(ABC):
             self._cached.remove(page)
 
     def unseen(self, page: int) -> bool:
-        """Return whether a cached page has memory in layers with a window that no session needs."""
+        """Return whether a cached page has memory in sliding-window layers, but no session needs
+        that memory.
+        """
         windowed = self.footprint.windowed > 0 and page not in self._unbacked
         return windowed and page in self._cached and not self._viewers[page]
 
     def unbacked(self, page: int) -> bool:
-        """Return whether a page has no memory in layers with a window."""
+        """Return whether a page has no memory in sliding-window layers."""
         return page in self._unbacked
 
     def release_memory(self, page: int) -> None:
-        """Give up the memory that a page has in layers with a window."""
+        """Free the memory that a page has in sliding-window layers."""
         with self._counted(page):
             self._unbacked.add(page)
         self._give_back(page, everywhere=False)
@@ -87,7 +89,9 @@ class PageLedger(ABC):
 
     @contextmanager
     def _counted(self, page: int) -> Iterator[None]:
-        """Update `allocated` and `idle` by what the scope changes about a page."""
+        """Update `allocated` and `idle` after the body of the `with` statement has changed a
+        page.
+        """
         allocated, idle = self._state(page)
         yield
         now, now_idle = self._state(page)
@@ -97,7 +101,9 @@ class PageLedger(ABC):
             self._set_free(page)
 
     def _state(self, page: int) -> tuple[int, int]:
-        """Return the memory that a page takes, and how much of it is idle."""
+        """Return the size of a page's memory, and how much of it is cached but not needed by any
+        session.
+        """
         cached, held, size = page in self._cached, self._holders[page], self.footprint
         windowed = 0 if page in self._unbacked else size.windowed * self.page
         full = size.full * self.page
@@ -105,8 +111,8 @@ class PageLedger(ABC):
         return (cached or held > 0) * (full + windowed), cached * idle
 
     def _set_free(self, page: int) -> None:
-        """Make a page free. The page keeps its memory for the next session if it is backed and
-        enough memory is left; otherwise its memory goes back to the system.
+        """Mark a page as free. The page keeps its memory for the next session if it has memory in
+        all layers and enough memory is left; otherwise its memory is returned to the system.
         """
         kept = (self._warm + 1) * self.page * self.footprint.whole
         if page in self._unbacked or self.allocated + kept > self.size:
@@ -119,4 +125,6 @@ class PageLedger(ABC):
 
     @abstractmethod
     def _give_back(self, page: int, everywhere: bool) -> None:
-        """Give a page's memory back to the system, in all layers or only in those with a window."""
+        """Return a page's memory to the system: in all layers if `everywhere`, else only in
+        sliding-window layers.
+        """

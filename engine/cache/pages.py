@@ -1,10 +1,10 @@
-"""Pages of keys and values, and the table of the pages that a session has. A page never moves."""
+"""Pages of keys and values, and the page table of a session. A page never moves in memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-PAGE = 64  # positions
+PAGE = 64  # positions per page
 
 
 def page_aligned(length: int, page: int = PAGE) -> int:
@@ -14,11 +14,11 @@ def page_aligned(length: int, page: int = PAGE) -> int:
 
 @dataclass(slots=True, eq=False)
 class PageTable:
-    """The `pages` of a session, of `page` positions each: the n-th page has the session's positions
-    from n * page on. `viewed` holds the pages whose memory in layers with a sliding window the
-    session needs; the `first`-th page is the first of these. The pages from the `unbacked`-th on
-    get memory in these layers only when they are fed. The `spare`-th page is the next page that
-    gives up its memory in these layers to an unbacked page.
+    """The page table of a session: the page `pages[n]` holds the session's positions from n * page
+    on. `viewed` holds the pages whose memory in sliding-window layers the session needs, and
+    `first` is the lowest index of these pages. From index `unbacked` on, pages get memory in
+    sliding-window layers only shortly before tokens are fed into them. The page at index `spare` is
+    the next page whose memory in sliding-window layers is passed on to an unbacked page.
     """
 
     pages: list[int] = field(default_factory=list)
@@ -30,11 +30,13 @@ class PageTable:
 
     @property
     def capacity(self) -> int:
-        """The number of positions that the table has pages for."""
+        """The number of positions for which the table has pages."""
         return len(self.pages) * self.page
 
     def slots(self, start: int, stop: int) -> list[int]:
-        """Return the slots of the positions from `start` to `stop`, which are rows of the pool."""
+        """Return the slots of positions `start` to `stop`, i.e. the indices of their rows in the
+        pool.
+        """
         page, slots = self.page, list[int]()
         for number in range(start // page, -(-stop // page)):
             shift = (self.pages[number] - number) * page

@@ -1,4 +1,5 @@
-"""Memory for keys and values: a bounded pool of positions in pages, which sessions hold.
+"""The memory for keys and values: a pool of a fixed number of positions in pages, which sessions
+hold.
 
 The pool only owns the memory. `sessions` and `prefix_tree` know which tokens a page holds, and
 `ledger` knows which pages are free.
@@ -25,7 +26,7 @@ from tandem.engine.cache.stack import Stack, can_give_back
 
 SlotIndex: TypeAlias = (
     slice | torch.Tensor
-)  # a slot mapping: the rows of the pool for some positions; neighbouring rows are a slice
+)  # a slot mapping: the pool rows of some positions, as a slice if the rows are contiguous
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +36,13 @@ class LayerGeometry:
     heads: int
     key_size: int
     value_size: int
-    repeat: int = 1  # query heads for each key head
-    fused: bool = True  # whether the layer attends by a plain softmax
-    window: int | None = None  # how many of the last positions the layer sees; None means all
+    repeat: int = 1  # number of query heads per key head
+    fused: bool = True  # whether the layer's attention is a plain softmax
+    window: int | None = None  # size of the sliding window; None: full attention
 
     def within(self, context: int) -> LayerGeometry:
-        """Return this geometry for texts of up to `context` positions. A window that covers all of
-        these texts is dropped.
+        """Return this geometry for texts of up to `context` positions. A sliding window of at least
+        `context` positions is dropped, because it has no effect.
         """
         seen = self.window if self.window and self.window < context else None
         return replace(self, window=seen)
@@ -55,10 +56,10 @@ def position_bytes(layers: Sequence[LayerGeometry], dtype: torch.dtype) -> int:
 def footprint_of(
     layers: Sequence[LayerGeometry], dtype: torch.dtype, device: torch.device, step: int
 ) -> Footprint:
-    """Return the footprint of cached positions if a pass feeds a session at most `step` positions.
-    The footprint counts layers with a window separately only if these layers can give memory back.
-    For that, the device must be a CPU whose system allows it, and each page of positions must
-    consist of whole pages of the system.
+    """Return the memory footprint of cached positions if a forward pass feeds a session at most
+    `step` positions. Sliding-window layers are counted separately only if they can return memory to
+    the system. Returning memory requires a CPU, an operating system that supports it, and pages of
+    positions that consist of whole memory pages.
     """
     windowed = [layer for layer in layers if layer.window]
     sizes = [layer.heads * size for layer in layers for size in (layer.key_size, layer.value_size)]
@@ -71,12 +72,12 @@ def footprint_of(
 
 class KVPool(PageAllocator):
     """Holds the keys and values of every layer, [positions, heads, size] each. On a CPU, positions
-    that were never written take no memory. `padding` more positions lie at the end, for padding
-    rows. If `footprint` counts layers with a window separately, the pool has more positions than
-    `positions`.
+    that were never written take no memory. Padding rows use the `padding` additional positions at
+    the end. If `footprint` counts sliding-window layers separately, the pool has more than
+    `positions` positions, because not all of them have memory in these layers at once.
 
-    Sessions that have ended may leave NaN values. Such values do no harm, because kernels read only
-    the positions of a row's own text, and all of these positions were written for that text.
+    Positions may contain NaN values that earlier sessions left. Such NaN values do no harm, because
+    kernels read only the positions of a row's own text, which have all been written for that text.
     """
 
     def __init__(
@@ -117,10 +118,10 @@ class KVPool(PageAllocator):
             self._copy([slots[node] for node, _ in moves], [slots[offset] for _, offset in moves])
 
     def finite(self, table: PageTable, start: int, stop: int) -> bool:
-        """Return whether the model did not overflow at a table's positions from `start` to `stop`,
-        which must be at least one position. A value that is NaN or infinite in an early layer is
-        also NaN or infinite in the last layer, and in the last layer without a window. Therefore
-        only these two layers are checked.
+        """Return whether the keys and values of positions `start` to `stop`, at least one position,
+        are finite, which means that the model did not overflow there. A NaN or infinite value in an
+        early layer also appears in the last layer, and in the last layer without a sliding window.
+        Therefore only the last layer, and the last layer without a sliding window, are checked.
         """
         seen = slot_index(table.slots(start, stop), self._device)
         kept = max((n for n, window in enumerate(self.windows) if not window), default=-1)
@@ -133,26 +134,30 @@ class KVPool(PageAllocator):
         to_slots = partial(torch.tensor, dtype=torch.long, device=self._device)
         source, target = to_slots(sources), to_slots(targets)
         for stack in self._stacks:
-            # a copy, because source and target may overlap
+            # index_select copies, because source and target may overlap
             found = stack.stores.index_select(1, source)
             stack.stores.index_copy_(1, target, found)
 
     def _copy_windowed(self, source: int, target: int) -> None:
-        """Copy the content of one page to another in layers with a window."""
+        """Copy the keys and values of one page to another page, but only in sliding-window
+        layers.
+        """
         for stack in self._stacks:
             if stack.windowed:
                 pages = stack.stores.unflatten(1, (-1, self.page))
                 pages[:, target] = pages[:, source]
 
     def _give_back(self, page: int, everywhere: bool) -> None:
-        """Give a page's memory back to the system, in all layers or only in those with a window."""
+        """Return a page's memory to the system: in all layers if `everywhere`, else only in
+        sliding-window layers.
+        """
         for stack in self._stacks:
             if everywhere or stack.windowed:
                 stack.give_back(page * self.page, self.page)
 
 
 def slot_index(slots: Sequence[int], device: torch.device) -> SlotIndex:
-    """Return slots as a slice if they follow each other, else as a tensor."""
+    """Return slots as a slice if they are contiguous, else as a tensor."""
     if slots and all(later == slot + 1 for slot, later in pairwise(slots)):
         return slice(slots[0], slots[-1] + 1)
     return torch.tensor(slots, dtype=torch.long, device=device)

@@ -11,30 +11,33 @@ from tandem.engine.cache.session import common_prefix_length
 
 @dataclass(slots=True, eq=False)
 class PrefixNode:
-    """A cached page, its tokens, and the nodes that follow it. The root of a scope has no page."""
+    """A cached page, its tokens, and the nodes that follow it. The root node of a scope has no
+    page.
+    """
 
     scope: bytes = b""
     tokens: array[int] = field(default_factory=lambda: array("I"))
     page: int = -1
     parent: PrefixNode | None = None
     used: int = 0
-    viewed: int = 0  # when a session last needed the page in layers with a window
+    viewed: int = 0  # when a session last needed the page in sliding-window layers
     children: dict[bytes, PrefixNode] = field(default_factory=dict)
-    keys: list[bytes] = field(default_factory=list)  # the bytes of the children's tokens, in order
+    keys: list[bytes] = field(default_factory=list)  # the keys of `children`, sorted
 
     def nearest(self, tokens: array[int]) -> PrefixNode | None:
-        """Return the child that shares the most leading tokens with `tokens`. Return None if no
-        child shares any.
+        """Return the child whose tokens share the longest common prefix with `tokens`, or None if
+        no child has the same first token.
         """
         near = self.neighbours(tokens)
         best = max(near, key=lambda child: common_prefix_length(child.tokens, tokens), default=None)
         return best if best and best.tokens[:1] == tokens[:1] else None
 
     def neighbours(self, tokens: array[int]) -> list[PrefixNode]:
-        """Return the children directly before and after `tokens` in the order of their bytes. No
-        other child shares more leading tokens with `tokens`. If any child begins with `tokens`, the
-        child directly after `tokens` does. If a child is a prefix of `tokens`, it is the child
-        directly before `tokens`, because no child is a prefix of another child.
+        """Return the children directly before and after `tokens` in byte order. No other child has
+        a longer common prefix with `tokens`. If any child's tokens begin with `tokens`, the tokens
+        of the child directly after `tokens` do. If a child's tokens are a prefix of `tokens`, it is
+        the child directly before `tokens`, because no child's tokens are a prefix of another
+        child's tokens.
         """
         at = bisect_left(self.keys, tokens.tobytes())
         return [self.children[key] for key in self.keys[max(0, at - 1) : at + 1]]

@@ -1,10 +1,10 @@
-"""Cache texts in a radix tree of pages for each scope. A session holds the pages of its text that
-are in the tree already, whichever session filled them, and adds its own pages to the tree.
+"""Cache the tokens of sessions in a radix tree of KV pages for each scope. A session reuses all
+pages of its text that the tree already has, whichever session filled them, and adds its own pages.
 
 A page enters the tree once its tokens are committed, and is never written to again. The last page
-of a text may be only partly filled when it enters the tree; a session that goes on from there
-copies the page. In layers with a sliding window, a page may have given up its memory. No session
-begins at a position from which one of these layers would need such a page.
+of a text may be only partly filled when it enters the tree; a session that continues from there
+uses a copy of the page. A cached page may have lost its memory in sliding-window layers. No session
+starts at a position where a sliding-window layer would need memory that a page has lost.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tandem.engine.cache.session import Session, common_prefix_length
 
 
 class PrefixTree(Prefixes):
-    """The tree of a pool's cached pages. A session holds all pages from the root to its last page,
-    so all pages below an idle page are idle too.
+    """The prefix tree of a pool's cached pages. A session holds all pages on the path from the root
+    to its last page, so if no session holds a page, no session holds a page below it either.
     """
 
     def __init__(self, pool: PageAllocator) -> None:
@@ -31,9 +31,9 @@ class PrefixTree(Prefixes):
         self._page = pool.page
         self._roots: dict[bytes, PrefixNode] = {}
         self._paths: dict[Session, list[PrefixNode]] = {}  # a session's nodes, one for each page
-        self._uses = count(1)  # numbers the uses in their order
-        self._order = count()  # numbers the entries of `_leaves`
-        # nodes that may be dropped or lose memory, by last use
+        self._uses = count(1)  # sequence numbers of uses
+        self._order = count()  # sequence numbers of queue entries
+        # a heap of nodes that may be evicted or may lose memory, by last use
         self._leaves: list[tuple[int, int, PrefixNode]] = []
 
     @property
@@ -42,12 +42,12 @@ class PrefixTree(Prefixes):
         return self._pool.idle
 
     def reach(self, session: Session, length: int) -> int:
-        """Return after how many of its tokens, at most `length`, a session can go on."""
+        """Return how many of its first `length` tokens a session can keep and continue from."""
         return self._pool.usable(session.table.pages, super().reach(session, length))
 
     def begin(self, session: Session, tokens: Sequence[int], reserve: Callable[[], None]) -> None:
-        """Let a new session hold the cached pages of a text. `reserve` finds the other memory that
-        the session needs. An error of `reserve` is raised.
+        """Give a new session the cached pages that match the beginning of `tokens`. `reserve`
+        allocates the other memory that the session needs; its errors are passed on.
         """
         text, page = array("I", tokens), self._page
         node, path = self._roots.get(session.scope, PrefixNode()), list[PrefixNode]()
@@ -80,9 +80,9 @@ class PrefixTree(Prefixes):
         session.settled = length
 
     def publish(self, session: Session) -> None:
-        """Put the pages that a session has filled into the tree, so that other sessions may begin
-        with them. If the tree already has a page with the same text, the session goes on with that
-        page. The session stops viewing pages that are no longer in any window.
+        """Add a session's filled and committed pages to the tree, so that other sessions can reuse
+        them. If the tree already has a page with the same text, the session uses that page instead
+        of its own. The session no longer counts as a user of pages outside all sliding windows.
         """
         path, page = self._paths[session], self._page
         while (stop := (len(path) + 1) * page) <= session.settled:
@@ -98,10 +98,10 @@ class PrefixTree(Prefixes):
             self._drop_views(path[begun:first])
 
     def cut(self, session: Session, length: int) -> None:
-        """Cut a session to its first `length` tokens. If other sessions share the last page and
-        there is no memory for a copy, the session loses the tokens in that page, too. If layers
-        with a window have given up pages that they would need, the session is cut to an earlier
-        place from which it can go on.
+        """Truncate a session to its first `length` tokens. If the last page belongs to the tree and
+        there is no memory for a copy, the tokens in that page are dropped, too. If sliding-window
+        layers would need memory that has been freed, the session is truncated to an earlier
+        position from which it can continue.
         """
         path, page, table = self._paths[session], self._page, session.table
         length = self.reach(session, length)
@@ -128,14 +128,14 @@ class PrefixTree(Prefixes):
         session.cut(length)
 
     def forget(self, session: Session) -> None:
-        """Remove the pages that only this session holds from the tree, so that no session begins
-        there.
+        """Remove the pages that only this session holds from the tree, so that no other session
+        reuses them.
         """
         self._withdraw(session, 0)
         session.settled = min(session.settled, len(self._paths[session]) * self._page)
 
     def end(self, session: Session) -> None:
-        """End a session: empty its table, and keep its committed text cached."""
+        """End a session: release its pages, but keep its committed tokens cached."""
         self.publish(session)
         path = self._paths[session]
         remainder = session.tokens[len(path) * self._page : session.settled]
@@ -150,9 +150,8 @@ class PrefixTree(Prefixes):
             self._drop_views([*path[begun:], last])
 
     def evict(self, size: int) -> None:
-        """Free `size` of idle memory, least recently used first. Pages at the ends of texts are
-        dropped. Pages that are no longer in any window give up their memory in layers with a
-        window.
+        """Free `size` units of idle memory, least recently used first. Leaf pages are evicted;
+        other pages lose only the memory in sliding-window layers that no session needs.
         """
         target = self._pool.free + size
         while self._pool.free < target and self._leaves:
@@ -163,9 +162,9 @@ class PrefixTree(Prefixes):
                 self._pool.release_memory(entry[2].page)
 
     def _insert(self, session: Session, tokens: array[int], page: int) -> PrefixNode:
-        """Return the node of the tokens that follow a session's path. If there is no such node,
-        make a node of `page`. For a partly filled page, any node that begins with the same tokens
-        is returned. Nodes whose tokens are a prefix of the new node's tokens are dropped.
+        """Return the node of `tokens`, which follow a session's path. If there is no such node,
+        create one with `page`. For a partly filled page, any node whose tokens begin with `tokens`
+        is returned. Nodes whose tokens are a prefix of the new node's tokens are removed.
         """
         path = self._paths[session]
         parent = path[-1] if path else self._root(session.scope)
@@ -184,7 +183,7 @@ class PrefixTree(Prefixes):
         return node
 
     def _withdraw(self, session: Session, pages: int) -> None:
-        """Remove the pages after the first `pages` that only this session holds from the tree."""
+        """Remove pages that only this session uses from the tree, except its first `pages`."""
         path, holders = self._paths[session], self._pool.holders
         while len(path) > pages and not path[-1].children and holders(path[-1].page) == 1:
             self._drop(path.pop())
@@ -193,25 +192,27 @@ class PrefixTree(Prefixes):
         return self._roots.setdefault(scope, PrefixNode(scope))
 
     def _leave(self, nodes: Sequence[PrefixNode]) -> None:
-        """Note that a session no longer holds the nodes of a part of its path."""
+        """Record that a session no longer holds the given nodes of its path."""
         if nodes:
             self._touch(nodes[-1])
         self._drop_views(nodes)
 
     def _touch(self, node: PrefixNode) -> None:
-        """Note that a session no longer holds a node."""
+        """Record that a session no longer holds a node."""
         node.used = next(self._uses)
         self._offer(node, node.used)
 
     def _drop_views(self, nodes: Iterable[PrefixNode]) -> None:
-        """Note that a session no longer needs nodes in layers with a window."""
+        """Record that a session no longer needs the memory of nodes in sliding-window layers."""
         for node in nodes if self._pool.footprint.windowed else ():
             node.viewed = next(self._uses)
             self._offer(node, node.viewed)
 
     def _offer(self, node: PrefixNode, used: int) -> None:
-        """Queue an idle leaf for eviction, or an unseen node for the release of memory."""
-        if len(self._leaves) > 2 * self._pool.numbered:  # most entries are out of date
+        """Queue a node for eviction if it is an idle leaf, or for the release of its sliding-window
+        memory if no session needs that memory.
+        """
+        if len(self._leaves) > 2 * self._pool.numbered:  # most entries are outdated
             self._leaves = sorted(entry for entry in self._leaves if self._may_go(entry))
         entry = used, next(self._order), node
         if self._may_go(entry):
@@ -221,20 +222,22 @@ class PrefixTree(Prefixes):
         return self._is_leaf(entry) or self._is_unseen(entry)
 
     def _is_leaf(self, entry: tuple[int, int, PrefixNode]) -> bool:
-        """Return whether an entry's node is an idle leaf and unused since the entry was made."""
+        """Return whether the node of a queue entry is an idle leaf that was not used since the
+        entry was created.
+        """
         used, _, node = entry
         alive = node.parent is not None and node.used == used and not node.children
         return alive and not self._pool.holders(node.page)
 
     def _is_unseen(self, entry: tuple[int, int, PrefixNode]) -> bool:
-        """Return whether an entry's node has memory in layers with a window that no session has
-        needed since the entry was made.
+        """Return whether the node of a queue entry has sliding-window memory that no session has
+        needed since the entry was created.
         """
         used, _, node = entry
         return node.parent is not None and node.viewed == used and self._pool.unseen(node.page)
 
     def _drop(self, node: PrefixNode) -> None:
-        """Take a leaf out of the tree."""
+        """Remove a leaf from the tree, and stop caching its page."""
         parent, node.parent = node.parent, None
         assert parent and not node.children, "only a leaf can be dropped"
         parent.remove(node)

@@ -1,5 +1,5 @@
-"""The interface to texts that sessions leave cached for later sessions. The class in this module
-caches nothing; `prefix_tree` caches the pages of a pool.
+"""The interface of the prefix cache, which keeps the tokens of ended sessions for later sessions.
+The class in this module caches nothing; `prefix_tree` implements a cache for the pages of a pool.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from tandem.engine.cache.session import Session
 
 
 class Prefixes:
-    """The cached texts by scope. This class caches no texts, so sessions share nothing."""
+    """The cached prefixes of all scopes. This class caches nothing, so sessions share nothing."""
 
     @property
     def idle(self) -> int:
@@ -18,29 +18,32 @@ class Prefixes:
         return 0
 
     def reach(self, session: Session, length: int) -> int:
-        """Return after how many of its tokens, at most `length`, a session can go on."""
+        """Return how many of its first `length` tokens a session can keep and continue from."""
         return min(session.length, length)
 
     def begin(self, session: Session, tokens: Sequence[int], reserve: Callable[[], None]) -> None:
-        """Let a new session hold the cached pages of a text. `reserve` finds the other memory that
-        the session needs. An error of `reserve` is raised, and the caller then ends the session.
+        """Give a new session the cached pages that match the beginning of `tokens`. `reserve`
+        allocates the other memory that the session needs. If `reserve` raises an error, the caller
+        has to end the session.
         """
         reserve()
 
     def publish(self, session: Session) -> None:
-        """Let other sessions begin with the text that a session at work has committed."""
+        """Let other sessions reuse the tokens that a running session has committed."""
 
     def cut(self, session: Session, length: int) -> None:
-        """Cut a session to its first `length` tokens, or to somewhat fewer."""
+        """Truncate a session to its first `length` tokens, or to somewhat fewer."""
         session.cut(length)
 
     def forget(self, session: Session) -> None:
-        """Let no other session begin with the text that only this session holds."""
+        """Stop other sessions from reusing this session's prefix if no other session shares it
+        yet.
+        """
         session.settled = 0
 
     def end(self, session: Session) -> None:
-        """End a session: empty its table, and keep its committed text cached."""
+        """End a session: release its pages, but keep its committed tokens cached."""
         session.table.pages.clear()
 
     def evict(self, size: int) -> None:
-        """Free `size` of idle memory, least recently used first."""
+        """Free `size` units of idle memory, least recently used first."""

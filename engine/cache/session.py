@@ -1,5 +1,5 @@
-"""A session of a model service: its pages, the tokens in the pages, and the numbers by which the
-service checks that a call fits these tokens.
+"""A session of a model service: its pages, the tokens in the pages, and the turn and epoch by which
+the service checks that a call fits these tokens.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from tandem.protos.types import Context
 
 
 class JobEnded(Exception):
-    """Thrown into a job that has to end early. The job's session was fed the first `fed` tokens of
-    its context.
+    """Raised inside a job to end it early. `fed` is the number of tokens of the job's context that
+    were fed before that.
     """
 
     def __init__(self, fed: int) -> None:
@@ -25,12 +25,12 @@ class JobEnded(Exception):
 @dataclass(slots=True, eq=False)
 class Session:
     """One session. The pages in its `table` hold its `tokens`, and `turn` is its newest turn. The
-    first `settled` tokens are committed text, with which other sessions of the same `scope` may
-    begin. The other tokens were only proposed.
+    first `settled` tokens are committed, so other sessions of the same `scope` may reuse them.
+    Tokens after the first `settled` tokens are only proposed.
 
-    `epoch` is a random number that is drawn when the session is opened. A call that builds on
-    cached tokens names the epoch that an earlier answer gave. Therefore a session that a late call
-    has opened again is never mistaken for the lost session.
+    `epoch` is a random number that is drawn when the session is created. A call that relies on
+    cached tokens states the epoch that it got in an earlier answer. Therefore a session that was
+    lost and created anew is never mistaken for the earlier session.
     """
 
     table: PageTable
@@ -44,7 +44,7 @@ class Session:
 
     @property
     def length(self) -> int:
-        """The number of tokens in the pages."""
+        """The number of tokens that the session's pages hold."""
         return len(self.tokens)
 
     def committed(self, context: Context) -> array[int]:
@@ -54,24 +54,24 @@ class Session:
         return self.tokens[: context.base] + array("I", context.tokens)
 
     def common_prefix_with(self, tokens: array[int]) -> int:
-        """Return how many leading tokens of the session and of `tokens` are the same."""
+        """Return the length of the common prefix of the session's tokens and `tokens`."""
         return common_prefix_length(self.tokens, tokens)
 
     def cut(self, length: int) -> None:
-        """Forget the tokens after the first `length`."""
+        """Drop the tokens after the first `length`."""
         del self.tokens[length:]
         self.settled = min(self.settled, length)
 
 
 def common_prefix_length(one: array[int], other: array[int]) -> int:
-    """Return how many leading tokens of two texts are the same."""
+    """Return the length of the common prefix of two token sequences."""
     counts = range(1, min(len(one), len(other)) + 1)
     return bisect_left(counts, True, key=lambda count: one[:count] != other[:count])
 
 
 @dataclass(slots=True)
 class SessionCounts:
-    """The number of events that happened to sessions since the start, by kind."""
+    """Counters of what has happened to sessions since the process started."""
 
     misses: int = 0
     stale: int = 0

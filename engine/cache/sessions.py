@@ -1,8 +1,8 @@
 """The session rule: keep `base` cached tokens, drop the rest, append the new ones.
 
-`Sessions` decides whether a call may touch a session and what its pages hold. Only the model thread
-uses this class, so it needs no lock. A cache is a copy that may be lost at any time: a caller that
-gets SessionMiss sends all tokens again.
+`Sessions` decides whether a call may use a session, and which tokens the session's pages hold. Only
+the model thread uses this class, so it needs no lock. Cached tokens may be lost at any time: a
+caller that gets SessionMiss sends all tokens again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tandem.protos.types import LAST_TURN, Context
 Fed = TypeVar("Fed")  # the type of a step input
 IDLE_SECONDS = 5.0  # seconds without a call after which a session may be evicted
 RETRY_SECONDS = 0.2  # seconds after which a call that finds no memory may be retried
-RETRY_STEP_SECONDS = 0.02  # seconds added per call that was refused since memory was last found
+RETRY_STEP_SECONDS = 0.02  # seconds added for every further call that is refused in a row
 LONGEST_RETRY_SECONDS = 5.0
 
 
@@ -53,28 +53,28 @@ class Sessions:
         self._clock = clock
         self._evict_after = evict_after
         self._open: dict[bytes, Session] = {}
-        self._refused = 0  # number of refused calls since memory was last found
+        self._refused = 0  # number of calls refused in a row
 
     def __len__(self) -> int:
         return len(self._open)
 
     @property
     def usage(self) -> float:
-        """The share of the pool that sessions hold."""
+        """The fraction of the pool's memory that sessions use."""
         return max(0, self._pool.allocated - self._prefixes.idle) / self._pool.size
 
     @property
     def prefix_usage(self) -> float:
-        """The share of the pool that is cached for later sessions, and is free when needed."""
+        """The fraction of the pool's memory that only caches prefixes and is freed when needed."""
         return self._prefixes.idle / self._pool.size
 
     @contextmanager
     def acquire(self, context: Context, nodes: int) -> Iterator[Session]:
-        """Apply the session rule. Within the scope the session is at work and cannot be evicted.
-        The session holds at least the first `context.base` tokens, and has memory for the context
-        and `nodes` tree nodes. Raises StaleTurn, SessionMiss, Busy, InvalidRequest. A session that
-        finds no memory is closed, or growing sessions could wait for each other's memory. A closed
-        session's text stays cached.
+        """Open the session of a call, or continue it from the call's base. Inside this context, the
+        session is not evicted, holds at least the first `context.base` tokens, and has memory for
+        the context and `nodes` tree nodes. Raises StaleTurn, SessionMiss, Busy, InvalidRequest. A
+        session that gets no memory is closed, because growing sessions could otherwise wait for
+        each other's memory. The tokens of a closed session stay cached.
         """
         self.check_length("context.tokens", context.length)
         session = self._extend(context, context.length + nodes)
@@ -86,39 +86,39 @@ class Sessions:
             if fed > session.length and self._pool.finite(session.table, session.length, fed):
                 session.tokens = session.committed(context)[:fed]
                 session.settled = fed
-            if isinstance(error, Busy) or not session.length:  # empty sessions only take a place
+            if isinstance(error, Busy) or not session.length:  # an empty session has no use
                 self._drop(context.session_id)
             raise
         finally:
             session.active, session.used = False, self._clock()
 
     def check_length(self, field: str, length: int) -> None:
-        """Raise InvalidRequest if a session of `length` tokens would not fit."""
+        """Raise InvalidRequest if `length` tokens exceed the context length."""
         if length > self.context_length:
-            limit = f"reach token {length}, above the context of {self.context_length}"
+            limit = f"reach token {length}, above the context length {self.context_length}"
             raise InvalidRequest.of(field, limit)
 
     def feed(self, context: Context, step_input: Fed) -> Generator[Fed, torch.Tensor, torch.Tensor]:
-        """Have a step input fed, and return its logits. Raises Internal if the model overflowed."""
+        """Yield a step input and return its logits. Raises Internal if the model overflowed."""
         logits = yield step_input
         if logits.numel() and logits.amax().isnan():  # the maximum is NaN if any logit is NaN
             raise self.overflowed(context)
         return logits
 
     def overflowed(self, context: Context) -> Internal:
-        """Drop a session whose logits are NaN, with the text that it published. Returns the error
-        that the caller has to raise.
+        """Drop a session whose logits are NaN, and stop caching the tokens that only this session
+        holds. Returns the error for the caller to raise.
         """
         if session := self._open.get(context.session_id):
             self._prefixes.forget(session)
         self._drop(context.session_id)
-        return Internal("the model overflowed: its logits are not numbers")
+        return Internal("the model overflowed: its logits are NaN")
 
     def keep(
         self, session: Session, context: Context, drafted: Sequence[int], path: Sequence[int] = ()
     ) -> int:
-        """Keep the context and the nodes of a tree path, which are moved to follow the context.
-        `drafted` are the tree's tokens. Returns how many tokens the session holds afterwards.
+        """Keep the context and, directly after it, the tree nodes on `path`. `drafted` lists the
+        tokens of all tree nodes. Returns how many tokens the session holds afterwards.
         """
         new = context.tokens[session.length - context.base :]
         order = (*range(len(new)), *(len(new) + node for node in path))
@@ -129,9 +129,9 @@ class Sessions:
         self, session: Session, tokens: Sequence[int], order: Sequence[int], proposed: int = 0
     ) -> None:
         """Append tokens whose keys and values are stored after the session's last position, those
-        of token i at offset `order[i]`. What further offsets in `order` store is moved to follow
-        the tokens. No other session may begin with the last `proposed` tokens, which are not
-        committed.
+        of token i at offset `order[i]`, and move them into place. Positions at further offsets in
+        `order` are moved to follow these tokens. The last `proposed` tokens are not committed, so
+        no other session reuses them.
         """
         self._pool.compact(session.table, session.length, order)
         session.tokens.extend(tokens)
@@ -139,32 +139,32 @@ class Sessions:
         self._prefixes.publish(session)
 
     def cut(self, session: Session, length: int) -> int:
-        """Cut a session to `length` tokens or somewhat fewer; return how many are left."""
+        """Truncate a session to `length` tokens or somewhat fewer; return how many are left."""
         self._prefixes.cut(session, length)
         return session.length
 
     def reserve(self, session: Session, length: int) -> None:
-        """Find memory for `length` tokens of a session at work. Raises Busy, which ends the
-        session. The caller checks that `length` is not above the context.
+        """Allocate memory for `length` tokens of a running session. Raises Busy if memory is short,
+        which ends the session. The caller checks that `length` is not above the context length.
         """
         if why := self._find_memory(length, session):
             raise self._busy(why)
 
     def try_reserve(self, session: Session, length: int) -> bool:
-        """Find memory for `length` tokens of a session; return whether there is enough."""
+        """Allocate memory for `length` tokens of a session; return whether this succeeded."""
         return not self._find_memory(length, session)
 
     def close(self, session_id: bytes, turn: int = LAST_TURN) -> None:
-        """Forget a session, unless it is at a newer turn than `turn`. Closing a session that is not
-        open does nothing. The session's text stays cached until the memory is needed.
+        """Close a session, unless it is at a newer turn than `turn`. Closing a session that is not
+        open does nothing. The session's tokens stay cached until the memory is needed.
         """
         session = self._open.get(session_id)
         if not session or session.turn <= turn:
             self._drop(session_id)
 
     def expire(self, waiting: Iterable[bytes] = ()) -> None:
-        """Reclaim sessions that were idle for longer than their time to live. The sessions in
-        `waiting`, for which calls wait, do not count as idle, and may not be evicted.
+        """Close sessions that have been idle for longer than their time to live. The sessions in
+        `waiting` have waiting calls, so they do not count as idle and are not evicted.
         """
         now = self._clock()
         for session_id in waiting:
@@ -179,7 +179,7 @@ class Sessions:
         session = self._open.get(context.session_id)
         if session and context.turn <= session.turn:
             self.counts.stale += 1
-            raise StaleTurn(f"turn {context.turn} of a session that is at turn {session.turn}")
+            raise StaleTurn(f"turn {context.turn} is stale: the session is at turn {session.turn}")
         reach = self._prefixes.reach(session, context.base) if session else 0
         held = (session.epoch, reach) if session else (0, 0)
         if context.epoch not in (0, held[0]) or context.base > (held[1] if context.epoch else 0):
@@ -189,7 +189,7 @@ class Sessions:
             why = self._find_memory(length, session)
             if not why and self.cut(session, context.base) < context.base:
                 why = "no memory for a copy of a page"
-            if why := why or self._find_memory(length, session):  # a cut may release pages
+            if why := why or self._find_memory(length, session):  # truncation may release pages
                 self._drop(context.session_id)
                 raise self._busy(why)
         else:
@@ -198,7 +198,7 @@ class Sessions:
         return session
 
     def _begin(self, context: Context, length: int, epoch: int) -> Session:
-        """Open a session that holds the cached part of its text, even if it cached that itself."""
+        """Open a session with the cached prefix of its text, even if the same session cached it."""
         self._drop(context.session_id)
         session = Session(PageTable(page=self._pool.page), epoch, context.client)
         try:
@@ -218,9 +218,9 @@ class Sessions:
         return Busy(why, wait)
 
     def _find_memory(self, length: int, session: Session) -> str:
-        """Give a session, which may be new, memory for `length` tokens. Drop as few other sessions
-        as possible: if memory is short, give the session only the memory that it needs at once in
-        layers with a window. Returns why there is no memory, or "" if there is enough.
+        """Allocate memory for `length` tokens of a session, which may be new. Evict as few other
+        sessions as possible, and if memory is short, allocate only what the session needs at once
+        in sliding-window layers. Returns the reason if there is not enough memory, else "".
         """
         pool, table = self._pool, session.table
         pool.trim(table, session.length)
@@ -235,7 +235,7 @@ class Sessions:
             return f"all {self.max_sessions} sessions are in use"
         lacking = price - pool.free - self._prefixes.idle
         if (leaving := to_evict(order, surplus, lacking, pool.parts)) is None:
-            return "no memory for another session, or a longer one"
+            return "too little memory for a new or longer session"
         names = {other: name for name, other in self._open.items()} if leaving else {}
         for other in leaving:
             self.counts.evicted += 1

@@ -1,5 +1,5 @@
-"""Memory for the keys or values of all layers with the same shape. Unused parts of the memory can
-be given back to the system.
+"""A tensor for the keys or values of all layers in which these have the same shape. Unused parts of
+the tensor's memory can be returned to the system.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ NORESERVE = 0x4000  # MAP_NORESERVE of Linux on x86-64 and ARM; Python has the n
 
 
 class Stack:
-    """Holds the tensor `stores`, [stores, positions, heads, size], which is zero at first.
+    """Holds the tensor `stores`, [stores, positions, heads, size], which is initially zero.
 
     On a CPU, the system provides a page of memory when the page is first written. The stack asks
     the system for small pages: with huge pages, a new session would touch a huge page for each
-    layer while all sessions wait. At most `used` positions are in use at once. Raises MemoryError
-    if there is no memory for these positions.
+    layer, and all sessions would wait until the system provides these pages. At most `used`
+    positions are in use at once. Raises MemoryError if there is no memory for `used` positions.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class Stack:
         self.stores = numbers.view(dtype).view(shape)
 
     def give_back(self, start: int, count: int) -> None:
-        """Give the memory of `count` positions from `start` on back to the system. Only whole pages
-        of the system are given back; they then read as zeros.
+        """Return the memory of `count` positions from `start` on to the system. Only whole memory
+        pages are returned; afterwards, they read as zeros.
         """
         assert self._pages
         store = self.stores[0].nbytes
@@ -61,14 +61,14 @@ class Stack:
 
 
 def can_give_back(device: torch.device) -> bool:
-    """Return whether a stack may have more positions than memory holds, and can give memory
-    back.
+    """Return whether a stack on this device can reserve more positions than fit into memory, and
+    can return memory to the system.
     """
     if device.type != "cpu" or platform.system() != "Linux":
         return False
     try:
         with open("/proc/sys/vm/overcommit_memory", encoding="ascii") as file:
-            # with the value 2, all reserved memory counts as used
+            # with the value 2, Linux counts all reserved memory as used
             return file.read().strip() != "2"
     except OSError:
         return False

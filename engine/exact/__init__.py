@@ -1,6 +1,6 @@
 """Test a model when a service starts: whether it computes the right logits, and whether the logits
 of a text have the same bits in every batch.
 
-The package must not know how a pass is computed: it feeds segments through the interface of a
-runner. Start reading in `exactness`, which judges what `trial` measures.
+The package must not depend on how a forward pass is computed: it feeds segments through the
+runner's interface. Start reading in `exactness`, which judges what `trial` measures.
 """

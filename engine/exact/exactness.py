@@ -1,8 +1,8 @@
-"""Find out whether a model computes the right logits, and whether they are batch-invariant.
+"""Find out whether a model computes the right logits, and whether its logits are batch-invariant.
 
-The service tests every model at start instead of having a list of models, because kernels differ by
-processor, dtype and thread count. The right logits are those that the network computed before any
-of its layers was replaced.
+The service tests every model at start instead of keeping a list of tested models, because kernels
+differ by processor, dtype and thread count. The right logits are those that the network computed
+before any of its layers was replaced.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tandem.engine.model_runner import ModelRunner
 from tandem.protos.errors import Unusable
 from tandem.protos.types import EXACT
 
-TRIAL_TABLES = 3  # page tables that a self-test takes
+TRIAL_TABLES = 3  # page tables that a self-test allocates
 
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """The result of a self-test. `problem` says why a text may depend on the rest of its batch; it
-    is None if no text does. `wrong` says what is wrong with the model's logits; it is None if
-    nothing is wrong.
+    """The result of a self-test. `problem` says why the logits of a text may depend on the other
+    texts of its batch; it is None if they do not. `wrong` says what is wrong with the model's
+    logits; it is None if nothing is wrong.
     """
 
     problem: str | None
@@ -42,12 +42,12 @@ class Exactness:
 
 @torch.inference_mode()
 def self_test(forward: ModelRunner, name: str, strict: bool = True) -> Exactness:
-    """Try a model, and return whether it is exact. Raises Unusable if the model cannot be run. If
-    `strict`, also raises Unusable if the logits of a text alone, in a batch or in trees differ by
-    more than rounding from the logits that the network computed before its layers were replaced.
+    """Test a model, and return whether its logits are exact. Raises Unusable if the model cannot be
+    run. If `strict`, also raises Unusable if the logits of a text that is fed alone, in a batch or
+    in trees differ from the reference logits by more than rounding explains.
     """
     kind, reference = forward.model.kind, forward.model.reference
-    assert reference.main.logits, "a model is tried before its reference is released"
+    assert reference.main.logits, "the self-test runs before the reference logits are released"
     with _tables(forward) as tables:
         trial = Trial(forward, reference, tables)
         try:
@@ -73,7 +73,7 @@ def self_test(forward: ModelRunner, name: str, strict: bool = True) -> Exactness
 
 
 def _wrong(kind: str, groups: dict[str, list[Difference]], smooth: bool) -> str | None:
-    """Return what is wrong with the logits of a trial, or None if nothing is wrong."""
+    """Return what is wrong with the logits that a trial computed, or None if nothing is wrong."""
     worst, how = max((typical_difference(each, smooth), how) for how, each in groups.items())
     if worst.share <= 1:
         return None
@@ -82,19 +82,19 @@ def _wrong(kind: str, groups: dict[str, list[Difference]], smooth: bool) -> str 
 
 
 def positions_tried(model: HFModel) -> int:
-    """Return how many cached tokens a self-test of this model needs space for."""
+    """Return how many positions of the KV cache a self-test of this model needs."""
     return TRIAL_TABLES * page_aligned(_longest(model))
 
 
 def _longest(model: HFModel) -> int:
-    """Return how many positions the longest page table of a self-test has."""
+    """Return the number of positions in the longest page table of a self-test."""
     return text_length(model.context_length) + MARGIN
 
 
 @contextmanager
 def _tables(forward: ModelRunner) -> Iterator[list[PageTable]]:
-    """Allocate TRIAL_TABLES page tables within the scope. Raises Unusable if there is no space for
-    the tables.
+    """Inside this context, hold TRIAL_TABLES page tables. Raises Unusable if there is no space for
+    these tables.
     """
     allocated = [forward.pool.allocate(_longest(forward.model)) for _ in range(TRIAL_TABLES)]
     tables = [table for table in allocated if table]

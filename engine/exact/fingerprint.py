@@ -1,11 +1,11 @@
 """Compute two fingerprints of a model: one of the logits that this process computes for a fixed
 text, and one of the model's files.
 
-Two model services with the same fingerprint of logits can continue each other's texts. A service
-computes the fingerprint of logits by a forward pass, in the way in which it tests exactness. This
-fingerprint therefore depends on weights, dtype, kernels and everything else that decides the
-logits. Two services with the same fingerprint of files have the same model, but their logits may
-differ in their last bits.
+Two model services with the same fingerprint of the logits can continue each other's texts. The
+fingerprint of the logits is computed by a forward pass, as the logits of the self-test are. This
+fingerprint therefore depends on the weights, the dtype, the kernels and everything else that
+influences the logits. Two services with the same fingerprint of the files have the same model, but
+the last bits of their logits may differ.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tandem.engine.model_runner import ModelRunner
 from tandem.protos import tree
 
 PROBE_TOKENS = 24
-STRIDE = 7919  # step between the ids of neighbouring tokens
+STRIDE = 7919  # difference between the ids of neighbouring tokens
 SAMPLES, SAMPLE_BYTES = 4096, 256  # number of samples of each file, and bytes of a sample
 OF_NO_WEIGHT = {"_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 
@@ -29,13 +29,13 @@ OF_NO_WEIGHT = {"_name_or_path", "dtype", "torch_dtype", "transformers_version",
 @torch.inference_mode()
 def model_fingerprint(runner: ModelRunner, tokenizer_fingerprint: str) -> str:
     """Return a short hash of the tokenizer, the dtype, the vocabulary, and the bits of the logits
-    of a fixed text that is fed alone.
+    of a fixed text that is fed without other texts.
     """
     model = runner.model
     count = min(PROBE_TOKENS, model.context_length)
     tokens = tuple(STRIDE * (position + 1) % model.token_count for position in range(count))
     table = runner.pool.allocate(count)
-    assert table, "there is no session yet"
+    assert table, "the cache is empty, because there is no session yet"
     try:
         (logits,) = runner([Segment(table, 0, tokens, tree.chain(count), count)])
     finally:
@@ -46,8 +46,8 @@ def model_fingerprint(runner: ModelRunner, tokenizer_fingerprint: str) -> str:
 
 def weights_fingerprint(folder: Path, tokenizer_fingerprint: str) -> str:
     """Return a short hash of the tokenizer and of the files of a model directory, or of a GGUF
-    file. The hash covers the size of each file and samples of its content, so hashing large files
-    takes little time.
+    file. The hash covers the size of each file and samples of its content, so it is computed
+    quickly even for large files.
     """
     digest = sha256(tokenizer_fingerprint.encode())
     files = [folder]

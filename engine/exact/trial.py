@@ -1,8 +1,8 @@
-"""Feed a model's reference texts through the engine's pass in all ways that a service uses: alone
-in chunks, alone token by token, in trees beside another session, and in a tree that grows in two
-steps.
+"""Feed a model's reference texts to the engine in all ways that a service uses: alone in chunks,
+alone token by token, in trees beside another session, and in a tree that grows in two steps.
 
-A trial measures how far the logits are from the reference; `exactness` judges them.
+A trial measures how much the logits differ from the reference logits; `exactness` judges the
+differences.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tandem.engine.model_runner import ModelRunner
 from tandem.protos import tree
 
 SIBLINGS = 3  # most wrong siblings of a right proposal
-PROMPT_CHUNK = 23  # tokens of the prompt that are fed at once
-STREAM_CHUNKS = (1, 2, 5, 11)  # tokens of the stream that are fed at once, in trees
-MARGIN = SIBLINGS * max(STREAM_CHUNKS)  # positions for wrong proposals
-NEIGHBOUR = 110  # tokens of the other session's prompt
+PROMPT_CHUNK = 23  # number of tokens of the prompt that are fed at once
+STREAM_CHUNKS = (1, 2, 5, 11)  # numbers of tokens of the stream that are fed at once, in trees
+MARGIN = SIBLINGS * max(STREAM_CHUNKS)  # extra positions for wrong proposals
+NEIGHBOUR = 110  # number of tokens of the other session's prompt
 assert MARGIN >= 2 * BRANCH
 
 
 class Trial:
-    """A trial of a model. `groups` holds how far rows are off from the reference. Rows are grouped
-    by the way in which they were fed, and by whether they come before position TAIL, the first
-    position that has a prefix.
+    """One trial of a model. `groups` holds the differences between the computed rows of logits and
+    the reference logits. Rows are grouped by the way in which they were fed, and by whether they
+    come before position TAIL, the first position that has a prefix.
     """
 
     def __init__(
@@ -45,21 +45,23 @@ class Trial:
         self._alone = alone
         self._table = table
         self._neighbour = neighbour
-        self._other_fed = 0  # number of tokens of the other session that were fed
+        self._other_fed = 0  # number of tokens of the other session that were fed so far
 
     def run(self) -> torch.Tensor:
-        """Feed the texts in every way. Returns for each row of the stream, [stream], how far its
-        logits differ between feeding the text alone and in a batch; infinity if a logit is not a
-        number.
+        """Feed the reference texts in every way. Returns, for each row of the stream, the largest
+        difference between its logits when the text is fed alone and when it is fed in a batch,
+        [stream]; infinity if a logit is not a number.
         """
         alone, together = self.alone(), self.in_batch()
         self.grown()
         return (together - alone).abs().amax(-1).nan_to_num(torch.inf)
 
     def alone(self) -> torch.Tensor:
-        """Feed the main text alone, and return the logits of its stream, [stream, vocab]."""
+        """Feed the main text alone, and return the logits of the tokens after its prompt, [stream,
+        vocab].
+        """
         text, lead = self._reference.main, self._reference.lead
-        for start in range(0, lead, PROMPT_CHUNK):  # `in_batch` feeds the prompt whole
+        for start in range(0, lead, PROMPT_CHUNK):  # `in_batch` feeds the prompt in one piece
             tokens = text.tokens[start : min(start + PROMPT_CHUNK, lead)]
             (logits,) = self._forward([_chain(self._alone, start, tokens)])
             self._note("in chunks", text, start, logits)
@@ -71,8 +73,9 @@ class Trial:
         return torch.cat(rows)
 
     def in_batch(self) -> torch.Tensor:
-        """Feed the main text beside another session, and return the logits of its stream, [stream,
-        vocab]. The stream is fed in trees, among wrong siblings.
+        """Feed the main text in one batch with another session, and return the logits of the tokens
+        after the main text's prompt, [stream, vocab]. The tokens after the prompt are fed in trees,
+        among wrong siblings.
         """
         rng, text, lead = random.Random(1), self._reference.main, self._reference.lead
         if lead:
@@ -89,8 +92,8 @@ class Trial:
         return torch.stack(rows)
 
     def grown(self) -> None:
-        """Feed once more the tokens in which the main and the side text differ, in one tree that
-        grows in two steps.
+        """Feed again, in one tree that grows in two steps, the tokens in which the main text and
+        the side text differ.
         """
         main, side = self._reference.main, self._reference.side
         fork = self._reference.fork
@@ -108,9 +111,11 @@ class Trial:
         self._note("in a growing tree", side, fork, rows[1::2])
 
     def _beside(self, segment: Segment, count: int) -> torch.Tensor:
-        """Feed a segment behind `count` tokens of another session, and return its logits."""
+        """Feed a segment in one batch with the next `count` tokens of another session, and return
+        the segment's logits.
+        """
         text = self._reference.other
-        # once all tokens are fed, they are fed again from the first on
+        # after the last token of the other session, its tokens are fed again from the first one on
         start = self._other_fed if self._other_fed < len(text.tokens) else 0
         other = _chain(self._neighbour, start, text.tokens[start : start + count])
         self._other_fed = start + len(other.tokens)
@@ -119,8 +124,8 @@ class Trial:
         return logits
 
     def _note(self, how: str, text: ReferenceText, start: int, rows: torch.Tensor) -> None:
-        """Add to `groups` how far `rows` are off. `rows` are a text's logits from position `start`
-        on.
+        """Add to `groups` how much `rows` differ from the reference logits. `rows` are the logits
+        of a text from position `start` on.
         """
         sides = ("before", range(TAIL)), ("after", range(TAIL, len(text.tokens)))
         for side, positions in sides:
@@ -131,8 +136,8 @@ class Trial:
     def _with_siblings(
         self, rng: random.Random, chunk: tuple[int, ...]
     ) -> tuple[tuple[int, ...], tuple[int, ...], list[int]]:
-        """Return a tree of a chunk of text in which wrong siblings precede the chunk's tokens: the
-        tokens of the tree, their parents, and the indices of the chunk's tokens.
+        """Return a tree in which wrong siblings precede the tokens of a chunk of text: the tree's
+        tokens, their parents, and the indices of the chunk's tokens.
         """
         vocabulary = range(self._forward.model.vocab_size)
         tokens: list[int] = []
@@ -152,8 +157,8 @@ class Trial:
 def _chain(
     table: PageTable, start: int, tokens: tuple[int, ...], num_logits: int | None = None
 ) -> Segment:
-    """Return a segment of tokens in a chain. If `num_logits` is given, only the last `num_logits`
-    tokens give logits.
+    """Return a segment of tokens that form a chain. If `num_logits` is given, logits are computed
+    only for the last `num_logits` tokens.
     """
     count = len(tokens)
     asked = count if num_logits is None else num_logits

@@ -1,10 +1,11 @@
-"""Read the blocks of the quantised types of GGUF files as groups. The groups stand for the same
-numbers, bit for bit, as the `gguf` package computes from the blocks.
+"""Convert the blocks of the quantised types of GGUF files to groups of codes with scales and
+minima. The groups represent, bit for bit, the numbers that the `gguf` package computes from the
+blocks.
 
-Each reader takes blocks [out, blocks, bytes]. A block holds the weights of 32 inputs of an output.
-In the types whose names contain a K, a block holds the weights of 256 inputs, and each scale is the
-product of a small integer and a float16 number of the whole block. The docstring of a reader names
-the fields of a block in the order of its bytes.
+Each reader takes blocks of the shape [out, blocks, bytes]. A block holds the weights of one output
+for 32 consecutive inputs. In the types whose names contain a K, a block covers 256 inputs, and each
+scale is the product of a small integer and a float16 factor that the whole block shares. The
+docstring of each reader lists the fields of a block in byte order.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def q8_0(blocks: Tensor) -> Groups:
 
 def q4_0(blocks: Tensor) -> Groups:
     """Read blocks of Q4_0: a scale, and 16 bytes of two codes each. The low halves of the bytes are
-    the codes of the first 16 inputs, and the high halves are the codes of the last 16 inputs.
+    the codes of the first 16 inputs, and the high halves are those of the last 16 inputs.
     """
     return _groups(Code.NIBBLES, _nibbles(blocks[..., 2:]), _halves(blocks[..., :2]), zero=8)
 
@@ -99,15 +100,15 @@ READERS: dict[str, Callable[[Tensor], Groups]] = {
     read.__name__.upper(): read
     for read in (q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k)
 }
-"""The readers of blocks, by the name of the quantised type that each reads, e.g. `Q8_0`."""
+"""The reader for each quantised type of blocks, by the name of the type, e.g. `Q8_0`."""
 
 
 def _groups(
     code: Code, codes: Tensor, scales: Tensor, supers: Tensor | None = None, zero: int = 0
 ) -> Groups:
-    """Return the groups of codes [out, blocks, ...]. Without `supers`, the scales are float16,
-    [out, blocks, 1 or 2]. With `supers`, which multiply the scales, the scales are integers, [out,
-    blocks, groups, 1 or 2].
+    """Return Groups of the codes [out, blocks, ...]. Without `supers`, the scales are float16,
+    [out, blocks, 1 or 2]. With `supers`, by which the scales are multiplied, the scales are
+    integers, [out, blocks, groups, 1 or 2].
     """
     if supers is not None:
         scales = scales.view(torch.int8).flatten(1, 2)
@@ -115,7 +116,7 @@ def _groups(
 
 
 def _halves(stored: Tensor) -> Tensor:
-    """Return stored bytes as float16 numbers, one for every two bytes."""
+    """Reinterpret stored bytes as float16 numbers of two bytes each."""
     return stored.contiguous().view(torch.float16)
 
 
@@ -127,21 +128,21 @@ def _negated(stored: Tensor) -> Tensor:
 
 
 def _nibbles(stored: Tensor) -> Tensor:
-    """Return the low halves of all bytes of a block, and then the high halves."""
+    """Return the low halves of all bytes of a block, followed by the high halves."""
     return torch.cat([stored & 15, stored >> 4], -1)
 
 
 def _fifth(stored: Tensor) -> Tensor:
-    """Return the bits of the last dimension's bytes, a byte for each bit, the lowest bit first."""
+    """Unpack the bits of the last dimension's bytes into one byte per bit, lowest bit first."""
     shifts = torch.arange(8, dtype=torch.uint8, device=stored.device)
     bits: Tensor = (stored[..., None] >> shifts) & 1
     return bits.flatten(-2)
 
 
 def _split(stored: Tensor, run: int, shifts: tuple[int, ...], mask: int) -> Tensor:
-    """Cut each byte into one part for each of `shifts`: the bits in `mask` after that shift. For
-    each run of `run` bytes, the parts of the first shift come first, then the parts of the second
-    shift, and so on.
+    """Split each byte into one part for each of `shifts`: the byte is shifted right and masked with
+    `mask`. Within each run of `run` bytes, the parts of the first shift come first, then the parts
+    of the second shift, and so on.
     """
     runs = stored.unflatten(-1, (-1, 1, run))
     each = torch.tensor(shifts, dtype=torch.uint8, device=stored.device)
@@ -150,7 +151,9 @@ def _split(stored: Tensor, run: int, shifts: tuple[int, ...], mask: int) -> Tens
 
 
 def _scales(blocks: Tensor) -> Tensor:
-    """Return 8 scales and minima, which bytes 4 to 15 hold in 6 bits each, [out, blocks, 8, 2]."""
+    """Return the 8 scales and 8 minima that bytes 4 to 15 store in 6 bits each, [out, blocks, 8,
+    2].
+    """
     scale, minimum, both = blocks[..., 4:16].unflatten(-1, (3, 4)).unbind(-2)
     scales = torch.cat([scale & 63, (both & 15) | ((scale >> 2) & 48)], -1)
     minima = torch.cat([minimum & 63, (both >> 4) | ((minimum >> 2) & 48)], -1)

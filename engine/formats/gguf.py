@@ -1,9 +1,10 @@
-"""Read a GGUF file as a Hugging Face network. `transformers` maps the names of the file's tensors,
-and weights of 8 or 4 bits stay as they are stored where there are kernels for them.
+"""Load a GGUF file as a Hugging Face network. `transformers` maps the names of the file's tensors
+to the network's weights, and weights of 8 or 4 bits stay quantised where there are kernels for
+them.
 
-Tensors are read one after the other. A weight that is made of several tensors is put into its place
-when the last of the tensors was read, so the tensors in memory are never larger than the network.
-The functions raise Unusable with a text that continues a sentence after the name of the file.
+Tensors are read one at a time. A weight that is made of several tensors is added to the network as
+soon as the last of them is read, so the tensors in memory are never larger than the network. The
+message of an Unusable error continues a sentence that begins with the name of the file.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tandem.engine.forward.grouped_weight import GroupedWeight, StoredGroups
 from tandem.protos.errors import Unusable
 from tandem.protos.gguf import Head, StoredTensor
 
-ROPE = "rope_freqs.weight"  # the tensor that has the divisors of the rotary frequencies
+ROPE = "rope_freqs.weight"  # the tensor with the divisors of the rotary frequencies
 # number of weights per block, by type
 BLOCKS = {kind.name: size for kind, (size, _) in GGML_QUANT_SIZES.items()}
 # bytes of a block, by type
@@ -38,7 +39,7 @@ BYTES = {kind.name: size for kind, (_, size) in GGML_QUANT_SIZES.items()}
 
 
 def stored_as(head: Head) -> str:
-    """Return the name of the type that most weights of a file are stored as, e.g. `q8_0`."""
+    """Return the name of the type in which most weights of a file are stored, e.g. `q8_0`."""
     sizes = Counter[int]()
     for tensor in head.tensors:
         sizes[tensor.kind] += tensor.numbers
@@ -48,9 +49,9 @@ def stored_as(head: Head) -> str:
 def read(
     file: Path, head: Head, config: PreTrainedConfig, dtype: torch.dtype, grouped: bool
 ) -> tuple[PreTrainedModel, list[str]]:
-    """Return the network of a file, and the names of the weights that the file lacks. If `grouped`,
-    quantised weights of linear layers and embeddings whose types have readers stay as they are
-    stored. All other weights become numbers of `dtype`. Raises Unusable.
+    """Load the network of a file. Returns the network and the names of the weights that the file
+    lacks. If `grouped`, weights of linear layers and embeddings stay quantised if there is a reader
+    for their type. All other weights are converted to `dtype`. Raises Unusable.
     """
     with torch.device("meta"):
         network: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -65,7 +66,7 @@ def read(
 
 
 class _Reading:
-    """The reading of one file: a network whose weights are filled in tensor by tensor."""
+    """Reads one file: fills in the weights of a network tensor by tensor."""
 
     def __init__(
         self, file: Path, kind: str, network: PreTrainedModel, dtype: torch.dtype, grouped: bool
@@ -78,11 +79,12 @@ class _Reading:
         processor: Any = TENSOR_PROCESSORS.get(kind, TensorProcessor)
         self._processor = processor(config=config.to_dict())
         self._names = _names(kind, network, config.num_hidden_layers, self._processor)
-        self._joined: dict[str, Any] = {"tensors": {}}  # weights made of several tensors
-        self._came = set[str]()  # names of tensors that were read for joined weights
+        # weights made of several tensors, not all of which were read
+        self._joined: dict[str, Any] = {"tensors": {}}
+        self._came = set[str]()  # names of the tensors read for joined weights
 
     def take(self, tensor: StoredTensor) -> None:
-        """Read a tensor of the file and put it into its place in the network. Raises Unusable."""
+        """Read a tensor of the file and store it in the network. Raises Unusable."""
         if tensor.name == ROPE:
             return self._stretch(torch.from_numpy(self._numbers(tensor)))
         name = self._names.get(tensor.name)
@@ -92,7 +94,7 @@ class _Reading:
         if kept is None:
             return self._join(tensor.name)
         if kept not in self._names:
-            raise Unusable(f"has a tensor that is not known here, {tensor.name}")
+            raise Unusable(f"has an unknown tensor, {tensor.name}")
         return self._put(self._names[kept], torch.from_numpy(np.ascontiguousarray(numbers)))
 
     def finish(self) -> None:
@@ -102,21 +104,21 @@ class _Reading:
             raise Unusable(f"lacks {lacking}, a part of {name}: get the whole file")
 
     def _join(self, part: str) -> None:
-        """Note that the tensor `part` was read, and put each weight whose tensors were all read
-        into its place.
+        """Note that the tensor `part` was read, and store each weight whose tensors have now all
+        been read in the network.
         """
         self._came |= {part, part.removesuffix(".weight")}  # transformers uses either name
         for name in [each for each in self._joined["tensors"] if self._parts(each) <= self._came]:
             self._put(name, self._joined["tensors"].pop(name))
 
     def _parts(self, name: str) -> set[str]:
-        """Return the names in the file of the tensors that a weight of the network is made of."""
+        """Return the names of the file's tensors from which a weight of the network is made."""
         return {stored for stored, own in self._names.items() if own == name}
 
     def _stays(self, tensor: StoredTensor, name: str) -> bool:
-        """Whether a tensor stays as it is stored. A tensor stays if it is a quantised matrix of a
-        linear layer or an embedding, and its type has a reader. `transformers` only reorders the
-        outputs of such a tensor.
+        """Tell whether a tensor is kept in its quantised form. A quantised tensor is kept if it is
+        a matrix of a linear layer or an embedding, and its type has a reader. `transformers`
+        changes only the order of the outputs in a tensor that is kept.
         """
         kind = GGMLQuantizationType(tensor.kind).name
         if not self._grouped or kind not in READERS or len(tensor.shape) != 2:
@@ -125,11 +127,14 @@ class _Reading:
         return isinstance(layer, nn.Linear | nn.Embedding)
 
     def _weight(self, tensor: StoredTensor) -> torch.Tensor:
-        """Return a weight in its stored blocks, with its outputs in the order of `transformers`."""
+        """Return a weight in its stored blocks, with its outputs in the order that `transformers`
+        expects.
+        """
         outputs, inputs = tensor.shape
         kind = GGMLQuantizationType(tensor.kind).name
         order = np.arange(outputs)[:, None]
-        reordered = self._processed(tensor, order, {"tensors": {}})[0]  # joins nothing
+        # there are no tensors to join
+        reordered = self._processed(tensor, order, {"tensors": {}})[0]
         stored = torch.from_numpy(self._bytes(tensor)).view(outputs, -1)
         if not np.array_equal(reordered, order):
             stored = stored[torch.from_numpy(reordered[:, 0].copy())]
@@ -137,7 +142,7 @@ class _Reading:
         return GroupedWeight([StoredGroups((blocks,), inputs, READERS[kind])], self._dtype)
 
     def _bytes(self, tensor: StoredTensor) -> np.ndarray[Any, Any]:
-        """Read the bytes of a tensor. Raises Unusable if the file ends within the tensor."""
+        """Read the bytes of a tensor. Raises Unusable if the file ends before the tensor does."""
         kind = GGMLQuantizationType(tensor.kind)
         size = tensor.numbers // BLOCKS[kind.name] * BYTES[kind.name]
         stored = np.fromfile(self._file, np.uint8, size, offset=tensor.offset)
@@ -146,7 +151,7 @@ class _Reading:
         return stored
 
     def _numbers(self, tensor: StoredTensor) -> np.ndarray[Any, Any]:
-        """Read a tensor, and return its dequantised numbers in its shape."""
+        """Read a tensor, and return its dequantised values in its shape."""
         kind = GGMLQuantizationType(tensor.kind)
         stored = self._bytes(tensor).reshape(*tensor.shape[:-1], -1)
         return dequantize(stored, kind).reshape(tensor.shape)
@@ -154,9 +159,9 @@ class _Reading:
     def _processed(
         self, tensor: StoredTensor, numbers: np.ndarray[Any, Any], keep: dict[str, Any]
     ) -> Any:
-        """Return what `transformers` makes of the `numbers` of a tensor, and their name. The name
-        is None if `transformers` put the numbers into `keep` instead, because they are a part of a
-        joined weight.
+        """Let `transformers` convert the `numbers` of a tensor. Returns the converted numbers and
+        their name. The name is None if the numbers are only a part of a joined weight, in which
+        case `transformers` stores them in `keep`.
         """
         made = self._processor.process(
             weights=numbers,
@@ -167,9 +172,7 @@ class _Reading:
         return made.weights, made.name
 
     def _put(self, name: str, weight: torch.Tensor) -> None:
-        """Set a weight of the network. Raises Unusable if the weight has another shape in the
-        network.
-        """
+        """Set a weight of the network. Raises Unusable if the network expects another shape."""
         owner, _, leaf = name.rpartition(".")
         layer = self._network.get_submodule(owner)
         present = getattr(layer, leaf)
@@ -192,11 +195,11 @@ class _Reading:
                     setattr(layer, name, frequencies / factors)
                     divided = True
         if not divided:
-            raise Unusable(f"divides {len(factors)} rotary frequencies, but no layer has so many")
+            raise Unusable(f"divides {len(factors)} rotary frequencies, but no layer has that many")
 
 
 def _names(kind: str, network: PreTrainedModel, layers: int, processor: Any) -> dict[str, str]:
-    """Return the names of weights in the network, by the names of their tensors in the file."""
+    """Map the names of tensors in the file to the names of weights in the network."""
     architecture = next(key for key, name in MODEL_ARCH_NAMES.items() if name == kind)
     known, found = get_tensor_name_map(architecture, layers), dict[str, str]()
     for name in network.state_dict():
@@ -213,8 +216,8 @@ def _names(kind: str, network: PreTrainedModel, layers: int, processor: Any) -> 
 
 
 def _compute_buffers(network: PreTrainedModel) -> None:
-    """Compute the buffers that no file holds, e.g. rotary frequencies, of a network on the device
-    `meta`.
+    """Compute the buffers that files do not contain, e.g. rotary frequencies, for a network on the
+    device `meta`.
     """
     for layer in network.modules():
         for name in layer._non_persistent_buffers_set:

@@ -1,9 +1,9 @@
-"""Read the configuration of a GGUF file: `transformers` converts its metadata, and this module sets
-or refuses whatever `transformers` drops.
+"""Read the configuration of a GGUF file: `transformers` converts its metadata, and this module
+handles or refuses every key that `transformers` ignores.
 
-A dropped key would make the texts of a model wrong. The self-test would not notice a dropped key,
-because it compares a network with itself. The functions raise Unusable with a text that continues a
-sentence after the name of the file.
+If a key of the metadata were ignored, the model would generate wrong texts. The self-test would not
+notice an ignored key, because it compares a network with itself. The message of an Unusable error
+continues a sentence that begins with the name of the file.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ HARMLESS = {
     "rope.scaling.type",  # `config_of` refuses any value except "none"
     "rope.scaling.original_context_length",  # this key matters only where positions are stretched
     "rope.scaling.finetuned",  # this key matters only where positions are stretched
-    # this key is the length of the longest text; if positions are weights, their shape says it too
+    # the maximum length of a text; if the network has weights for positions, their shape must fit
+    # it
     "context_length",
     "tensor_data_layout",  # each architecture has only one layout
-    # the shapes of weights, which must fit the network, say the same as the following keys:
+    # wrong values of the following keys are noticed, because the shapes of weights would not fit:
     "attention.head_count_kv",
     "feed_forward_length",
     "expert_feed_forward_length",
@@ -40,19 +41,19 @@ LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 
 
 def config_of(file: Path, head: Head) -> PreTrainedConfig:
-    """Return the configuration that `transformers` makes of a file's head, completed by the
-    settings that `transformers` leaves out. Raises whatever `transformers` raises, and Unusable for
-    metadata that the network would not follow.
+    """Return the configuration that `transformers` derives from a file's header, completed with the
+    settings that `transformers` ignores. Raises the errors of `transformers`, and Unusable for
+    metadata that the network could not follow.
     """
     known = head.metadata
     kind = known.get("general.architecture")
     stretched = known.get(f"{kind}.rope.scaling.type", "none")
     if stretched != "none":
-        raise Unusable(f"stretches its positions by {stretched!r}, which is not read from GGUF")
+        raise Unusable(f"uses RoPE scaling {stretched!r}, which is not supported in GGUF files")
     with TemporaryDirectory() as folder:
         light = Path(folder) / file.name
         light.write_bytes(head.light)
-        os.truncate(light, file.stat().st_size)  # the copy is as long as the file, but sparse
+        os.truncate(light, file.stat().st_size)  # a sparse copy that is as long as the file
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             folder, gguf_file=light.name, local_files_only=True
         )
@@ -69,7 +70,7 @@ def config_of(file: Path, head: Head) -> PreTrainedConfig:
 
 
 def _complete(text: Any, kind: str, own: dict[str, Any]) -> None:
-    """Set the values that `transformers` leaves at a default, from the file's `own` metadata."""
+    """Set the values for which `transformers` uses defaults, from the file's `own` metadata."""
     rope, layers = _rope(text), LAYERS_OF_27B.get(kind)
     if rope and "rope.freq_base" in own:
         rope["rope_theta"] = own["rope.freq_base"]
@@ -82,7 +83,7 @@ def _complete(text: Any, kind: str, own: dict[str, Any]) -> None:
 
 
 def _compare(text: Any, kind: str, own: dict[str, Any]) -> None:
-    """Raise Unusable for the first key of the metadata that the configuration does not follow."""
+    """Raise Unusable for the first key of the metadata that the configuration does not respect."""
     plain = kind.replace("-", "").replace("_", "")
     names: dict[str, Any] = {name.replace("_", ""): to for name, to in GGUF_CONFIG_MAPPING.items()}
     mapped = {key for key, name in names.get(plain, {}).items() if name}
@@ -92,14 +93,14 @@ def _compare(text: Any, kind: str, own: dict[str, Any]) -> None:
             found = followed[key] or 0
             number = isinstance(value, int | float)
             if not (math.isclose(value, found, rel_tol=1e-6) if number else value == found):
-                raise Unusable(f"has {kind}.{key} {value!r}, but its network here has {found!r}")
+                raise Unusable(f"has {kind}.{key} {value!r}, but the network has {found!r}")
         elif key not in mapped | HARMLESS:
-            raise Unusable(f"has {kind}.{key} {value!r}, which is not read from GGUF")
+            raise Unusable(f"has {kind}.{key} {value!r}, which is not supported in GGUF files")
 
 
 def _followed(text: Any) -> dict[str, Any]:
-    """Return the values that a network will follow, by the keys of a file's metadata. The values
-    None and 0 both mean that the network lacks the feature.
+    """Return the values that a network will actually use, by their keys in a file's metadata. The
+    values None and 0 both mean that the network lacks the feature.
     """
     rope, size = _rope(text), getattr(text, "head_dim", None) or _width(text)
     norms = (getattr(text, name, None) for name in EPSILONS)
@@ -123,8 +124,8 @@ def _followed(text: Any) -> dict[str, Any]:
 
 
 def _rope(text: Any, layers: str = "full_attention") -> dict[str, Any]:
-    """Return the rotary parameters of a configuration. If types of layers have different
-    parameters, return those of the type `layers`.
+    """Return the rotary parameters of a configuration. If the parameters differ between types of
+    layers, return those of the type `layers`.
     """
     ropes: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
     found: dict[str, Any] = ropes.get(layers, ropes)
@@ -132,5 +133,5 @@ def _rope(text: Any, layers: str = "full_attention") -> dict[str, Any]:
 
 
 def _width(text: Any) -> int:
-    """Return the width that an attention head has if the configuration does not set it."""
+    """Return the width of an attention head for configurations that do not set it."""
     return int(text.hidden_size // (getattr(text, "num_attention_heads", None) or 1))

@@ -2,9 +2,9 @@
 compressed-tensors, and FP8.
 
 As far as possible, the names and shapes of a layer's tensors decide how the tensors are read,
-because the configuration may describe other layers. Activations are not rounded, even where a
-checkpoint says how to round them. The functions raise Unusable with a text that continues a
-sentence after the name of a class.
+because the configuration may describe other layers. Activations are not quantised, even where a
+checkpoint specifies how to quantise them. The message of an Unusable error continues a sentence
+that begins with the name of a class.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ Block: TypeAlias = tuple[int, int] | None  # numbers of outputs and inputs that 
 # a function that makes a stored layer from its tensors and the number of its inputs
 Format: TypeAlias = Callable[[Tensors, int], StoredLinear]
 BITS = {Code.NIBBLES: 4, Code.BYTES: 8}
-# names of tensors with scales; each layer has one of them
+# names of tensors with scales; each quantised layer has one of them
 SCALES = {"scales", "weight_scale", "weight_scale_inv"}
 SIGN = 128  # xor with this bit turns unsigned codes of 8 bits into signed ones, and back
-AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # the field of each of the 8 outputs in a word of AWQ
+# in a word of AWQ, the index of the field of each of 8 outputs
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def _code(bits: float) -> Code:
-    """Return the kind of codes with this number of bits. Raises Unusable if the number of bits is
-    neither 4 nor 8.
+    """Return the kind of codes that have this number of bits. Raises Unusable if the number of bits
+    is neither 4 nor 8.
     """
     found = next((code for code, each in BITS.items() if each == bits), None)
     if found is None:
-        raise Unusable(f"has weights of {bits:g} bits, where 4 and 8 are served")
+        raise Unusable(f"has weights of {bits:g} bits, but only 4 and 8 bits are supported")
     return found
 
 
 def words_of(words: torch.Tensor, code: Code) -> torch.Tensor:
-    """Return the codes that words [..., n] of 32 bits hold, the lowest bits first, a byte for each
-    code: [..., n * 32 / bits].
+    """Unpack the codes in 32-bit words [..., n], lowest bits first, into a byte for each code:
+    [..., n * 32 / bits].
     """
     return unpacked(words.contiguous().view(torch.uint8), code)
 
@@ -55,8 +56,8 @@ def _of_words(
     zeros: torch.Tensor,
     group_of: torch.Tensor | None,
 ) -> StoredLinear:
-    """Return the layer that is stored as words [out, n]. Each word holds the codes of neighbouring
-    inputs. The codes and zeros are unsigned.
+    """Return a layer whose codes are stored in words [out, n]. Each word holds the codes of
+    neighbouring inputs. The codes and zeros are unsigned.
     """
     codes, shift = words.contiguous().view(torch.uint8), 0
     if code is Code.BYTES:
@@ -66,7 +67,9 @@ def _of_words(
 
 
 def _in_order(group_of: torch.Tensor | None, groups: int) -> torch.Tensor | None:
-    """Return the group of each input; None if the groups are consecutive runs of equal length."""
+    """Return the index of each input's group; None if the groups are consecutive runs of equal
+    length.
+    """
     if group_of is None or bool((group_of < 0).any()):
         return None
     expected = torch.arange(len(group_of)) // max(1, len(group_of) // groups)
@@ -74,7 +77,7 @@ def _in_order(group_of: torch.Tensor | None, groups: int) -> torch.Tensor | None
 
 
 def gptq(tensors: Tensors, inputs: int, first: int) -> StoredLinear:
-    """Read a layer of GPTQ, in which each word of [n, out] holds the codes of neighbouring inputs.
+    """Read a GPTQ layer, in which each word of [n, out] holds the codes of neighbouring inputs.
     `first` is added to the stored zeros: 1 in version 1 of the format, else 0.
     """
     words = tensors["qweight"]
@@ -84,8 +87,9 @@ def gptq(tensors: Tensors, inputs: int, first: int) -> StoredLinear:
 
 
 def awq(tensors: Tensors, inputs: int) -> StoredLinear:
-    """Read a layer of AWQ, in which each word of [in, n] holds the codes of 8 neighbouring outputs,
-    in the order of AWQ_PLACES. Raises Unusable if the layer is not of the version GEMM in 4 bits.
+    """Read an AWQ layer, in which each word of [in, n] holds the codes of 8 neighbouring outputs,
+    in the order of AWQ_PLACES. Raises Unusable if the layer is not stored in the 4-bit GEMM version
+    of AWQ.
     """
 
     def placed(words: torch.Tensor) -> torch.Tensor:
@@ -94,7 +98,7 @@ def awq(tensors: Tensors, inputs: int) -> StoredLinear:
 
     words, scales = tensors["qweight"], tensors["scales"]
     if words.shape[0] != inputs or 8 * words.shape[1] != scales.shape[1]:
-        raise Unusable("has weights of AWQ that are not of its version GEMM in 4 bits")
+        raise Unusable("has AWQ weights that are not in the 4-bit GEMM version of AWQ")
     codes = placed(words).t()
     codes = codes[:, ::2] | codes[:, 1::2] << 4
     zeros = placed(tensors["qzeros"]).int().t().contiguous()
@@ -102,8 +106,9 @@ def awq(tensors: Tensors, inputs: int) -> StoredLinear:
 
 
 def packed(tensors: Tensors, inputs: int) -> StoredLinear:
-    """Read a layer of packed words [out, n]. Each word holds the codes of neighbouring inputs. If
-    the layer has zero points, each word of these holds the zero points of neighbouring outputs.
+    """Read a layer whose codes are packed into words [out, n]. Each word holds the codes of
+    neighbouring inputs. Each word of zero points, if the layer has any, holds those of neighbouring
+    outputs.
     """
     words, scales = tensors["weight_packed"], tensors["weight_scale"]
     code = _code(32 * words.shape[1] / inputs)
@@ -114,7 +119,7 @@ def packed(tensors: Tensors, inputs: int) -> StoredLinear:
 
 
 def in_bytes(tensors: Tensors, inputs: int, block: Block = None) -> StoredLinear:
-    """Read a layer with a byte for each weight, and with one scale for all of them, or a scale for
+    """Read a layer that stores each weight in a byte, with one scale for the whole layer or for
     each output, group or `block`. Raises Unusable if the shape of the scales does not fit the shape
     of the weight.
     """
@@ -143,27 +148,30 @@ def in_bytes(tensors: Tensors, inputs: int, block: Block = None) -> StoredLinear
 
 
 def compressed(tensors: Tensors, inputs: int, block: Block = None) -> StoredLinear:
-    """Read a layer of compressed-tensors, in packed words or in bytes: checkpoints may mix both."""
+    """Read a layer of compressed-tensors, stored in packed words or in bytes: a checkpoint may
+    contain both.
+    """
     if "weight_packed" in tensors:
         return packed(tensors, inputs)
     return in_bytes(tensors, inputs, block)
 
 
 def format_of(given: Mapping[str, Any]) -> Format | None:
-    """Return the format of linear layers that a `quantization_config` describes; None if this
-    module does not read its method. Raises Unusable for a variant that cannot be read.
+    """Return the format of the linear layers that a `quantization_config` describes; None if this
+    module does not support its quantisation method. Raises Unusable for an unsupported variant of a
+    method.
     """
     method = given.get("quant_method")
     if method == "gptq":
         version = given.get("checkpoint_format") or "gptq"
         if version in ("gptq", "gptq_v2"):
             return partial(gptq, first=1 if version == "gptq" else 0)
-        raise Unusable(f"has weights quantised by gptq in the format {version}")
+        raise Unusable(f"has weights quantised by gptq in the unsupported format {version}")
     if method == "awq":
         version = str(given.get("version") or given.get("format") or "gemm").lower()
         if version == "gemm":
             return awq
-        raise Unusable(f"has weights quantised by awq in the version {version}")
+        raise Unusable(f"has weights quantised by awq in the unsupported version {version}")
     if method == "compressed-tensors":
         sparse = (given.get("sparsity_config") or {}).get("format", "dense")
         if sparse == "dense" and not given.get("transform_config"):
@@ -177,7 +185,7 @@ def format_of(given: Mapping[str, Any]) -> Format | None:
 
 
 def _block(given: Iterable[Any]) -> Block:
-    """Return the first block size that is given, e.g. [128, 128] or "128x128"; None if none is."""
+    """Return the first block size in `given`, e.g. [128, 128] or "128x128", or None."""
     for each in filter(None, given):
         outputs, inputs = each.split("x") if isinstance(each, str) else each
         return int(outputs), int(inputs)

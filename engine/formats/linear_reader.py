@@ -1,5 +1,5 @@
-"""Read the linear layers of a checkpoint as they are stored, through the quantiser interface that
-transformers has for packages with layers of their own.
+"""Read the linear layers of a checkpoint in their stored form, through the interface that
+transformers has for third-party quantisers.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ METHOD = "tandem_linears"
 
 @register_quantization_config(METHOD)
 class StoredLinears(QuantizationConfigMixin):
-    """The setting for LinearReader: the format of the linear layers, the shapes of each layer's
-    tensors by the layer's name, and whether the weights stay in groups (`grouped`) or become
-    numbers.
+    """The quantisation setting of LinearReader: the format of the linear layers, the shapes of each
+    layer's tensors by the layer's name, and whether the weights stay quantised in groups
+    (`grouped`).
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class StoredLinears(QuantizationConfigMixin):
 
 @register_quantizer(METHOD)
 class LinearReader(HfQuantizer):
-    """Replaces linear layers by their stored tensors before loading, and restores the layers after
-    it.
+    """Replaces linear layers by placeholders for their stored tensors before loading, and puts the
+    layers back with their loaded weights afterwards.
     """
 
     quantization_config: StoredLinears
@@ -89,13 +89,13 @@ class LinearReader(HfQuantizer):
             layer.bias = placeholder.bias
             layer.weight = nn.Parameter(weight, requires_grad=False)
             model.set_submodule(name, layer)
-        # the network keeps this quantiser, which must therefore not keep layers
+        # the network keeps this quantiser, so the quantiser must not keep the layers in memory
         self._layers.clear()
 
 
 def stored_linears(form: Format, shapes: Mapping[str, list[int]], grouped: bool) -> dict[str, Any]:
-    """Return the quantisation setting to load a checkpoint with. `shapes` are the shapes of all
-    tensors of the checkpoint, by name. The linear layers are the layers that have scales.
+    """Return the quantisation setting with which to load a checkpoint. `shapes` holds the shapes of
+    all tensors of the checkpoint, by name. Every layer that has scales is taken for a linear layer.
     """
     layers = defaultdict[str, dict[str, list[int]]](dict)
     for name, shape in shapes.items():

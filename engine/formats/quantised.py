@@ -1,9 +1,10 @@
-"""Choose how a checkpoint with weights of 8 or 4 bits is read: this engine reads linear layers as
-they are stored, and transformers dequantises other formats as it loads them. In both cases the
-served network is of the same class as without quantisation.
+"""Choose how a checkpoint with weights of 8 or 4 bits is loaded: this engine keeps linear layers in
+their stored form, and transformers dequantises other formats while loading them. In both cases the
+network has the same class as without quantisation.
 
-For other ways of quantising, and for files that lack the scales of their weights, the module raises
-Unusable with a text that continues a sentence after the name of a class.
+The module raises Unusable for other quantisation methods, and for files that lack the scales of
+their weights. The message of such an error continues a sentence that begins with the name of a
+class.
 """
 
 from __future__ import annotations
@@ -26,27 +27,28 @@ from tandem.protos.errors import Unusable
 SETTING = "quantization_config"
 OURS = "tandem_fp8"
 LOADERS = {"fp8": OURS, "mxfp8": OURS, "mxfp4": "mxfp4"}  # quantisers by `quant_method`
-SCALES = (".weight_scale_inv", ".scale", ".qscale_weight")  # endings of the names of scales
+# endings of the names of tensors with scales
+SCALES = (".weight_scale_inv", ".scale", ".qscale_weight")
 EXPERTS = ".experts."  # a part of the names of experts' weights, which are not linear layers
 register_quantization_config(OURS)(FineGrainedFP8Config)
 
 
 @register_quantizer(OURS)
 class Dequantiser(FineGrainedFP8HfQuantizer):
-    """A reader of FP8 checkpoints that needs no other package. The parent class demands a package
-    that only computing in 8 bits needs.
+    """A reader of FP8 checkpoints that requires no additional package. The parent class requires a
+    package that is needed only for computing in 8 bits.
     """
 
     def validate_environment(self, *given: Any, **named: Any) -> None:
-        """Accept any environment: reading needs no other package."""
+        """Accept any environment, because reading requires no additional package."""
 
 
 def dequantise(config: PreTrainedConfig, folder: Path, grouped: bool) -> str | None:
-    """Set in a model's `config` how its quantised weights are read. Returns the `quant_method` of
-    the weights; None if they are not quantised. Linear layers whose format this engine reads stay
-    in groups if `grouped`. All other weights become numbers, and so do all weights of an FP8
-    checkpoint with experts. Raises Unusable for a method that cannot be read, and for files that
-    are unreadable or lack the scales of a weight.
+    """Set in a model's `config` how its quantised weights are loaded. Returns the `quant_method` of
+    the weights; None if they are not quantised. If `grouped`, linear layers whose format this
+    engine reads stay quantised, in groups. All other weights are dequantised, and so are all
+    weights of an FP8 checkpoint with experts. Raises Unusable for an unsupported method, and for
+    files that are unreadable or lack the scales of a weight.
     """
     parts = config, config.get_text_config()
     given = next(filter(None, (getattr(part, SETTING, None) for part in parts)), None)
@@ -66,7 +68,7 @@ def dequantise(config: PreTrainedConfig, folder: Path, grouped: bool) -> str | N
     except (SafetensorError, OSError) as error:
         raise Unusable(f"has weights that cannot be read ({error})") from error
     if lacking:
-        raise Unusable(f"has weights quantised by {method}, but no scales that fit for {lacking}")
+        raise Unusable(f"has weights quantised by {method}, but no matching scales for {lacking}")
     if form and not (method in LOADERS and any(EXPERTS in name for name in shapes)):
         setattr(config, SETTING, stored_linears(form, shapes, grouped))
     else:
@@ -75,17 +77,17 @@ def dequantise(config: PreTrainedConfig, folder: Path, grouped: bool) -> str | N
 
 
 def unify_dtype(network: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Give all weights one dtype, except those that the network wants in float32. Weights that
-    were not quantised are loaded in the dtypes that they have in the files.
+    """Convert all weights to one dtype, except those that the network requires in float32. Weights
+    that were not quantised are loaded in the dtypes that they have in the files.
     """
-    kept = network._get_dtype_plan(dtype)  # the weights that a model wants in float32
+    kept = network._get_dtype_plan(dtype)  # the weights that a model requires in float32
     for name, weight in network.named_parameters():
         if weight.dtype != dtype and not any(part in name for part in kept):
             weight.data = weight.data.to(dtype)
 
 
 def _stored(folder: Path, opened: ExitStack) -> Mapping[str, Any]:
-    """Return the tensors of a checkpoint as slices of its files, by name, without reading them."""
+    """Return the tensors of a checkpoint by name, as slices of its files, without reading them."""
     files = [
         opened.enter_context(safe_open(file, framework="pt"))
         for file in sorted(folder.glob("*.safetensors"))
@@ -94,8 +96,8 @@ def _stored(folder: Path, opened: ExitStack) -> Mapping[str, Any]:
 
 
 def _lacking(stored: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the FP8 weights that have no scales, or scales that do not divide them into equal
-    blocks. Loading such weights would give wrong numbers.
+    """Yield the names of FP8 weights that have no scales, or whose scales do not divide them into
+    equal blocks. Without matching scales, weights would be loaded with wrong values.
     """
     for name, weight in stored.items():
         if not (name.endswith(".weight") and weight.get_dtype().startswith("F8_E4M3")):
@@ -107,6 +109,6 @@ def _lacking(stored: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _divides(scale: list[int], weight: list[int]) -> bool:
-    """Whether a grid of scales divides a weight into equal blocks; a single scale always does."""
+    """Tell whether a grid of scales divides a weight into equal blocks. One scale always does."""
     grid = scale if len(scale) == len(weight) else [1] * len(weight)
     return all(size % count == 0 for size, count in zip(weight, grid, strict=True))

@@ -31,8 +31,8 @@ class StoredLinear:
         return self.codes.shape[1] * (2 if self.code is Code.NIBBLES else 1)
 
     def weight(self, dtype: torch.dtype, stays: bool) -> torch.Tensor:
-        """Return the weight in groups if `stays` asks for groups and the kernels can take them, or
-        else as numbers of `dtype`.
+        """Return the weight in quantised groups if `stays` is true and the kernels support the
+        groups; otherwise return it dequantised to `dtype`.
         """
         fits = self.group_of is None and kernel_group(self.inputs, self.scales.shape[1])
         if stays and fits:
@@ -44,7 +44,7 @@ class StoredLinear:
         return made
 
     def _part(self) -> StoredGroups:
-        """Return this layer as a part of a GroupedWeight. Each group has a scale and, unless all
+        """Return this weight as a part of a GroupedWeight. Each group has a scale and, unless all
         zeros are equal, a minimum.
         """
         zeros = 0 if self.zeros is None else int(self.zeros.flatten()[0])
@@ -58,7 +58,7 @@ class StoredLinear:
         return StoredGroups((self.codes, both), self.inputs, Reader(self.code, 0))
 
     def _numbers(self, chosen: slice) -> torch.Tensor:
-        """Return the numbers of some outputs, [chosen, in] float32."""
+        """Return the dequantised weights of some outputs, [chosen, in] float32."""
         codes, scales = unpacked(self.codes[chosen], self.code), self.scales[chosen].float()
         zeros = torch.zeros_like(scales) if self.zeros is None else self.zeros[chosen].float()
         each = self.group_of
@@ -70,22 +70,24 @@ class StoredLinear:
 
 @dataclass(frozen=True)
 class Reader:
-    """A reader that makes groups of stored bytes and scales. The size of the stored groups is one
-    that the kernels take, or a multiple of such a size.
+    """Converts stored bytes and scales to the groups that the kernels use. The stored groups have a
+    size that the kernels support, or a multiple of such a size.
     """
 
     code: Code
     zero: int
 
     def __call__(self, codes: torch.Tensor, scales: torch.Tensor) -> Groups:
-        """Return the groups of bytes [out, bytes] and scales [out, groups, 1 or 2]."""
+        """Return the groups of the codes in bytes [out, bytes] and of the scales [out, groups, 1 or
+        2].
+        """
         made = grouped(self.code, unpacked(codes, self.code), scales, self.zero)
-        assert made, "the kernels take this size"
+        assert made, "the kernels support this group size"
         return made
 
 
 def unpacked(codes: torch.Tensor, code: Code) -> torch.Tensor:
-    """Return the codes that bytes [..., n] hold, a byte for each code."""
+    """Unpack the codes in bytes [..., n] into a byte for each code."""
     if code is not Code.NIBBLES:
         return codes
     return torch.stack([codes & 15, codes >> 4], -1).flatten(-2)

@@ -1,8 +1,9 @@
 """The attention hook, which a Hugging Face model calls instead of its own attention.
 
-The hook stores the step's keys and values in the pool and attends to the keys and values there:
-tile by tile, or with all rows at once where there is a kernel for that. The step travels through a
-context variable because not every model passes keyword arguments on to its attention.
+The hook stores the new keys and values of the step in the KV pool, and attends to all keys and
+values there. If there is a kernel for all rows at once, the hook uses it; otherwise it computes
+attention tile by tile, where a tile contains the rows of one session. The step is passed to the
+hook in a context variable because not every model forwards keyword arguments to its attention.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class AttentionStep:
 
     plan: TilePlan | PathPlan | RowPlan
     pool: KVPool
-    context: int  # the most tokens that a text may have
+    context: int  # the maximum number of tokens in a session
 
 
 _current: ContextVar[AttentionStep] = ContextVar("step")
@@ -54,7 +55,7 @@ _current: ContextVar[AttentionStep] = ContextVar("step")
 
 @contextmanager
 def in_step(step: AttentionStep) -> Iterator[None]:
-    """Open a scope within which every attention call belongs to this step."""
+    """Context manager: attention calls inside it use the plan and the pool of this step."""
     token = _current.set(step)
     try:
         yield
@@ -74,15 +75,15 @@ def attention(
     s_aux: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute the attention of the current step, [1, rows, heads, value size]. Raises Unusable if
-    the model passes an option that Tandem does not support.
+    """Store the new keys and values of the current step, and return the attention output, [1, rows,
+    heads, value size]. Raises Unusable if the model passes an option that Tandem does not support.
     """
     refuse_options(options)
     step = _current.get()
     layer: int = module.layer_idx  # type: ignore[assignment]
     how = options_of(step.context, scaling, sliding_window, softcap, s_aux)
     if (window := step.pool.windows[layer]) and sliding_window != window:
-        raise Unusable("the sliding window of a layer changes")
+        raise Unusable("the sliding window of a layer differs from the one found at loading")
     keys, values = step.pool.keys[layer], step.pool.values[layer]
     new_keys, new_values = key[0].transpose(0, 1), value[0].transpose(0, 1)
     count = step.plan.count
@@ -108,8 +109,8 @@ def attention_of_turned(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Add rotary positions to the queries and keys, and compute the attention of the current step.
-    The plan of the step must be a `RowPlan`.
+    """Apply rotary position embeddings to the queries and keys, and return the attention output of
+    the current step. The plan of the step must be a `RowPlan`.
     """
     step, layer = _current.get(), module.layer_idx
     assert isinstance(step.plan, RowPlan)
@@ -128,18 +129,18 @@ def options_of(
     s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> AttentionOptions:
-    """Return the attention options that a model asks for. A sliding window is left out unless it is
-    shorter than `context`, the most tokens that a text may have.
+    """Return the attention options that a model asks for. A sliding window of `context` positions
+    or more is dropped, because no session has more than `context` tokens.
     """
     applies = sliding_window is not None and sliding_window < context
     return AttentionOptions(scaling, sliding_window if applies else None, softcap, s_aux)
 
 
 def refuse_options(options: dict[str, Any]) -> None:
-    """Raise Unusable if a model passes its attention an option that Tandem does not support."""
+    """Raise Unusable if a model calls attention with an option that Tandem does not support."""
     for name, option in options.items():
         if name not in IGNORED and option is not None:
-            raise Unusable(f"asks its attention for {name!r}, which Tandem's attention cannot do")
+            raise Unusable(f"passes the attention option {name!r}, which Tandem does not support")
 
 
 def attend_tile(
@@ -149,10 +150,11 @@ def attend_tile(
     values: torch.Tensor,
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """Let a tile's rows of `query` attend to the tile's keys and values. `keys` and `values` are
-    [positions, kv heads, size]; the result is [rows, heads, value size].
+    """Return the attention output of a tile's rows of `query` over the tile's keys and values.
+    `keys` and `values` are [positions, kv heads, size]; the result is [rows, heads, value size].
 
-    Query heads that share a key head are folded into rows, so that no key is copied.
+    Query heads that share a key head are treated as additional rows, so that no key has to be
+    copied.
     """
     heads, kv_heads = query.shape[1], keys.shape[1]
     folded = query[:, :, tile.rows].reshape(1, kv_heads, -1, query.shape[3])

@@ -1,4 +1,4 @@
-"""Compute attention with PyTorch: rows of queries attend to one stretch of keys and values."""
+"""Compute attention with PyTorch, for query rows that share one tensor of keys and values."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch.nn.functional as F
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """The options by which a layer turns scores into weights."""
+    """The options that determine how a layer converts attention scores to weights."""
 
     scaling: float | None = None
-    window: int | None = None  # positions
-    softcap: float | None = None  # limit of scores, for Gemma 2
-    # an extra score per head that takes a share of the weight, for gpt-oss, [heads]
+    window: int | None = None  # in positions
+    softcap: float | None = None  # limit of the attention scores, for Gemma 2
+    # attention sinks, for gpt-oss: an extra score per head that takes part of the weight, [heads]
     sinks: torch.Tensor | None = None
 
     @property
@@ -25,7 +25,7 @@ class AttentionOptions:
 
     @property
     def fused(self) -> bool:
-        """Whether PyTorch has a kernel for attention with these options."""
+        """Whether PyTorch has a fused attention kernel for these options."""
         return self.softcap is None and self.sinks is None
 
 
@@ -36,7 +36,9 @@ def dense_attention(
     bias: torch.Tensor | None,  # [1, 1, rows, keys]
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """Compute attention, [1, kv heads, rows, value size]. `bias` is added to the scores."""
+    """Return the attention output, [1, kv heads, rows, value size]. `bias` is added to the
+    attention scores.
+    """
     if options.fused:
         return F.scaled_dot_product_attention(
             query, keys, values, attn_mask=bias, scale=options.scaling

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 ROWS = 4  # trial rows of each magnitude
-SCALES = (1e-3, 1.0, 30.0, 1e3)  # a layer may clamp large numbers, or add a small one
+SCALES = (1e-3, 1.0, 30.0, 1e3)  # magnitudes; a layer may clamp large numbers, or add a small one
 ROUNDING = 8.0  # tolerance in units of the last place
 
 
@@ -18,9 +18,9 @@ ROUNDING = 8.0  # tolerance in units of the last place
 def equivalent(
     layer: nn.Module, other: Callable[..., Any], weight: torch.Tensor, *given: torch.Tensor
 ) -> bool:
-    """Whether `other` computes the same as a layer, up to rounding. The layer and `other` are
-    called with trial rows that fit the weight [..., in] and its dtype, and with the arguments
-    `given`. Return False if the layer has hooks, or cannot be called like this.
+    """Whether `other` computes the same as a layer, up to rounding. Both are called with trial rows
+    that fit the weight [..., in] and its dtype, and with the arguments `given`. Return False if the
+    layer has hooks, or if it cannot be called with these arguments.
     """
     if layer._forward_hooks or layer._forward_pre_hooks:
         return False
@@ -28,34 +28,38 @@ def equivalent(
     try:
         nudged = layer(_nudged(rows), *given)
         return _agree(layer(rows, *given), other(rows, *given), nudged, _allowed(rows))
-    except Exception:  # a layer of another form may raise any error
+    except Exception:  # an unsuitable layer may raise any error
         return False
 
 
 def trial_rows(weight: torch.Tensor) -> torch.Tensor:
-    """Return trial rows that fit a weight [..., in], of every magnitude in `SCALES`: [rows, in]."""
+    """Return trial rows [rows, in] of every magnitude in `SCALES`, for a layer with a weight [...,
+    in].
+    """
     source = torch.Generator().manual_seed(0)
-    rows = torch.randn(ROWS, weight.shape[-1], generator=source) + 2  # rows whose mean is not 0
+    rows = torch.randn(ROWS, weight.shape[-1], generator=source) + 2  # the mean of a row is not 0
     return torch.cat([scale * rows for scale in SCALES]).to(weight)
 
 
 def _allowed(rows: torch.Tensor) -> float:
-    """Return how much rounding may change a number, as a share of the largest output of its row."""
+    """Return how much rounding may change an output, as a fraction of the largest output of its
+    row.
+    """
     return ROUNDING * torch.finfo(rows.dtype).eps + _of_sums(rows)
 
 
 def _of_sums(rows: torch.Tensor) -> float:
     """Return how much a sum over a row may change if its terms are added in another order, as a
-    share of the terms. Random rounding errors of float32 grow with the square root of the row's
-    length.
+    fraction of the magnitude of the terms. The rounding errors of float32 are random, so their sum
+    grows with the square root of the row's length.
     """
     return math.sqrt(rows.shape[-1]) * torch.finfo(torch.float32).eps
 
 
 def _nudged(rows: torch.Tensor) -> torch.Tensor:
-    """Return the rows with changes as large as the rounding errors of a sum. If a layer clamps
-    large sums, its outputs are small, and the outputs for these rows show how far the errors of the
-    sums move them.
+    """Return the rows with random changes as large as the rounding errors of a sum. If a layer
+    clamps large sums, its outputs are too small to show the size of the sums' rounding errors. The
+    outputs for the changed rows are then used to measure these errors.
     """
     source = torch.Generator().manual_seed(1)
     signs = torch.randint(2, rows.shape, generator=source).to(rows.device) * 2 - 1
@@ -63,9 +67,9 @@ def _nudged(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _agree(output: Any, found: Any, nudged: Any, allowed: float) -> bool:
-    """Whether two outputs are the same up to rounding. Outputs are tensors or tuples of tensors. In
-    tuples, only tensors of floating-point numbers are compared. Where the first output is not
-    finite, the other may be anything.
+    """Whether two outputs are the same up to rounding. An output is a tensor or a tuple of tensors.
+    In tuples, only floating-point tensors are compared. Where `output` is not finite, `found` may
+    have any value.
     """
     if isinstance(output, tuple) and isinstance(found, tuple):
         triples = zip(output, found, nudged, strict=True)
@@ -78,5 +82,5 @@ def _agree(output: Any, found: Any, nudged: Any, allowed: float) -> bool:
 
 
 def _largest(output: torch.Tensor) -> torch.Tensor:
-    """Return the magnitude of the largest finite number of each row: [rows, 1]."""
+    """Return the largest magnitude among the finite numbers of each row, [rows, 1]."""
     return output.nan_to_num(0.0, 0.0, 0.0).abs().amax(-1, keepdim=True)

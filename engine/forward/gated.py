@@ -1,6 +1,6 @@
-"""Compute gated feed-forward layers in few calls of kernels: one for both inner layers, one for the
-gate, one for the outer layer. Such layers are recognised in a network by the results that they
-compute.
+"""Compute gated feed-forward layers in few kernel calls: one for both inner layers, one for the
+gate, one for the outer layer. A layer of a network is recognised as a gated layer if its outputs
+equal those of a reference implementation.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     Activation.SILU: functional.silu,
     Activation.GELU_TANH: lambda x: functional.gelu(x, approximate="tanh"),
 }
-PROBES = torch.linspace(-8, 8, 64)  # inputs that distinguish activations
-# attributes of models that hold the inner layers, and the outer layer
+PROBES = torch.linspace(-8, 8, 64)  # inputs for which different activations have different results
+# attributes in which models store the inner layers, and the outer layer
 INNER, OUTER = ("gate_proj", "up_proj", "gate_up_proj"), "down_proj"
-TOLERANCE = 1e-5  # less than the difference of the two kinds of GELU, which is 5e-4
+TOLERANCE = 1e-5  # less than the difference between exact and approximate GELU, 5e-4
 
 
 class GatedMLP(nn.Module):
@@ -40,15 +40,15 @@ class GatedMLP(nn.Module):
         self.activation = activation
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Compute the layer for rows [..., size]."""
+        """Apply the layer to rows [..., size]."""
         output: torch.Tensor = self.outer(operations.gated(self.inner, rows, self.activation))
         return output
 
 
 @torch.inference_mode()
 def gated_mlp(layer: nn.Module, kind: LinearFactory) -> GatedMLP | None:
-    """Return a gated layer that computes the same as a layer of a network, with linear layers that
-    `kind` makes. Return None if the network's layer has another form.
+    """Return a gated layer that can replace a layer of a network, with linear layers that `kind`
+    makes, or None if the layer computes something else.
     """
     parts = (getattr(layer, name, None) for name in INNER)
     inner = [part for part in parts if type(part) is nn.Linear]
@@ -71,14 +71,12 @@ def gated_mlp(layer: nn.Module, kind: LinearFactory) -> GatedMLP | None:
     weights: list[torch.Tensor] = [part.weight for part in inner]
     joined = kind(torch.cat(weights), torch.cat(biases) if biases else None)
     found = GatedMLP(joined, kind(outer.weight, outer.bias), activation)
-    on_cpu = outer.weight.device.type == "cpu"  # on a CPU the kernels are known to run
+    on_cpu = outer.weight.device.type == "cpu"  # CUDA kernels may fail, so they are tried first
     return found if on_cpu or equivalent(layer, found, inner[0].weight) else None
 
 
 def activation_of(layer: object) -> Activation | None:
-    """Return the activation that a layer computes. Return None if there is no kernel for the
-    activation.
-    """
+    """Return the activation function that a layer computes, or None if no kernel computes it."""
     output = (
         layer(PROBES) if isinstance(layer, nn.Module) and not list(layer.parameters()) else None
     )

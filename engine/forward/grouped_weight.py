@@ -1,6 +1,6 @@
-"""A weight of 8 or 4 bits that takes the place of a plain weight. A network that uses such a weight
-computes with the numbers that its codes stand for. These numbers are computed only when an
-operation needs them, and only a part at a time where that is enough.
+"""A quantized weight of 8 or 4 bits that can be used like a plain weight tensor. A network with
+such a weight computes with the dequantized numbers. The weight is dequantized only when an
+operation needs its numbers and, where possible, one part at a time.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from torch.nn import functional
 
 from tandem.engine.forward.groups import Groups
 
-NUMBERS_AT_ONCE = 1 << 22  # most numbers that are computed at a time, which take 16 MiB
+NUMBERS_AT_ONCE = 1 << 22  # maximum number of weights that are dequantized at a time (16 MiB)
 
 
 class Part(Protocol):
-    """The outputs of a weight that are stored in the same way."""
+    """Those outputs of a weight that are stored in the same format."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The numbers of outputs and inputs."""
+        """The number of outputs, and the number of inputs."""
 
     @property
     def device(self) -> torch.device:
-        """The device that the outputs are on."""
+        """The device on which the outputs are stored."""
 
     def numbers(self, chosen: slice | torch.Tensor) -> torch.Tensor:
-        """Return the weights of the chosen outputs as plain numbers, [chosen, in] float32."""
+        """Return the weights of the chosen outputs, [chosen, in], as float32 numbers."""
 
 
 @dataclass(frozen=True)
 class StoredGroups:
-    """Outputs in the form in which a file stores them. `read` converts the tensors `stored`, [out,
-    ...], to `Groups`.
+    """Quantized outputs of a weight, in the format of the model file. `read` converts the tensors
+    `stored`, [out, ...], to `Groups`.
     """
 
     stored: tuple[torch.Tensor, ...]
@@ -44,47 +44,48 @@ class StoredGroups:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The numbers of outputs and inputs."""
+        """The number of outputs, and the number of inputs."""
         return len(self.stored[0]), self.inputs
 
     @property
     def device(self) -> torch.device:
-        """The device that the stored tensors are on."""
+        """The device on which the tensors `stored` are."""
         return self.stored[0].device
 
     def groups(self, chosen: slice | torch.Tensor) -> Groups:
-        """Return the groups of the chosen outputs."""
+        """Return the chosen outputs as `Groups`."""
         return self.read(*(each[chosen] for each in self.stored))
 
     def numbers(self, chosen: slice | torch.Tensor) -> torch.Tensor:
-        """Return the weights of the chosen outputs as plain numbers, [chosen, in] float32."""
+        """Return the dequantized weights of the chosen outputs, [chosen, in] float32."""
         return self.groups(chosen).numbers()
 
 
 @dataclass(frozen=True)
 class PlainNumbers:
-    """Outputs that are stored as plain numbers, beside outputs that are stored as codes."""
+    """Outputs that are not quantized, in a weight that also has quantized outputs."""
 
     weight: torch.Tensor
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The numbers of outputs and inputs."""
+        """The number of outputs, and the number of inputs."""
         return self.weight.shape[0], self.weight.shape[1]
 
     @property
     def device(self) -> torch.device:
-        """The device that the numbers are on."""
+        """The device on which the weights are stored."""
         return self.weight.device
 
     def numbers(self, chosen: slice | torch.Tensor) -> torch.Tensor:
-        """Return the weights of the chosen outputs as plain numbers, [chosen, in] float32."""
+        """Return the weights of the chosen outputs, [chosen, in], as float32 numbers."""
         return self.weight[chosen].float()
 
 
 class GroupedWeight(torch.Tensor):
-    """A weight [out, in] or [layers, out, in] that is stored in one part or several. The outputs of
-    the parts follow each other. If there are several layers, one part has all their outputs.
+    """A weight [out, in] or [layers, out, in] that consists of one or more parts, each with its own
+    storage format. The outputs of the weight are those of the first part, followed by those of the
+    next part, and so on. The outputs of several layers are all in a single part.
     """
 
     parts: list[Part]
@@ -105,7 +106,9 @@ class GroupedWeight(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> torch.Tensor:
-        """Run a function on the weight. PyTorch calls this method instead of the function."""
+        """Call a PyTorch function on the weight, or this module's own implementation of it if there
+        is one. PyTorch calls this method in place of every function on the weight.
+        """
         own = OWN.get(func)
         if own is None:
             with torch._C.DisableTorchFunctionSubclass():
@@ -117,9 +120,9 @@ class GroupedWeight(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run an operation on the weight's numbers. PyTorch calls this method instead of the
-        operation. An alias of the whole weight stays a weight of codes, and so does a copy on
-        another device.
+        """Run a PyTorch operation on the dequantized weight. PyTorch calls this method in place of
+        every operation on the weight. An alias of the whole weight stays quantized, and so does a
+        copy on another device.
         """
         kwargs = kwargs or {}
         layers = args[0].shape[0] if isinstance(args[0], cls) and args[0].dim() == 3 else None
@@ -138,8 +141,8 @@ class GroupedWeight(torch.Tensor):
 
 
 def numbers_of(weight: GroupedWeight, chosen: slice) -> torch.Tensor:
-    """Return the weights of the chosen outputs as plain numbers, [chosen, in] of the weight's
-    dtype.
+    """Return the dequantized weights of the chosen outputs, [chosen, in], in the dtype of the
+    weight.
     """
     found, before = [], 0
     for part in weight.parts:
@@ -154,12 +157,12 @@ def numbers_of(weight: GroupedWeight, chosen: slice) -> torch.Tensor:
 def _on(device: torch.device, part: Part) -> Part:
     if isinstance(part, StoredGroups):
         return replace(part, stored=tuple(each.to(device) for each in part.stored))
-    assert isinstance(part, PlainNumbers), "panels stay on the device that they were made for"
+    assert isinstance(part, PlainNumbers), "panels cannot be copied to another device"
     return PlainNumbers(part.weight.to(device))
 
 
 def spelled_out(weight: GroupedWeight) -> torch.Tensor:
-    """Return a whole weight as plain numbers, in its shape and dtype."""
+    """Dequantize a whole weight, and return it in its own shape and dtype."""
     outputs = sum(part.shape[0] for part in weight.parts)
     return numbers_of(weight, slice(0, outputs)).view(weight.shape)
 
@@ -167,8 +170,8 @@ def spelled_out(weight: GroupedWeight) -> torch.Tensor:
 def _linear(
     rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Multiply rows with a weight in float32, whatever the dtype of the rows."""
-    assert isinstance(weight, GroupedWeight), "other weights are not multiplied here"
+    """Multiply rows by a quantized weight in float32, whatever the dtype of the rows."""
+    assert isinstance(weight, GroupedWeight), "the weight must be a GroupedWeight"
     given, found = rows.float(), []
     for part in weight.parts:
         step = max(1, NUMBERS_AT_ONCE // part.shape[1])
@@ -197,7 +200,9 @@ def _cat(tensors: Iterable[torch.Tensor], dim: int = 0) -> torch.Tensor:
 
 
 def _joined(one: Part, other: Part) -> Part | None:
-    """Return two parts as one if they are stored in the same way. Return None otherwise."""
+    """Join two parts if they are stored in the same format, and return the joined part; otherwise
+    return None.
+    """
     if not (isinstance(one, StoredGroups) and isinstance(other, StoredGroups)):
         return None
     alike = ([(each.shape[1:], each.dtype) for each in part.stored] for part in (one, other))

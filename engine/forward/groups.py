@@ -1,5 +1,5 @@
-"""Weights of 8 or 4 bits: codes, with a scale and a minimum for each group of an output's inputs.
-This module knows no file format and no kernel.
+"""Weights that are quantized to codes of 8 or 4 bits. Every group of inputs of an output has a
+scale and may have a minimum. This module does not depend on file formats or kernels.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from enum import IntEnum
 
 import torch
 
-GROUPS = (256, 128, 64, 32, 16)  # sizes of groups, in inputs, that the kernels support
+GROUPS = (256, 128, 64, 32, 16)  # group sizes that the kernels support, in inputs
 LEVELS = 127  # the largest magnitude of a code of 8 bits
 
 
 class Code(IntEnum):
-    """The types of codes, numbered as in vectors.h."""
+    """The types of quantized codes, with the same values as in vectors.h."""
 
     BYTES = 4  # a signed integer
-    NIBBLES = 5  # 0 to 15
-    FLOAT8 = 6  # e4m3
+    NIBBLES = 5  # an integer from 0 to 15
+    FLOAT8 = 6  # a float in the format e4m3
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """A weight [out, in] whose numbers are code * scale + minimum, rounded to float32 once. Where
-    there are `supers` (factors of several groups, as in the K types of GGUF), the scale and the
-    minimum are each multiplied by their own super. Where there are no minima, the minimum is -zero
-    * scale.
+    """A quantized weight [out, in]. Each of its numbers is code * scale + minimum, rounded to
+    float32 once. If there are `supers` (factors that several groups share, as in the K types of
+    GGUF), the scale and the minimum are each multiplied by their own super. If there are no minima,
+    the minimum is -zero * scale.
     """
 
     code: Code
@@ -41,12 +41,12 @@ class Groups:
         return self.codes.shape[1] // self.scales.shape[1]
 
     def rows(self, chosen: slice | torch.Tensor) -> Groups:
-        """Return the groups of the chosen outputs."""
+        """Return the quantized weights of the chosen outputs."""
         supers = None if self.supers is None else self.supers[chosen]
         return replace(self, codes=self.codes[chosen], scales=self.scales[chosen], supers=supers)
 
     def factors(self) -> torch.Tensor:
-        """Return the scales, and the minima where there are any, each multiplied by its super,
+        """Return the scales (and the minima, if there are any), each multiplied by its super, as
         [out, groups, 1 or 2] float32.
         """
         scales = self.scales.float()
@@ -56,7 +56,7 @@ class Groups:
         return scales * self.supers.float().repeat_interleave(times, 1)
 
     def numbers(self) -> torch.Tensor:
-        """Return the numbers that the codes stand for, [out, in] float32."""
+        """Return the dequantized weight, [out, in] float32."""
         scales = self.factors()
         minima = scales[..., 1:] if scales.shape[2] == 2 else scales * -float(self.zero)
         codes = self.codes.unflatten(1, (scales.shape[1], -1))
@@ -70,16 +70,18 @@ class Groups:
 
 
 def kernel_group(inputs: int, groups: int) -> int | None:
-    """Return the largest group size that the kernels support and that divides the size of each of
-    `groups` equal groups of `inputs` inputs. Return None if there is no such size.
+    """Choose a group size for `inputs` inputs that are stored in `groups` equal groups. Return the
+    largest size that the kernels support and that divides the size of a stored group, or None if
+    there is none.
     """
     size, remainder = divmod(inputs, groups)
     return None if remainder else next((each for each in GROUPS if size % each == 0), None)
 
 
 def grouped(code: Code, codes: torch.Tensor, scales: torch.Tensor, zero: int = 0) -> Groups | None:
-    """Return codes as groups of a size that the kernels support. Larger groups are split, so scales
-    [out, groups, 1 or 2] are repeated. Return None if no supported size fits.
+    """Return quantized codes as `Groups` of a size that the kernels support, or None if no
+    supported size fits. Larger groups are split into smaller ones, so scales [out, groups, 1 or 2]
+    are repeated.
     """
     inputs, groups = codes.shape[1], scales.shape[1]
     fitting = kernel_group(inputs, groups)
@@ -90,8 +92,9 @@ def grouped(code: Code, codes: torch.Tensor, scales: torch.Tensor, zero: int = 0
 
 
 def rounded(weight: torch.Tensor) -> Groups | None:
-    """Return a weight [out, in] rounded to 8 bits, in groups of 32 inputs, or of 16 if 32 does not
-    divide the number of inputs. Return None if 16 does not divide the number either.
+    """Quantize a weight [out, in] to 8 bits, in groups of 32 inputs, or in groups of 16 if the
+    number of inputs is not a multiple of 32. Return None if the number of inputs is not a multiple
+    of 16.
     """
     size = next((each for each in (32, 16) if weight.shape[1] % each == 0), None)
     if size is None:

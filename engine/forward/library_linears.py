@@ -1,5 +1,5 @@
-"""Linear layers that use the matrix kernels of libraries where this project has no kernels of its
-own: oneDNN on a CPU, and cuBLAS on a CUDA device.
+"""Linear layers that use the matrix kernels of libraries: oneDNN on a CPU, and cuBLAS on a CUDA
+device. These layers are used where this project has no kernels of its own.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tandem.engine.forward.grouped_weight import GroupedWeight
 class PackedLinear(nn.Module):
     """An `nn.Linear` or `Conv1D` for inference on a CPU, [..., in] -> [..., out].
 
-    The weight is packed once for the kernels that come with PyTorch. For the few rows of a step,
-    these kernels are up to twice as fast with a packed weight. The rounding of a row depends on the
-    number of rows.
+    The weight is packed once, in the layout of the oneDNN kernels that come with PyTorch. For the
+    few rows of a step, these kernels are up to twice as fast with a packed weight. How the result
+    of a row is rounded depends on the number of rows.
     """
 
     kernels = "onednn"
@@ -32,7 +32,7 @@ class PackedLinear(nn.Module):
         self.packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Compute the layer for rows, [..., in] -> [..., out]."""
+        """Apply the layer to rows, [..., in] -> [..., out]."""
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
             rows, self.packed, self.bias, "none", [], ""
         )
@@ -40,7 +40,7 @@ class PackedLinear(nn.Module):
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this processor has kernels for packed weights of a dtype."""
+    """Whether oneDNN supports packed weights of a dtype on this processor."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:

@@ -1,5 +1,5 @@
-"""Compute root mean square norms with this project's kernels. Such norms are recognised in a
-network by the results that they compute.
+"""Compute root mean square norms with this project's kernels. A layer of a network is recognised as
+a root mean square norm if its outputs equal those of a kernel, up to rounding.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tandem.engine.forward.equivalence import equivalent
 
 
 class RMSNorm(nn.Module):
-    """Computes the same as a layer of a network for rows [..., size]. The normalised rows are
-    multiplied by the layer's weight [size] plus `shift`.
+    """A root mean square norm that replaces a layer of a network, for rows [..., size]. The
+    normalised rows are multiplied by the layer's weight [size] plus `shift`.
     """
 
     def __init__(self, layer: nn.Module, epsilon: float, shift: float) -> None:
@@ -28,12 +28,12 @@ class RMSNorm(nn.Module):
         self.scale = (self.weight.float() + shift).contiguous()
 
     def fits(self, rows: torch.Tensor) -> bool:
-        """Whether the kernel takes rows of this dtype and size."""
+        """Whether the kernel supports rows of this dtype and size."""
         return rows.dtype == self._dtype and rows.shape[-1] == len(self.scale)
 
     def forward(self, rows: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
-        """Compute the norm of rows. The network's own layer computes the norm if the rows do not
-        fit the kernel, or there are further arguments.
+        """Normalise rows. If the kernel does not support the rows, or if there are further
+        arguments, the network's own layer is called.
         """
         if others or options or not self.fits(rows):
             output: torch.Tensor = self.layer(rows, *others, **options)
@@ -43,8 +43,9 @@ class RMSNorm(nn.Module):
 
 @torch.inference_mode()
 def rms_norm(layer: nn.Module) -> RMSNorm | None:
-    """Return a norm that computes the same as a layer of a network, up to rounding. Return None if
-    there is no such norm. Models have classes of their own for norms, and some add 1 to the weight.
+    """Return a norm that can replace a layer of a network, or None if the layer computes something
+    else. The layer's outputs are compared instead of its class, because models define classes of
+    their own for norms, and some add 1 to the weight.
     """
     weight: Any = getattr(layer, "weight", None)
     epsilon: Any = getattr(layer, "variance_epsilon", getattr(layer, "eps", None))

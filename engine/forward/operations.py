@@ -1,5 +1,5 @@
-"""The operations of this project's layers. Every operation uses the kernels of the device that its
-rows are on.
+"""The operations that this project's layers call. Every operation runs the kernels for the device
+on which its rows are stored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def norm(rows: torch.Tensor, scale: torch.Tensor, epsilon: float) -> torch.Tenso
 def add_norm(
     one: torch.Tensor, other: torch.Tensor, scale: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sum of two contiguous tensors of rows [..., size], and that sum normalised."""
+    """Return two results for two contiguous tensors of rows [..., size]: their sum, and the root
+    mean square norm of the sum.
+    """
     if one.device.type == "cuda":
         from tandem.engine.forward.cuda.kernels import norm as kernels
 
@@ -32,8 +34,8 @@ def add_norm(
 
 
 def gated(inner: nn.Module, rows: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """Return activation(first half) * second half of the outputs of a linear layer for rows
-    [..., in].
+    """Apply the linear layer `inner` to rows [..., in], and return activation(first half) * second
+    half of its outputs.
     """
     flat = rows.reshape(-1, rows.shape[-1])
     if rows.device.type == "cuda":

@@ -1,5 +1,5 @@
-"""Segments, and the rows of the segments in a step. A segment is what one session feeds in a step.
-The module is pure.
+"""Describe what a step feeds: one segment of tokens per session, and the rows of all segments. All
+functions are pure.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from tandem.protos import tree
 class Segment(FixedInput):
     """The tokens that one session feeds in a step.
 
-    Every row attends to the `context` cached tokens. A tree follows the cached tokens, and
-    `parents` has the parent of each node. The first nodes of the tree may be cached already.
-    `tokens` are the tree's last nodes, which are fed now. The last `num_logits` tokens give logits.
-    A `divisible` segment is a straight line of tokens that all give logits. It may be fed in
-    several steps: its job takes the logits of a first chunk and goes on from there.
+    Every row attends to the `context` cached tokens of the session. A tree follows the cached
+    tokens, and `parents` contains the parent of each node of the tree. The first nodes of the tree
+    may be cached already. `tokens` contains the tokens of all nodes that are not cached yet; these
+    nodes are fed in this step. The pass computes logits for the last `num_logits` tokens. A
+    `divisible` segment is a chain of tokens that all give logits. A divisible segment may be fed in
+    several steps: the session's job processes the logits of the first chunk and then continues with
+    the rest.
     """
 
     table: PageTable
@@ -42,29 +44,33 @@ class Segment(FixedInput):
 
     @property
     def cached(self) -> int:
-        """The number of the tree's nodes that are cached already."""
+        """The number of nodes of the tree that are cached already."""
         return len(self.parents) - len(self.tokens)
 
     def ready(self) -> Segment:
-        """Return the segment, which is its own `engine.forward.step_input.StepInput`."""
+        """Return this segment, which is always ready to be fed."""
         return self
 
     def first(self, count: int) -> Segment:
-        """Return the segment of the first `count` tokens, which must be prefillable."""
+        """Return a segment that feeds only the first `count` tokens; `count` must not exceed
+        `prefillable`.
+        """
         num_logits, tokens = count if self.divisible else 0, self.tokens[:count]
         parents = tree.chain(count)
         return Segment(self.table, self.context, tokens, parents, num_logits, self.divisible)
 
     def remainder(self, count: int) -> Segment:
-        """Return the segment without the first `count` tokens, which must be prefillable."""
+        """Return a segment that feeds all but the first `count` tokens, which have been fed before;
+        `count` must not exceed `prefillable`.
+        """
         parents, tokens = tuple(each - count for each in self.parents[count:]), self.tokens[count:]
         return Segment(self.table, self.context + count, tokens, parents, self.num_logits)
 
 
 @dataclass(slots=True)
 class PackedRows:
-    """The rows of a step, in a form that is the same for all implementations of attention. Each row
-    has a token, a position, and a slot where its keys are stored. `logits_rows` are the numbers of
+    """The rows of a step, in a form that all implementations of attention use. Each row has a
+    token, a position, and a slot in which its keys are stored. `logits_rows` lists the indices of
     the rows that give logits.
     """
 
@@ -75,7 +81,7 @@ class PackedRows:
 
     @classmethod
     def of(cls, segments: Sequence[Segment]) -> PackedRows:
-        """Return all rows that segments feed."""
+        """Return all rows that the given segments feed."""
         packed = cls()
         for segment in segments:
             cached, context = segment.cached, segment.context

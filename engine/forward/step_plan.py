@@ -1,5 +1,5 @@
-"""The part of a step's plan that all implementations of attention share: its rows as padded
-tensors. The module is pure.
+"""The part of a step's plan that all implementations of attention share: the step's rows as padded
+tensors. All functions are pure.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from tandem.engine.forward.segment import PackedRows
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The rows of several segments, one after the other, and then padding rows. The keys of padding
-    rows are not stored, and no row attends to them.
+    """The rows of all segments of a step, one segment after the other, followed by padding rows.
+    The keys of padding rows are not stored, and no row attends to them.
     """
 
     token_ids: torch.Tensor  # [1, rows]
     positions: torch.Tensor  # [1, rows]
-    logits_rows: torch.Tensor  # numbers of the rows that give logits, padded
+    logits_rows: torch.Tensor  # indices of the rows that give logits, padded
     slots: SlotIndex  # slots of the new keys, without padding rows
     count: int  # number of rows without padding rows
 
@@ -34,8 +34,8 @@ class StepPlan:
         padded: Callable[[int], int],
         **attention: Any,
     ) -> Self:
-        """Return a plan of packed rows. `padded(count)` is the number of rows with padding.
-        `attention` has the fields that a subclass adds.
+        """Return the plan of a step with the given rows. `padded(count)` returns the number of rows
+        with padding included. `attention` contains the fields that a subclass adds.
         """
         count, logits_rows = len(packed.token_ids), packed.logits_rows
         padding = padded(count) - count

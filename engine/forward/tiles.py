@@ -1,7 +1,7 @@
-"""Lay out a step as tiles, for PyTorch's own kernels. A tile has the rows of one session, and a
-mask of the keys to which each row attends.
+"""Lay out a step as tiles, for PyTorch's own attention kernels. A tile contains the rows of one
+session, and a mask of the keys to which each row attends.
 
-Tiles suit any device and any model. The module is pure: it knows no model and no cache.
+Tiles work on every device and with every model. The module is pure: it uses no model and no cache.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from tandem.engine.forward.segment import PackedRows, Segment
 from tandem.engine.forward.step_plan import StepPlan
 from tandem.protos import tree
 
-UNPADDED_ROWS = 64  # steps of up to so many rows have no padding
-# larger steps are padded to a multiple of this, because kernels are kept for each number of rows
+UNPADDED_ROWS = 64  # steps with up to this many rows are not padded
+# larger steps are padded to a multiple of this, since kernels are cached per number of rows
 ROW_MULTIPLE = 16
 
 
 @dataclass(slots=True)
 class Tile:
-    """All rows of one session, which attend to the keys at the slots `keys`. `allowed`, bool [rows,
-    keys], marks the keys to which a row attends. If it is None, every row attends to all keys.
+    """All rows of one session, and the slots `keys` of the keys to which they attend. `allowed`,
+    bool [rows, keys], marks the keys to which each row attends. If `allowed` is None, every row
+    attends to all keys.
     """
 
     rows: slice
@@ -41,8 +42,8 @@ class Tile:
         return int(self.rows.stop - self.rows.start)
 
     def bias(self, window: int | None, repeat: int, like: torch.Tensor) -> torch.Tensor | None:
-        """Return the additive mask, [1, 1, repeat * rows, keys], of `like`'s dtype and device.
-        Return None if the mask would be zero.
+        """Return the additive attention mask, [1, 1, repeat * rows, keys], in the dtype and on the
+        device of `like`. Return None if no key is masked.
         """
         if self.allowed is None and window is None:
             return None
@@ -60,13 +61,13 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class TilePlan(StepPlan):
-    """A step whose rows attend tile by tile."""
+    """The plan of a step whose attention is computed tile by tile."""
 
     tiles: list[Tile]
 
 
 def tile_plan(segments: Sequence[Segment], device: torch.device) -> TilePlan:
-    """Lay out the segments of one step as tiles."""
+    """Return the tile plan of a step that feeds the given segments."""
     tiles, start = [], 0
     for segment in segments:
         tiles.append(_tile(segment, start, device))
@@ -79,8 +80,8 @@ def _padded(count: int) -> int:
 
 
 def _tile(segment: Segment, start: int, device: torch.device) -> Tile:
-    """Return the tile of a segment whose rows begin at row `start` of the step. Each row attends to
-    the context, its ancestors and itself.
+    """Return the tile of a segment whose first row is row `start` of the step. Each row attends to
+    the context, to its ancestors in the tree and to itself.
     """
     context, cached, nodes = segment.context, segment.cached, len(segment.parents)
     positions = torch.cat(
@@ -97,10 +98,10 @@ def _tile(segment: Segment, start: int, device: torch.device) -> Tile:
 
 
 def _ancestry(parents: tuple[int, ...]) -> torch.Tensor:
-    """Return, for each node, the nodes to which it attends: its ancestors and itself, bool [nodes,
+    """Return a mask of the nodes to which each node attends: its ancestors and itself, bool [nodes,
     nodes].
     """
-    seen = np.tri(len(parents), dtype=bool)  # NumPy is faster than PyTorch here, row by row
+    seen = np.tri(len(parents), dtype=bool)  # NumPy is faster than PyTorch for single rows
     for node in range(tree.trunk(parents), len(parents)):
         parent = parents[node]
         seen[node] = seen[parent] if parent >= 0 else False

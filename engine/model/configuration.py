@@ -1,4 +1,6 @@
-"""Read the configuration of a model, and use it to judge the model before its weights are read."""
+"""Read the configuration of a model, and judge from it whether the model can be served, before any
+weights are read.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,13 @@ def configuration(model: Path, head: Head | None, device: str) -> PreTrainedConf
 
 
 def _refuse(config: PreTrainedConfig) -> None:
-    """Raise Unusable if a configuration alone, without weights, shows that a model cannot work."""
+    """Raise Unusable if a configuration alone, without weights, shows that the model cannot be
+    served.
+    """
     if config.is_encoder_decoder:
         raise Unusable("is an encoder-decoder")
     if getattr(config.get_text_config(), "attn_temperature_tuning", False):  # Llama 4
-        raise Unusable("scales attention by a token's place in the batch, not in its text")
+        raise Unusable("scales attention by a token's position in the batch, not in its text")
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if not isinstance(kind, type):
         raise Unusable("is not a causal language model")
@@ -44,10 +48,11 @@ def _refuse(config: PreTrainedConfig) -> None:
 
 
 def longest_text(config: PreTrainedConfig) -> int:
-    """Return the length in tokens up to which a model's positions do not depend on the other texts
-    of a batch. `longrope` stretches the rotary positions of a whole batch when its longest text
-    exceeds the original length. The texts of the batch would then change each other, so such models
-    are limited to the original length. If a configuration names no length, 2048 is assumed.
+    """Return the maximum length of a text, in tokens, at which the positions of a model do not
+    depend on the other texts of a batch. `longrope` stretches the rotary positions of a whole batch
+    when its longest text exceeds the original length. The texts of a batch would then influence
+    each other, so models with `longrope` are limited to the original length. If a configuration
+    specifies no length, 2048 is assumed.
     """
     text = config.get_text_config()
     length = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
@@ -62,7 +67,7 @@ def longest_text(config: PreTrainedConfig) -> int:
 
 @contextmanager
 def loading(folder: Path, device: str) -> Iterator[None]:
-    """Turn whatever transformers raises within the scope into Unusable with one line of reason."""
+    """Inside this context, convert every exception to an Unusable error with a one-line reason."""
     try:
         yield
     except Unusable as error:
@@ -76,8 +81,8 @@ def loading(folder: Path, device: str) -> Iterator[None]:
 
 @contextmanager
 def judging(folder: Path, config: PreTrainedConfig) -> Iterator[None]:
-    """Put the names of the directory and the class in front of the text of an Unusable that is
-    raised within the scope.
+    """Inside this context, put the names of the model directory and of its class in front of the
+    message of an Unusable error.
     """
     try:
         yield
@@ -87,8 +92,8 @@ def judging(folder: Path, config: PreTrainedConfig) -> Iterator[None]:
 
 
 def end_token_ids(network: PreTrainedModel) -> tuple[int, ...]:
-    """Return the ids of the tokens that end a network's texts, as its generation configuration or
-    else its configuration names them.
+    """Return the ids of the tokens that end a text, which the network's generation configuration or
+    else its configuration specifies.
     """
     given = network.generation_config.eos_token_id if network.generation_config else None
     if given is None:

@@ -9,17 +9,17 @@ from tandem.engine.forward.cpu.kernels import kernels
 from tandem.protos.errors import Unusable
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-AUTO = "auto"  # name of the checkpoint's own dtype
+AUTO = "auto"  # stands for the checkpoint's own dtype
 
 
 def default_dtype(saved: str, device: str) -> str:
-    """Return the name of the dtype that a model is loaded in unless one is set.
+    """Return the name of the dtype in which a model is loaded if no dtype is configured.
 
-    On other devices than a CPU, the default is the dtype that the model was `saved` in. On a CPU,
+    On devices other than a CPU, the default is the dtype that the model was `saved` in. On a CPU,
     the default is float32, unless the model was saved in bfloat16 and the kernels use the CPU's
-    instructions for bfloat16. Numbers of a dtype without such instructions, such as float16 on
-    every CPU, are converted in each product, so the dtype gains no speed. In addition, float16
-    overflows if a network was not trained in float16.
+    instructions for bfloat16. A dtype for which the kernels use no instructions of the CPU, such as
+    float16, is not faster, because its numbers are converted for each multiplication. Besides,
+    float16 overflows if a network was not trained in float16.
     """
     if not device.startswith("cpu"):
         return saved
@@ -29,9 +29,9 @@ def default_dtype(saved: str, device: str) -> str:
 
 
 def dtype_of(name: str | None, config: PreTrainedConfig, device: str) -> torch.dtype:
-    """Return the dtype that a model is loaded in: the dtype called `name`, the checkpoint's own
-    dtype if `name` is `auto`, or the default of the device if `name` is None. Raises Unusable for
-    an unknown name.
+    """Return the dtype in which a model is loaded: the dtype called `name`, the checkpoint's own
+    dtype if `name` is `auto`, or the default dtype of the device if `name` is None. Raises Unusable
+    for an unknown name.
     """
     own = config.dtype or config.get_text_config().dtype or torch.float32
     saved = str(own).removeprefix("torch.")

@@ -1,7 +1,8 @@
-"""Read the sampling defaults that a model's makers set in `generation_config.json`.
+"""Read the default sampling parameters that the authors of a model provide in
+`generation_config.json`.
 
-Only keys that the file contains count. For other keys, `transformers` has defaults of its own,
-which are not applied.
+Only keys that this file contains are used. For other keys, `transformers` has its own defaults,
+which are not used.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ either.
 
 
 def generation_defaults(folder: Path, vocab_size: int) -> tuple[GenerationDefaults, list[str]]:
-    """Return the sampling defaults for requests to a model, and the names of the settings in its
-    file that have no effect, because they are invalid or not supported. A GGUF file has no
+    """Return a model's default sampling parameters for requests, and the names of the settings in
+    its file that are ignored, because they are invalid or not supported. A GGUF file has no
     defaults.
     """
     given = _given(folder)
@@ -64,17 +65,19 @@ def generation_defaults(folder: Path, vocab_size: int) -> tuple[GenerationDefaul
 
 
 def _given(folder: Path) -> dict[str, Any]:
-    """Return what the file of a model directory sets; nothing if there is no readable file."""
+    """Return the settings in the file of a model directory; empty if no file can be read."""
     try:
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    # there is no file, or the file is unreadable, which the loader reports
+    # without a file, there are no settings; an unreadable file is reported by the loader
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 
 
 def _usable(name: str, value: object, vocab_size: int) -> float | tuple[int, ...] | None:
-    """Return a setting's value in the form of requests; None if no request may have this value."""
+    """Return the value of a setting in the form that requests use; None if no request may have this
+    value.
+    """
     if name in LISTS:
         ids = value if isinstance(value, list) else [value]
         fitting = all(type(each) is int and 0 <= each < vocab_size for each in ids)
@@ -87,7 +90,7 @@ def _usable(name: str, value: object, vocab_size: int) -> float | tuple[int, ...
 
 
 def _without_effect(given: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the settings that would change a text, but are not supported."""
+    """Yield the names of the settings that would change a text, but are not supported."""
     for name, off in OFF.items():
         value = given.get(name)
         if value is not None and value not in (*off, [], {}):

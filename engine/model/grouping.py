@@ -1,7 +1,7 @@
-"""Round the weights of a network to 8 bits in groups.
+"""Round the weights of a network to 8-bit codes, in groups that share a scale.
 
-The rounding is done right after loading, before the reference logits are computed: the network that
-the self-test compares with has the same rounded weights.
+The weights are rounded right after loading, before the reference logits are computed, so the
+self-test compares with a network that has the same rounded weights.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tandem.engine.forward.groups import Code, Groups, rounded
 @torch.inference_mode()
 def round_linears(network: PreTrainedModel) -> None:
     """Round the weights of all linear layers whose number of inputs is a multiple of 16. On a CPU,
-    for which there are kernels for experts in 8 bits, the weights of experts are rounded under the
-    same condition. If an embedding shares its weight with a linear layer, the embedding keeps the
-    unrounded weight.
+    for which there are 8-bit kernels for experts, the weights of experts are rounded too, if their
+    number of inputs is such a multiple. If an embedding shares its weight with a linear layer, the
+    embedding keeps the unrounded weight.
     """
     for name, layer in list(network.named_modules()):
         if type(layer) is Conv1D:
@@ -43,8 +43,8 @@ def _on_cpu(weight: object) -> bool:
 
 
 def _round(layer: nn.Module, name: str) -> None:
-    """Round a weight, unless it is in groups already. A weight with three dimensions belongs to
-    experts.
+    """Round a weight, unless it is already stored in groups. A weight with three dimensions holds
+    the weights of several experts.
     """
     weight = getattr(layer, name)
     layers = weight.shape[0] if weight.dim() == 3 else None
@@ -56,19 +56,19 @@ def _round(layer: nn.Module, name: str) -> None:
 
 @dataclass(frozen=True)
 class Apart:
-    """A reader of groups without super-block scales (`supers`). The codes and the scales of the
-    groups are two separate tensors.
+    """Makes Groups from codes and scales that are stored as two separate tensors. The groups have
+    no super-block scales (`supers`).
     """
 
     code: Code
     zero: int
 
     def __call__(self, codes: torch.Tensor, scales: torch.Tensor) -> Groups:
-        """Return the groups of codes [out, in] and scales [out, groups, 1 or 2]."""
+        """Return groups of the codes [out, in] and the scales [out, groups, 1 or 2]."""
         return Groups(self.code, codes, scales, None, self.zero)
 
 
 def as_part(groups: Groups) -> StoredGroups:
-    """Return groups in the form in which a GroupedWeight holds its parts."""
+    """Return groups in the form of a part of a GroupedWeight."""
     stored = groups.codes, groups.scales
     return StoredGroups(stored, groups.codes.shape[1], Apart(groups.code, groups.zero))

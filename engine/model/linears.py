@@ -1,8 +1,8 @@
-"""Replace the layers of a network by the layers that are fastest on its device, and join linear
-layers where that is possible.
+"""Replace the layers of a network by the fastest layers for its device, and join linear layers
+where that is possible.
 
-Linear layers that are given the same rows, such as those of queries, keys and values, are joined
-into one multiplication, because each call has a fixed cost, which equals the cost of many rows.
+Linear layers with the same input rows, such as those of queries, keys and values, are joined into
+one multiplication, because the fixed cost of a call equals the cost of many rows.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ from tandem.engine.forward.norm import rms_norm
 from tandem.protos.errors import Unusable
 
 Groups = list[list[str]]
-# names of weights as they were loaded, and of weights rounded to 8 bits
+# names of the forms of weights: as they were loaded, and rounded to 8 bits
 FULL, INT8 = "full", "int8"
 
 
 def linear_factory(dtype: torch.dtype, device: torch.device, weights: str) -> LinearFactory | None:
-    """Return a factory of linear layers to use instead of a network's own layers; None if the
-    network's own layers are the best. Raises Unusable if `weights` is int8 and there are no kernels
-    for int8.
+    """Return a factory of linear layers that are faster than a network's own linear layers; None if
+    there are none. Raises Unusable if `weights` is int8 and there are no kernels for int8.
     """
     if (problem := panels.why_unsupported(dtype, device)) is None:
         return panels.PanelLinear
@@ -51,15 +50,15 @@ def linear_factory(dtype: torch.dtype, device: torch.device, weights: str) -> Li
 
 
 def keeps_codes(kind: LinearFactory | None) -> bool:
-    """Whether the layers that `kind` makes multiply with the codes of weights of 8 or 4 bits."""
+    """Tell whether the layers that `kind` makes multiply with the codes of 8- or 4-bit weights."""
     return kind in (panels.PanelLinear, cuda_linear)
 
 
 def replace_layers(network: PreTrainedModel, groups: Groups, kind: LinearFactory) -> None:
     """Replace each layer of a network for which there is a faster layer. `groups` are the names of
-    linear layers that are given the same rows. If the output layer becomes a PanelLinear, its
-    logits stay float32 and are not rounded to the dtype of the network. Input embeddings that share
-    a weight of 8 or 4 bits with that layer are then looked up in the layer's panels.
+    linear layers with the same input rows. If the output layer becomes a PanelLinear, its logits
+    stay float32 instead of being rounded to the network's dtype. Input embeddings that share the
+    output layer's 8- or 4-bit weight are then looked up in that layer's panels.
     """
     tied = tied_in_groups(network)
     if kind is panels.PanelLinear:
@@ -83,9 +82,9 @@ def replace_layers(network: PreTrainedModel, groups: Groups, kind: LinearFactory
 
 
 def replace_codes(network: PreTrainedModel) -> None:
-    """Replace the layers whose weights are codes, for a CUDA device. A captured pass can multiply
-    with codes, but it can look up embeddings only in plain numbers. An `nn.Linear` of plain numbers
-    stays, because it computes the same as a layer of `cuda_linear`.
+    """On a CUDA device, replace the layers whose weights are stored as codes. A CUDA graph can
+    multiply with codes, but it can look up embeddings only in floating-point numbers. An
+    `nn.Linear` with floating-point weights stays, because `cuda_linear` would compute the same.
     """
 
     def coded(layer: nn.Module) -> nn.Module | None:
@@ -99,16 +98,16 @@ def replace_codes(network: PreTrainedModel) -> None:
 
 
 def tied_in_groups(network: PreTrainedModel) -> bool:
-    """Whether the input and the output embeddings of a network share a weight of 8 or 4 bits."""
+    """Tell whether the input and output embeddings of a network share an 8- or 4-bit weight."""
     output = network.get_output_embeddings()
     weight = getattr(output, "weight", None)
     return isinstance(weight, GroupedWeight) and weight is network.get_input_embeddings().weight
 
 
 def share_with_embeddings(network: PreTrainedModel, output: panels.PanelLinear) -> None:
-    """Make a network look its input embeddings up in the panels of its output layer."""
+    """Make a network look up its input embeddings in the panels of its output layer."""
     (part,) = output.parts
-    assert isinstance(part, panels.GroupedPart), "tied weights stay as they are stored"
+    assert isinstance(part, panels.GroupedPart), "tied weights stay in groups"
     shared = GroupedWeight([part.panels], output.weight.dtype)
     network.get_input_embeddings().weight = nn.Parameter(shared, requires_grad=False)
 
@@ -120,9 +119,9 @@ def kernels_of(network: nn.Module) -> str:
 
 
 class MergedLinears(nn.Module):
-    """Several linear layers joined into one. The network calls the layers with the same rows, one
-    right after the other. The rows are recognised by their tensor object, so the tensor must not be
-    changed between the calls.
+    """Several linear layers joined into one. The network must call the layers with the same rows,
+    one right after the other. The rows are recognised by the identity of their tensor, so the
+    tensor must not be changed between the calls.
     """
 
     def __init__(self, layers: Sequence[nn.Linear], kind: LinearFactory) -> None:
@@ -136,7 +135,7 @@ class MergedLinears(nn.Module):
 
     def output(self, number: int, rows: torch.Tensor) -> torch.Tensor:
         """Return the output of one of the layers for these rows. The outputs of all layers are
-        computed at the first call with these rows, and forgotten after the call for the last layer.
+        computed at the first call with these rows, and released after the call for the last layer.
         """
         if rows is not self._rows:
             self._rows, self._outputs = rows, self.whole(rows).split(self._sizes, -1)
@@ -147,7 +146,7 @@ class MergedLinears(nn.Module):
 
 
 class MergedLinear(nn.Module):
-    """The place in the network of a linear layer that is joined with other layers in a
+    """Stands in the network for a linear layer that was joined with other layers in a
     MergedLinears.
     """
 
@@ -169,12 +168,12 @@ class MergedLinear(nn.Module):
 
 @contextmanager
 def recording_inputs(network: nn.Module) -> Iterator[Groups]:
-    """Record which linear layers a pass within the scope gives the same tensor, one right after the
-    other. Yields groups of the layers' names. A call with another tensor, or with a tensor that was
-    changed meanwhile, begins a new group.
+    """Inside this context, record which linear layers a forward pass calls with the same tensor,
+    one right after the other. Yields groups of the layers' names. A call with another tensor, or
+    with a tensor that has been changed, starts a new group.
     """
     groups: Groups = []
-    # the latest tensor, which is held so that no other tensor can have its identity, and its copy
+    # the latest tensor, which is kept so that no other tensor can get its identity, and its copy
     latest: list[Any] = [None, None]
 
     def note(name: str, given: tuple[Any, ...]) -> None:
@@ -199,9 +198,9 @@ def recording_inputs(network: nn.Module) -> Iterator[Groups]:
 
 @torch.inference_mode()
 def merge(network: nn.Module, groups: Groups, kind: LinearFactory) -> None:
-    """Replace each group of linear layers by joined layers, if each layer was called once, and if
-    all layers of the group or none of them have a bias. Groups are replaced one at a time, so that
-    memory holds only one group twice.
+    """Replace each group of linear layers by joined layers if each layer was called once, and if
+    either all or none of them have a bias. Groups are replaced one at a time, so that at most one
+    group is in memory twice.
     """
     calls = Counter(name for group in groups for name in group)
     left = {name for name, layer in network.named_modules() if type(layer) is nn.Linear}
@@ -218,9 +217,9 @@ def merge(network: nn.Module, groups: Groups, kind: LinearFactory) -> None:
 
 @torch.inference_mode()
 def replace(network: nn.Module, other: Callable[[nn.Module], nn.Module | None]) -> None:
-    """Replace each layer of a network for which `other` returns another layer. Layers are replaced
-    one at a time, so that memory holds only one layer more than once. A layer with several names in
-    the network stays a single layer.
+    """Replace each layer of a network for which `other` returns a new layer. Layers are replaced
+    one at a time, so that at most one layer is in memory more than once. A layer with several names
+    in the network is replaced by one layer with the same names.
     """
     first: dict[int, str] = {}  # the first name of each layer, by the layer's id
     names: dict[str, list[str]] = {}
@@ -230,18 +229,18 @@ def replace(network: nn.Module, other: Callable[[nn.Module], nn.Module | None]) 
     for same in names.values():
         try:
             layer = network.get_submodule(same[0])
-        except AttributeError:  # the layer that contained it was replaced
+        except AttributeError:  # a layer that contained it was replaced
             continue
         better = other(layer)
-        del layer  # frees the layer, which would live until the next one is made
+        del layer  # frees the layer, which would otherwise live until the next one is made
         if better:
             for name in same:
                 network.set_submodule(name, better)
 
 
 def replacement(layer: nn.Module, kind: LinearFactory) -> nn.Module | None:
-    """Return a layer that `kind` makes, in place of `layer`; None if `layer` is not linear. If the
-    weight of `layer` is tied to an embedding, the new layer has a copy of the weight.
+    """Return the layer that `kind` makes from `layer`; None if `layer` is not linear. If the weight
+    of `layer` is tied to an embedding, the new layer has a copy of the weight.
     """
     if type(layer) is nn.Linear:
         return kind(layer.weight, layer.bias)

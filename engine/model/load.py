@@ -1,8 +1,8 @@
 """Load a Hugging Face causal language model for the engine, check it, and refuse it if it cannot be
 served.
 
-Loads safetensors and GGUF files, and runs no code from the model directory. Raises Unusable with a
-line that names the model and what to do instead.
+Loads safetensors and GGUF files, and never runs code from the model directory. The message of an
+Unusable error names the model and says what to do instead.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ DTYPES_OF_FILES = ("f32", "bf16", "f16")
 
 @dataclass(frozen=True, slots=True)
 class HFModel:
-    """A loaded model with the linear layers and the attention of this engine. `reference` holds the
-    logits that the network computed before its own layers were replaced.
+    """A loaded model whose linear layers and attention are those of this engine. `reference` holds
+    the logits that the network computed before its own layers were replaced.
     """
 
     network: PreTrainedModel
@@ -73,13 +73,13 @@ class HFModel:
     device: torch.device
     dtype: torch.dtype
     weights: str = FULL
-    quantised: str | None = None  # the type of weights in the files, if quantised
-    grouped: bool = False  # whether quantised weights stay in groups
+    quantised: str | None = None  # the quantised type of the weights in the files, or None
+    grouped: bool = False  # whether the weights stay quantised, in groups
     ranks: int = 1  # number of processes that the model is split among
 
     @property
     def numbers(self) -> str:
-        """The dtype and the form of the weights, as the status and the log report them."""
+        """The dtype and the form of the weights, for the status and the log."""
         name = str(self.dtype).removeprefix("torch.")
         if self.ranks > 1:
             return f"{name}, {self.ranks} ranks"
@@ -162,10 +162,10 @@ def _read(
     dtype: torch.dtype,
     shard: Shard | None = None,
 ) -> tuple[PreTrainedModel, list[str]]:
-    """Return the network of a model directory, and the names of the weights that its files lack.
-    Such weights would be random. Weights that have this dtype in the files are mapped from the
-    files, so moving them to a device takes no copy in the process's memory. Ranks load one after
-    the other, and each rank keeps its `shard`.
+    """Load the network of a model directory. Returns the network and the names of the weights that
+    its files lack. Weights that the files lack have random values. Weights that the files store in
+    this dtype are memory-mapped, so moving them to a device makes no copy in the process's memory.
+    Ranks load one after the other, and each rank keeps only its `shard`.
     """
     logging.disable_progress_bar()  # standard error is for log lines
     logging.set_verbosity(CRITICAL)  # transformers should log nothing, because problems are raised

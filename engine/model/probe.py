@@ -1,9 +1,9 @@
-"""Find out what a network needs from attention, by one short pass that records the calls of
-attention.
+"""Find out what a network requires of attention, by one short forward pass that records the calls
+of attention.
 
-This module knows what the attention of this engine can do, and must not know where the network came
-from. Its functions raise Unusable with a text that continues a sentence after the name of the
-network's class.
+This module knows what the attention of this engine supports. The module must not depend on where
+the network came from. The message of an Unusable error continues a sentence that begins with the
+name of the network's class.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Mask = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """The geometry of a network's attention. `context_length` is the length of the longest text in
+    """The geometry of a network's attention. `context_length` is the maximum length of a text at
     which every token attends to exactly the tokens that the network's own masks allow.
     """
 
@@ -40,11 +40,13 @@ class ProbeResult:
 
 @dataclass(slots=True)
 class Probe:
-    """A record of the pass: what each layer would store in the KV cache, and the masks in use."""
+    """What a pass has recorded: what each layer would store in the KV cache, and the masks that
+    were used.
+    """
 
     layers: dict[int, LayerGeometry] = field(default_factory=dict)
     masks: list[Mask] = field(default_factory=list)
-    # pairs of the number of a mask and a sliding window
+    # pairs of the index of a mask and a sliding window
     used: set[tuple[int, int | None]] = field(default_factory=set)
 
 
@@ -53,7 +55,7 @@ _current: ContextVar[Probe] = ContextVar("probe")
 
 @contextmanager
 def probing(probe: Probe) -> Iterator[None]:
-    """Record every attention call within the scope in this probe."""
+    """Inside this context, record every attention call in `probe`."""
     token = _current.set(probe)
     try:
         yield
@@ -62,10 +64,10 @@ def probing(probe: Probe) -> Iterator[None]:
 
 
 def install_attention(network: PreTrainedModel, longest: int) -> ProbeResult:
-    """Put this engine's attention into a network, and return what the network needs from attention.
-    Raises Unusable if the network would compute other results with this engine's attention. The
-    context length is `longest`, or less if the masks of this engine and of the network agree only
-    up to a shorter length.
+    """Make a network use this engine's attention, and return what the network requires of it.
+    Raises Unusable if the network's results would differ with this engine's attention. The context
+    length is `longest`, or less if this engine's masks agree with the network's masks only up to a
+    shorter length.
     """
     network.set_attn_implementation(NAME)
     config = network.config.get_text_config()
@@ -77,7 +79,7 @@ def install_attention(network: PreTrainedModel, longest: int) -> ProbeResult:
     attending = tuple(layer for layer in layers if layer)
     if len(attending) < len(layers) or len(probe.layers) > len(layers):
         raise Unusable(f"has attention in {len(attending)} of its {len(layers)} layers only")
-    with network.device:  # the network's masks contain tensors of this device
+    with network.device:  # the network's masks contain tensors on this device
         lengths = [_covered(probe.masks[mask], window, longest) for mask, window in probe.used]
     covered = min(lengths, default=longest)
     if not covered:
@@ -87,7 +89,7 @@ def install_attention(network: PreTrainedModel, longest: int) -> ProbeResult:
 
 
 def refuse_class(kind: type[PreTrainedModel]) -> None:
-    """Raise Unusable for a class of networks that can be refused before its weights are read."""
+    """Raise Unusable for a network class that can be refused before its weights are read."""
     if kind._is_stateful:
         raise Unusable(
             "keeps a recurrent state, which cannot be rolled back when a draft is rejected"
@@ -97,8 +99,8 @@ def refuse_class(kind: type[PreTrainedModel]) -> None:
 
 
 def _pass(network: PreTrainedModel, probe: Probe) -> torch.Tensor:
-    """Feed four tokens, and return the logits of two of them, [1, 2, vocab]. Attention returns
-    zeros, so only the shape of the logits means anything.
+    """Feed four tokens to a network, and return the logits of two of them, [1, 2, vocab]. Attention
+    returns zeros in this pass, so only the shape of the logits is meaningful.
     """
     device = network.device
     with torch.inference_mode(), probing(probe):
@@ -130,9 +132,9 @@ def probe_attention(
     s_aux: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Record a call of attention; transformers calls this function in place of attention. Returns
-    zeros in the shape of attention's result, [1, rows, heads, value size]. Raises Unusable for
-    options that this engine's attention lacks.
+    """Record an attention call. transformers calls this function instead of an attention
+    implementation. Returns zeros in the shape of attention's result, [1, rows, heads, value size].
+    Raises Unusable for options that this engine's attention does not support.
     """
     probe = _current.get()
     attention.refuse_options(options)
@@ -157,8 +159,8 @@ def probe_attention(
 def number_mask(
     *, q_length: int, kv_length: int, mask_function: Mask, device: torch.device, **_: Any
 ) -> torch.Tensor:
-    """Record a mask; transformers calls this function to make a mask. Returns a mask [1, 1,
-    queries, keys] with its number in every place, so that `probe_attention` recognises the mask.
+    """Record a mask. transformers calls this function to make a mask. Returns a mask [1, 1,
+    queries, keys] that has its index as every element, by which `probe_attention` recognises it.
     """
     probe = _current.get()
     probe.masks.append(mask_function)
@@ -166,22 +168,22 @@ def number_mask(
 
 
 def _number(mask: torch.Tensor, count: int) -> int:
-    """Return the number that `number_mask` wrote into a mask. Raises Unusable if the mask was
-    changed.
+    """Return the index that `number_mask` wrote into a mask. Raises Unusable if the network has
+    changed the mask.
     """
     number = int(mask.flatten()[0])
     if not 0 <= number < count or not bool((mask == number).all()):
-        raise Unusable("changes its attention masks by itself")
+        raise Unusable("modifies the attention masks that transformers makes")
     return number
 
 
 def _covered(mask: Mask, window: int | None, longest: int) -> int:
-    """Return for how many of the first `longest` tokens of a text a network's mask and this
-    engine's mask agree, counted from the first token on.
+    """Return the largest length, up to `longest`, of a text for which a network's mask and this
+    engine's mask are equal.
     """
 
     def differs(row: int) -> bool:
-        keys = torch.arange(row + 2)  # the last key is that of the next token, which is hidden
+        keys = torch.arange(row + 2)  # the last key is the next token's, which must be hidden
         start = torch.zeros((), dtype=torch.long)
         theirs = mask(start, start, torch.tensor(row), keys).expand(keys.shape)
         ours = keys <= row

@@ -1,8 +1,8 @@
-"""Compute the reference logits of a model: those of three texts at some positions, computed by the
-network that transformers loaded, before any of its layers are replaced.
+"""Compute a model's reference logits: the logits of three texts at some positions, computed by the
+network as transformers loaded it, before any of its layers are replaced.
 
 The main text is prose, code, lists and a chat in several languages, as people write them. This
-module does not know how the self-test feeds these texts to the engine.
+module does not depend on how the self-test feeds these texts to the engine.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from tandem.engine.model.rounding import ReferenceText, ReferenceTexts
 from tandem.protos.errors import Unusable
 from tandem.protos.tokenizer import tokenizer_of
 
-LEAD = 256  # tokens of the prompt: enough to keep several threads busy when the prompt is fed whole
-STREAM = 48  # tokens after the prompt
-FORK, BRANCH = 120, 8  # where the side text leaves the main text, and its length from there
-OTHER = 160  # tokens of the text of another session
-SPREAD = 16  # tokens from one known row of the prompt to the next
+LEAD = 256  # tokens of the prompt, enough to keep several threads busy when it is fed in one piece
+STREAM = 48  # number of tokens after the prompt
+# position at which the side text branches off the main text, and the length of the branch
+FORK, BRANCH = 120, 8
+OTHER = 160  # number of tokens in the text of another session
+SPREAD = 16  # distance between positions of the prompt whose logits are kept
 TEXT = """\
 The harbour was quiet when Ines came down the hill with two buckets of paint. "Blue or green?" her
 brother asked, and she laughed, because they had talked about little else for 11 days. The boat had
@@ -60,22 +61,22 @@ class ReferenceLogits:
     main: ReferenceText
     side: ReferenceText
     other: ReferenceText
-    smooth: bool  # whether rounding moves no row far
+    smooth: bool  # whether rounding changes no row of logits much
 
     @property
     def lead(self) -> int:
-        """The number of tokens of the main text that form its prompt. The tokens after the prompt
-        are the stream.
+        """The number of tokens in the prompt of the main text. The tokens after the prompt are
+        called the stream.
         """
         return max(len(self.main.tokens) - STREAM, 0)
 
     @property
     def fork(self) -> int:
-        """The number of tokens that the main and the side text have in common."""
+        """The number of leading tokens that the main text and the side text have in common."""
         return branching(len(self.main.tokens)).start
 
     def release(self) -> None:
-        """Forget the logits of all three texts, to free their memory."""
+        """Delete the logits of all three texts, to free their memory."""
         for text in (self.main, self.side, self.other):
             text.logits.clear()
 
@@ -90,9 +91,9 @@ def reference_logits(
     network: PreTrainedModel, found: ProbeResult, dtype: torch.dtype, model: Path
 ) -> ReferenceLogits:
     """Compute the reference logits of a network. The main text has LEAD + STREAM tokens, and the
-    text of the other session has OTHER tokens; both have fewer if the context is shorter. The
-    tokenizer is that of the directory or file `model`. Raises Unusable with a text that continues a
-    sentence after the name of the network's class.
+    text of the other session has OTHER tokens; both have fewer if the context is shorter. The texts
+    are encoded with the tokenizer of the directory or file `model`. The message of an Unusable
+    error continues a sentence that begins with the name of the network's class.
     """
     rng, longest = random.Random(0), text_length(found.context_length)
     some = partial(rng.choices, range(found.vocab_size))
@@ -109,30 +110,28 @@ def reference_logits(
         raise
     except (RuntimeError, AttributeError, TypeError, ValueError, IndexError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise Unusable(f"fails a plain pass ({reason})") from error
+        raise Unusable(f"fails in an ordinary forward pass ({reason})") from error
     return ReferenceLogits(main, side, beside, texts.smooth)
 
 
 def branching(length: int) -> range:
-    """Return the positions at which the side text has other tokens than a main text of `length`
-    tokens.
-    """
+    """Return the positions at which the side text differs from a main text of `length` tokens."""
     fork = max(0, min(FORK, length - BRANCH))
     return range(fork, min(fork + BRANCH, length))
 
 
 def _positions(count: int) -> list[int]:
-    """Return the positions of a text whose logits are kept: some positions throughout the text, and
-    the positions on either side of each cut between blocks, tails and prefixes.
+    """Return the positions of a text at which logits are kept: some positions throughout the text,
+    and the positions on either side of each boundary between blocks, tails and prefixes.
     """
     cuts = {0, 1, STEP - 1}
     return [each for each in range(count) if each % STEP in cuts or each % SPREAD == 4]
 
 
 def prose(model: Path, vocabulary: int, count: int) -> list[int]:
-    """Return `count` tokens of TEXT, which is repeated if it is shorter. The tokenizer is that of a
-    model directory or file, and adds its special tokens. Raises Unusable if the tokenizer cannot be
-    read.
+    """Return `count` tokens of TEXT, repeating TEXT if it is shorter. TEXT is encoded with the
+    tokenizer of a model directory or file, which adds its special tokens. Raises Unusable if the
+    tokenizer cannot be read.
     """
     try:
         ids = tokenizer_of(model).encode(TEXT).ids

@@ -1,5 +1,5 @@
-"""Compute the logits of the network that transformers loaded, and how far rounding alone may move
-each row of logits.
+"""Compute the logits of the network as transformers loaded it, and how much rounding alone may
+change each row of logits.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-# the limit of a row is this many times the distance by which rounding was seen to move it; in the
-# tests, correct models moved rows by up to 2.9 times that distance, while mistakes that rounding
-# does not hide moved rows by more than 6 times that distance
+# the limit of a row is this many times the change that rounding was measured to cause in the row;
+# in the tests, correct models changed rows by up to 2.9 times the measured change, and faults
+# changed rows by more than 6 times the measured change, unless rounding hid them
 FACTOR = 4.0
-# the same factor in float32, where another order of additions in linear layers moves rows as far;
-# correct models moved rows by up to 5.7 times the distance, while mistakes moved rows by more than
-# 1,400 times the distance
+# the same factor for float32, where a different order of additions in linear layers changes rows as
+# much; correct models changed rows by up to 5.7 times the measured change, and faults changed rows
+# by more than 1,400 times the measured change
 SUMS = 10.0
-FLOOR = 6  # two computations are taken to differ by at least this many units of rounding
-# a row is not compared, and has no limit, if rounding moves it more than this many times as far as
-# the median row
+FLOOR = 6  # two computations are assumed to differ by at least this many units of rounding
+# a row is not compared, and has no limit, if rounding changes it more than this many times as much
+# as the median row
 UNSTABLE = 4.0
 ATEN = torch.ops.aten
 CHOICES = {ATEN.topk.default, ATEN.sort.default, ATEN.argmax.default, ATEN.max.dim}
 
 
 class Difference(NamedTuple):
-    """The difference of a row from its reference: `off` is its size, `limit` is the size that
-    rounding explains, and `share` is `off` divided by `limit`.
+    """The difference between a row of logits and its reference: `off` is its size, `limit` is the
+    size that rounding explains, and `share` is `off` divided by `limit`.
     """
 
     share: float
@@ -44,8 +44,8 @@ class Difference(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ReferenceText:
     """The tokens of a text, the network's logits [vocab] at some positions, and the limit at each
-    of these positions: how far a correct computation may be off. The limit is infinite at a
-    position where rounding moves the logits too far for a comparison.
+    of these positions: the most by which a correct computation may differ. The limit is infinite at
+    a position where rounding changes the logits too much for a comparison.
     """
 
     tokens: tuple[int, ...]
@@ -53,9 +53,9 @@ class ReferenceText:
     limits: dict[int, float]
 
     def differences(self, start: int, rows: torch.Tensor, positions: range) -> list[Difference]:
-        """Return how far `rows`, [rows, vocab], are off at those of `positions` whose reference
-        logits are known. `rows` are the logits of the tokens from `start` on. The difference is
-        infinite if a row has values that are not numbers.
+        """Return the differences between `rows` [rows, vocab] and the reference logits, at those of
+        `positions` that have reference logits. `rows` are the logits of the tokens from `start` on.
+        A difference is infinite if a row has values that are not numbers.
         """
         return [
             self._difference(position, rows[position - start])
@@ -70,39 +70,42 @@ class ReferenceText:
 
 
 def typical_difference(differences: Sequence[Difference], smooth: bool) -> Difference:
-    """Return how far a group of rows is off: the worst difference if the network is `smooth`
-    (rounding moves no row far), otherwise the median difference.
+    """Return the difference that represents a group of rows: the largest difference if the network
+    is `smooth` (rounding changes no row much), otherwise the median difference.
 
     A network that chooses experts is not smooth in half precision. Two scores may be so close that
-    rounding sends a token to another expert. The token's row is then far off, although the
-    computation is correct. Such a jump happens to single tokens at random, while a mistake affects
-    every row after some position, or every row that is fed in some way. Therefore, the median of
-    the rows that are fed in one way and lie on one side of a position is far off only after a
-    mistake. In float32, scores are never that close.
+    rounding sends a token to another expert. The token's row of logits then differs a lot from the
+    reference, although the computation is correct. A changed choice of experts affects single
+    tokens at random, while a fault affects every row after some position, or every row that is fed
+    in some way. Therefore, the median difference of the rows that are fed in one way and lie on one
+    side of a position is large only if there is a fault. In float32, two scores are never that
+    close.
     """
     ordered = sorted(differences)
     return ordered[-1] if smooth else ordered[(len(ordered) - 1) // 2]
 
 
 class ReferenceTexts:
-    """Computes reference texts with a network, and how far a right computation may be off in each
-    row.
+    """Computes reference texts with a network, and measures how much a correct computation may
+    differ in each row.
 
-    Two correct computations may add in different orders and so round differently, and layers
-    amplify the difference. The size of the difference depends on the row: even a small change moves
-    the logits of some rows by 1 or more. The limits are therefore measured by computing each row
-    three times. The reference is computed by eager attention. The second pass uses sdpa if the
-    network has it (`fused`), else eager attention with disturbed embeddings. The third pass uses
-    eager attention with disturbed embeddings too, but with other random numbers. Disturbed
-    embeddings are off by up to one unit in the last place.
+    Two correct computations may add numbers in different orders and therefore round differently,
+    and the layers amplify the difference. How large the difference becomes depends on the row: even
+    a small change of the input changes the logits of some rows by 1 or more. The limits are
+    therefore measured, by computing each row three times. The first pass computes the reference,
+    with eager attention. The second pass uses sdpa if the network has it (`fused`), otherwise eager
+    attention with disturbed embeddings. The third pass uses eager attention with embeddings that
+    are disturbed by other random numbers. Disturbed embeddings are changed by up to one unit in the
+    last place.
 
-    The limit of a row is a factor times the largest of three differences: the largest difference of
-    the row from its reference in the other two passes, the same difference of the median row of its
-    text, and a floor. The limit is at most the median absolute logit. If a row moved more than
-    UNSTABLE times as far as the median row, however, it is not compared: its limit is infinite.
+    The limit of a row is a factor times the largest of three values: the largest difference between
+    the row and its reference in the other two passes, the median of these differences over the
+    text's rows, and a floor. The limit is at most the median absolute logit. However, a row that
+    changed more than UNSTABLE times as much as the median row is not compared: its limit is
+    infinite.
 
-    `smooth` tells whether rounding moves no row far. This is so if the dtype is float32, or if no
-    reference pass has chosen anything by its score.
+    `smooth` tells whether rounding changes no row much. `smooth` is true if the dtype is float32,
+    or if no operation of the reference passes selects values by their scores.
     """
 
     def __init__(self, network: PreTrainedModel, dtype: torch.dtype, fused: bool) -> None:
@@ -112,7 +115,7 @@ class ReferenceTexts:
         self.smooth = True
 
     def of(self, tokens: Sequence[int], positions: Sequence[int]) -> ReferenceText:
-        """Return a reference text: the logits and the limits at some of its positions."""
+        """Compute a reference text: the logits and the limits at some positions of a text."""
         with TopKWatch() as choosing:
             rows = self._rows(tokens, positions, "eager", 0)
         self.smooth &= self._dtype == torch.float32 or not choosing.seen
@@ -122,8 +125,8 @@ class ReferenceTexts:
     def _limits(
         self, tokens: Sequence[int], logits: Mapping[int, torch.Tensor]
     ) -> dict[int, float]:
-        """Return for each position how far a correct row may be off; infinity if the row is not
-        compared.
+        """Return for each position how much a correct row may differ from the reference; infinity
+        if the row is not compared.
         """
         unit = torch.stack(list(logits.values())).float().abs().median().item()
         least = FLOOR * torch.finfo(self._dtype).eps * unit
@@ -144,9 +147,9 @@ class ReferenceTexts:
     def _rows(
         self, tokens: Sequence[int], positions: Sequence[int], way: str, seed: int
     ) -> torch.Tensor:
-        """Feed a text in one plain pass, with disturbed embeddings if `seed` is not 0, and return
-        its logits at some positions, [positions, vocab]. `way` is the name of an implementation of
-        attention in transformers.
+        """Feed a text in one ordinary forward pass, with disturbed embeddings if `seed` is not 0,
+        and return its logits at some positions, [positions, vocab]. `way` is the name of one of
+        transformers' attention implementations.
         """
         disturbing = _disturbed(self._network, seed) if seed else nullcontext()
         with _attending(self._network, way), disturbing:
@@ -159,7 +162,9 @@ class ReferenceTexts:
 
 
 class TopKWatch(TorchDispatchMode):
-    """Watches for operations that choose by scores; `seen` is whether one ran within the scope."""
+    """Detects operations that select values by their scores, such as topk; `seen` tells whether one
+    ran inside this context.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -168,8 +173,8 @@ class TopKWatch(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Note whether an operation chooses by scores, and run it. Torch calls this method for each
-        operation.
+        """Note whether an operation selects values by their scores, and run it. Torch calls this
+        method for every operation.
         """
         self.seen |= func in CHOICES
         return func(*args, **(kwargs or {}))
@@ -177,7 +182,7 @@ class TopKWatch(TorchDispatchMode):
 
 @contextmanager
 def _attending(network: PreTrainedModel, way: str) -> Iterator[None]:
-    """Make a network use one of transformers' own implementations of attention within the scope."""
+    """Inside this context, make a network use transformers' attention implementation `way`."""
     before = network.config._attn_implementation
     network.set_attn_implementation(way)
     try:
@@ -188,7 +193,7 @@ def _attending(network: PreTrainedModel, way: str) -> Iterator[None]:
 
 @contextmanager
 def _disturbed(network: PreTrainedModel, seed: int) -> Iterator[None]:
-    """Change embeddings at random by up to one unit of rounding within the scope."""
+    """Inside this context, change embeddings at random by up to one unit of rounding."""
     random_numbers = torch.Generator().manual_seed(seed)
 
     def disturb(_: Any, __: Any, embedded: torch.Tensor) -> torch.Tensor:
@@ -204,6 +209,6 @@ def _disturbed(network: PreTrainedModel, seed: int) -> Iterator[None]:
 
 
 def _largest(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Return the largest absolute difference of two rows; infinity if it is not a number."""
+    """Return the largest absolute difference between two rows; infinity if it is not finite."""
     largest = (one.float() - other.float()).abs().max()
     return largest.item() if largest.isfinite() else torch.inf

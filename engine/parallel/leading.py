@@ -1,4 +1,6 @@
-"""Run a model that is split among ranks: rank 0 leads, and the other ranks follow."""
+"""Run a model that is split among ranks: rank 0 decides what is run, and the other ranks do the
+same.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,15 @@ class RankPool(KVPool):
     """The KV cache of one rank, which holds the keys and values of the rank's heads."""
 
     def finite(self, table: PageTable, start: int, stop: int) -> bool:
-        """Return whether all keys and values of a table's positions from `start` to `stop` are
-        finite, in the heads of all ranks.
+        """Return whether all keys and values at the positions from `start` to `stop` of a page
+        table are finite, in the heads of all ranks.
         """
         own = torch.tensor([super().finite(table, start, stop)], device=self._device)
         return all(bool(each) for each in gathered(own))
 
 
 class LeadingPool(RankPool):
-    """The KV cache of rank 0, which makes the other ranks perform each of its changes too."""
+    """The KV cache of rank 0. Each change to this cache is also made on the other ranks."""
 
     def __init__(self, ranks: Ranks, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
@@ -41,20 +43,20 @@ class LeadingPool(RankPool):
         super().copy(source, target, start, stop)
 
     def compact(self, table: PageTable, start: int, path: Sequence[int]) -> None:
-        """Move the positions of a path together within a page table, on all ranks."""
+        """Move the positions of a tree path together within a page table, on all ranks."""
         self._ranks.tell("compact", table, start, path)
         super().compact(table, start, path)
 
     def finite(self, table: PageTable, start: int, stop: int) -> bool:
-        """Return whether all keys and values of a table's positions from `start` to `stop` are
-        finite, on all ranks.
+        """Return whether all keys and values at the positions from `start` to `stop` of a page
+        table are finite, on all ranks.
         """
         self._ranks.tell("finite", table, start, stop)
         return super().finite(table, start, stop)
 
 
 class LeadingRunner(HFRunner):
-    """The runner of rank 0, which makes the other ranks run the same passes."""
+    """The runner of rank 0. This runner makes the other ranks run the same passes."""
 
     def __init__(self, ranks: Ranks, model: HFModel, positions: int, exact: bool) -> None:
         self._ranks = ranks
@@ -63,36 +65,40 @@ class LeadingRunner(HFRunner):
 
     @property
     def lost(self) -> str | None:
-        """The reason why no more passes can run: a rank has ended. The result is None while all
-        ranks run.
+        """Why no more passes can run, which is the case once a rank has ended. The value is None
+        while all ranks run.
         """
         return self._ranks.lost
 
     def give_up_exactness(self) -> bool:
-        """Give up exactness on all ranks; return whether passes run differently from now on."""
+        """Switch off exact mode, which is slower, on all ranks. Returns whether this changes how
+        forward passes are computed.
+        """
         self._ranks.tell("give_up_exactness")
         return super().give_up_exactness()
 
     def capture_passes(self) -> int:
-        """Capture the passes on all ranks; return how many rank 0 captured."""
+        """Capture the CUDA graphs of all passes, on all ranks. Returns the number of graphs that
+        rank 0 captured.
+        """
         self._ranks.tell("capture_passes")
         return super().capture_passes()
 
     def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """Feed segments in one pass on all ranks; return their float32 logits."""
+        """Feed segments in one forward pass on all ranks; return their float32 logits."""
         self._ranks.tell("feed", segments)
         return super().__call__(segments)
 
 
 class Follower:
-    """The runner of a rank other than 0, which does what rank 0 sends."""
+    """The runner of a rank other than 0. This runner executes the operations that rank 0 sends."""
 
     def __init__(self, model: HFModel) -> None:
         self._model = model
         self._runner: HFRunner
 
     def __call__(self, name: str, arguments: Sequence[Any]) -> None:
-        """Run the operation `name` that rank 0 sent, with its arguments."""
+        """Execute the operation `name` that rank 0 sent, with its arguments."""
         if name == "prepare":
             positions, exact = arguments
             self._runner = HFRunner(self._model, positions, exact, pool=RankPool)

@@ -1,8 +1,9 @@
 """Run the processes of a model that is split among ranks. Rank 0, the service, starts the other
-ranks, and sends them through pipes what to do next. Tensors travel by torch.distributed.
+ranks, and sends them the operations to execute through pipes. Tensors are exchanged through
+torch.distributed.
 
-The other ranks end when their pipes close, so they do not outlive rank 0. When one of the ranks
-ends, passes fail, `lost` names the rank, and the service ends, to be started again as a whole.
+The other ranks end when their pipes close, so they do not outlive rank 0. When a rank ends, passes
+fail, `lost` names the rank, and the service ends, so that all ranks are started again together.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 from tandem.engine.parallel.shards import Shard
 from tandem.protos.errors import Unusable
 
-FOREVER = timedelta(days=365)  # a timeout that idle ranks never reach
+FOREVER = timedelta(days=365)  # a timeout so long that idle ranks never reach it
 
-# a function that returns a rank's handler of the operations that rank 0 sends
+# a function that returns the handler with which a rank executes the operations from rank 0
 Follow = Callable[[Shard], Callable[[str, Any], None]]
 
 
 class Ranks:
-    """The other ranks, as rank 0 sees them."""
+    """The processes of the other ranks, which rank 0 starts and controls."""
 
     def __init__(self, count: int, device: str, follow: Follow) -> None:
         """Start `count` - 1 processes and connect with them; raises Unusable. `follow` must be
-        importable.
+        importable in the started processes.
         """
         self.shard = Shard(0, count)
         self._folder = TemporaryDirectory()
@@ -61,13 +62,13 @@ class Ranks:
 
     @property
     def lost(self) -> str | None:
-        """A text that says which rank has ended; None while all ranks run."""
+        """A message that says which rank has ended; None while all ranks run."""
         ended = [rank for rank, each in enumerate(self._processes, 1) if not each.is_alive()]
         return f"rank {ended[0]} of the model has ended" if ended else None
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """Send an operation and its arguments to the other ranks. Rank 0 performs the operation
-        itself.
+        """Send an operation and its arguments to the other ranks. Rank 0 has to perform the
+        operation itself.
         """
         for pipe in self._pipes:
             with suppress(OSError):  # the rank has ended, and `lost` says so
@@ -75,7 +76,7 @@ class Ranks:
 
 
 def _run(shard: Shard, device: str, file: str, pipe: Connection, follow: Follow) -> None:
-    """Run a rank other than 0, until its pipe closes."""
+    """Run a rank other than 0 until rank 0 closes the pipe."""
     pipe.send(shard.rank)
     _meet(shard, device, file)
     do = follow(shard)
@@ -85,8 +86,8 @@ def _run(shard: Shard, device: str, file: str, pipe: Connection, follow: Follow)
 
 
 def _meet(shard: Shard, device: str, file: str) -> None:
-    """Connect this rank with the other ranks. They find each other by a file, so no port is open to
-    strangers.
+    """Connect this rank with the other ranks. The ranks find each other through a file, so that no
+    port is open to other machines.
     """
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     for library in ("GLOO", "NCCL"):

@@ -1,10 +1,10 @@
-"""Split a network among ranks. The plan that transformers has for the network's class names the
-layers to split. Each rank keeps its part of these layers, and adds up the partial sums of all
-ranks.
+"""Split a network among ranks. The tensor-parallel plan that transformers has for the network's
+class names the layers to split. Each rank keeps its part of the split layers, and adds up the
+partial sums of all ranks.
 
 Each rank gathers the partial sums of all ranks, and adds them in the order of ranks. `all_reduce`
-would be faster, but the order of its additions depends on the number of rows, so a row would not
-have the same result alone and with other rows.
+would be faster, but the order of its additions depends on the number of rows, so a row's result
+would depend on the other rows of the pass.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from tandem.engine.forward.grouped_weight import GroupedWeight
 from tandem.protos.errors import Unusable
 
-OUTPUTS, INPUTS = "colwise", "rowwise"  # transformers' names for the side of a weight that is split
+OUTPUTS, INPUTS = "colwise", "rowwise"  # transformers' names for the two ways to split a weight
 WHOLE = {"embedding_rowwise", "replicated_with_grad_allreduce", "colwise_gather_output"}
-# each rank keeps layers of these styles whole: embeddings, norms of heads, the output layer
+# each rank keeps layers of these styles unsplit: embeddings, norms of heads, the output layer
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of a network that one of `count` ranks has."""
+    """One of the `count` ranks among which a network is split."""
 
     rank: int
     count: int
 
     def device(self, name: str) -> str:
         """Return the device of this rank: the CUDA device with the rank's number, or the named
-        device on other systems.
+        device if it is not a CUDA device.
         """
         return f"cuda:{self.rank}" if name.startswith("cuda") else name
 
     def part(self, size: int, what: str) -> slice:
-        """Return this rank's part of `size` rows, columns or heads. Raises Unusable if the number
-        of ranks does not divide `size`.
+        """Return the slice of `size` rows, columns or heads that this rank has. Raises Unusable if
+        the number of ranks does not divide `size`.
         """
         if size % self.count:
             raise Unusable(f"cannot be split among {self.count} ranks: its {what} are {size}")
@@ -68,7 +68,7 @@ def gathered(part: torch.Tensor) -> list[torch.Tensor]:
 
 def check_split(config: PreTrainedConfig, count: int) -> None:
     """Raise Unusable if a network of this configuration cannot be split among `count` ranks. The
-    check takes no memory for weights.
+    check allocates no memory for weights.
     """
     if hasattr(config, "quantization_config"):
         raise Unusable("cannot be split among ranks: its weights are quantised")
@@ -79,8 +79,8 @@ def check_split(config: PreTrainedConfig, count: int) -> None:
 
 @torch.inference_mode()
 def split(network: PreTrainedModel, shard: Shard) -> None:
-    """Reduce a network to one rank's part. Raises Unusable if the network cannot be split; the text
-    continues a sentence after the name of the network's class.
+    """Reduce a network to the part of one rank. Raises Unusable if the network cannot be split. The
+    message of this error continues a sentence that begins with the name of the network's class.
     """
     config = network.config.get_text_config()
     for what in ("num_attention_heads", "num_key_value_heads"):
@@ -98,7 +98,7 @@ def split(network: PreTrainedModel, shard: Shard) -> None:
 
 def _keep(layer: nn.Linear, shard: Shard, outputs: bool) -> None:
     """Reduce a layer to this rank's part of its outputs or, if not `outputs`, of its inputs. If the
-    inputs are split, only rank 0 keeps the bias, so that the bias is added once.
+    inputs are split, only rank 0 keeps the bias, so that it is added only once.
     """
     weight, bias = layer.weight, layer.bias
     part = shard.part(weight.shape[not outputs], "outputs" if outputs else "inputs")
@@ -112,9 +112,9 @@ def _keep(layer: nn.Linear, shard: Shard, outputs: bool) -> None:
 
 
 def join(network: PreTrainedModel) -> list[str]:
-    """Make a network that was split add up the partial sums of its ranks. Returns the names of the
-    layers whose outputs are summed. Since the split, layers may have been replaced, or absorbed by
-    their parent modules.
+    """Make a network that was split add up the partial sums of all ranks. Returns the names of the
+    layers whose outputs are summed. Layers may have been replaced, or absorbed by their parent
+    modules, after the split.
     """
     names = {_held(network, name) for name, style in _styles(network) if style == INPUTS}
     for name in names:
@@ -124,7 +124,7 @@ def join(network: PreTrainedModel) -> list[str]:
 
 @contextmanager
 def joined(network: PreTrainedModel) -> Iterator[None]:
-    """Make a network that was split add up the partial sums of its ranks within the scope."""
+    """Inside this context, make a network that was split add up the partial sums of all ranks."""
     names = join(network)
     try:
         yield
@@ -135,7 +135,7 @@ def joined(network: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def in_turn(shard: Shard) -> Iterator[None]:
-    """Let the ranks enter the scope one after the other, so that memory never holds two whole
+    """Let the ranks enter this context one after the other, so that memory never holds two complete
     networks.
     """
     for _ in range(shard.rank):
@@ -146,7 +146,7 @@ def in_turn(shard: Shard) -> Iterator[None]:
 
 
 def _held(network: nn.Module, name: str) -> str:
-    """Return the name of this layer, or of the module that has absorbed the layer."""
+    """Return the name of a layer, or of the module that has absorbed it."""
     while _found(network, name) is None:
         name = name.rpartition(".")[0]
     return name
@@ -161,7 +161,9 @@ def _found(network: nn.Module, name: str) -> nn.Module | None:
 
 
 def _styles(network: PreTrainedModel) -> Iterator[tuple[str, str]]:
-    """Yield each layer in transformers' plan for the class, and how the plan splits the layer."""
+    """Yield the name of each layer in transformers' plan for the class, and how the plan splits the
+    layer.
+    """
     layers = range(network.config.get_text_config().num_hidden_layers)
     for name, style in (network.tp_plan or {}).items():
         if "*" in name:

@@ -1,6 +1,7 @@
-"""Make a short program that computes the same as a network's pass. The pass is recorded, the
-recording is translated into instructions or fused calls, and examples prove the program.
+"""Convert a network's forward pass into a short program that computes the same logits. The pass is
+recorded, the recording is translated into instructions or fused calls, and the program is verified
+with examples.
 
-The package must not know families of models: it knows only which calls a network makes. Start
+The package must not know families of models: it only knows the calls that a network makes. Start
 reading in `proof`, which makes a program, then in `tape`, `build` and `rules`.
 """

@@ -1,8 +1,10 @@
-"""Build programs from recordings. On a CPU, a recorded call becomes instructions if a rule takes
-it, and stays a call otherwise. On a CUDA device, calls are fused into fewer calls.
+"""Build programs from recordings of passes. On a CPU, a recorded call is translated into
+instructions if there is a rule for it, and stays a call otherwise. On a CUDA device, calls are
+fused into fewer calls.
 
-The builder compares two passes with different numbers of rows, which shows what depends on rows. A
-result that depends on weights alone and is equal in both passes is kept and not computed again.
+The builder compares recordings of two passes with different numbers of rows, to find out what
+depends on the number of rows. A result that depends on weights alone and is equal in both passes is
+stored in the program and not computed again.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ from tandem.engine.program.writer import storage_of
 
 
 class Builder(TwinTensors):
-    """Makes one program from the tapes of two passes. If the passes are along paths, the program
-    has instructions and calls. If the passes are by rows, it has fused calls.
+    """Builds one program from the recordings of two passes. If the passes have path plans, the
+    program consists of instructions and calls. If the passes have row plans, the program consists
+    of fused calls.
     """
 
     def __init__(self, tapes: tuple[Tape, Tape], pool: KVPool, context: int) -> None:
@@ -43,14 +46,14 @@ class Builder(TwinTensors):
         self._instructions = isinstance(one, PathPlan)
         self._in_step = partial(_in_step, pool, context)
         self._tapes = tapes
-        self._makers: dict[int, int] = {}  # the number of the call that made each tensor
-        # the numbers of the calls that changed each storage
+        self._makers: dict[int, int] = {}  # per tensor: index of the call that made it
+        # for each storage: the indices of the calls that changed it
         self._changes: dict[Hashable, list[int]] = {}
-        self._written: dict[int, list[Written]] = {}  # each call's instructions
+        self._written: dict[int, list[Written]] = {}  # the instructions of each call
 
     def program(self) -> Program:
-        """Return one program for both passes. Raises Unrecordable if no program can do what both
-        passes do.
+        """Return one program that can replace both passes. Raises Unrecordable if no program can
+        replace both.
         """
         first, second = self._tapes
         inputs = (
@@ -61,7 +64,7 @@ class Builder(TwinTensors):
             self._value(one)
         self._inputs = set(self._origins)
         if len(first.calls) != len(second.calls):
-            raise Unrecordable("a pass over other rows makes more or fewer calls")
+            raise Unrecordable("with other rows, the network makes more or fewer calls")
         for number, pair in enumerate(zip(first.calls, second.calls, strict=True)):
             self._classify(number, *pair)
         plain, shown = self._needed()
@@ -82,19 +85,20 @@ class Builder(TwinTensors):
         )
 
     def _tensors(self) -> Iterator[torch.Tensor]:
-        """Yield the tensors of the first pass that are values of the program."""
+        """Yield the tensors of the first pass that are among the values of the program."""
         first = self._tapes[0]
         inputs = first.plan.token_ids, first.plan.positions, first.plan.logits_rows
         found = [*inputs, *(each for call in first.calls for each in tensors_in(call.made))]
         return (each for each in found if id(each) in self._values)
 
     def _classify(self, number: int, one: Call, two: Call) -> None:
-        """Decide whether the results of a call are kept, or the call becomes instructions, or it
-        stays a call. Raises Unrecordable if the two passes make different calls.
+        """Decide how a recorded call becomes part of the program: its results are stored as
+        constants, it is translated into instructions, or it stays a call. Raises Unrecordable if
+        the two passes make different calls.
         """
         if one.function is not two.function or one.spec != two.spec or one.shape != two.shape:
             raise Unrecordable(
-                f"a pass over other rows calls {two.function} instead of {one.function}"
+                f"with other rows, the network calls {two.function} instead of {one.function}"
             )
         for first, second in zip(one.given, two.given, strict=True):
             if isinstance(first, torch.Tensor):
@@ -122,8 +126,8 @@ class Builder(TwinTensors):
             self._enter(*pair, origin)
 
     def _note_change(self, number: int, call: Call) -> None:
-        """Note the tensor that a call changes in place. Raises Unrecordable unless another call
-        made that tensor: no call may change an input, a weight or a result of instructions.
+        """Record which tensor a call changes in place, if any. Raises Unrecordable if the call
+        changes an input, a weight or a result of instructions.
         """
         if isinstance(call.function, torch._ops.OpOverload) and call.function._schema.is_mutable:
             target = storage_of(call.given[0])
@@ -138,7 +142,7 @@ class Builder(TwinTensors):
         return all(self._origins[storage_of(each)] is Origin.KEPT for each in given)
 
     def _sizes(self, tensors: Sequence[Twins]) -> dict[Hashable, int]:
-        """Return the bytes per row of the tensors' storages. Return an empty mapping if the size of
+        """Return the bytes per row of each tensor's storage. Return an empty mapping if the size of
         a storage is not proportional to the number of rows.
         """
         found = dict[Hashable, int]()
@@ -150,8 +154,8 @@ class Builder(TwinTensors):
         return found
 
     def _needed(self) -> tuple[set[int], list[torch.Tensor]]:
-        """Return the numbers of the calls that stay calls of PyTorch. Also return the tensors that
-        instructions write and that such calls, or the caller of the program, read.
+        """Return the indices of the calls that must remain calls of PyTorch. Also return those
+        tensors written by instructions that the remaining calls, or the program's caller, read.
         """
         plain, shown = set[int](), dict[int, torch.Tensor]()
         needed = [self._tapes[0].logits]
@@ -171,9 +175,9 @@ class Builder(TwinTensors):
         return plain, list(shown.values())
 
     def _parts(self, plain: set[int]) -> tuple[list[int], list[int | list[Written]]]:
-        """Return the numbers of the calls that run first, because they depend on no instruction.
-        Also return the later parts in order: the numbers of the other calls, and lists of the
-        instructions between them.
+        """Return the indices of the calls that can run before all instructions, because they depend
+        on no instruction. Also return the rest of the program in order: the indices of the other
+        calls, and lists of the instructions between these calls.
         """
         early, late = list[int](), list[int | list[Written]]()
         behind = {key for key, origin in self._origins.items() if origin is Origin.WRITTEN}
@@ -193,8 +197,8 @@ class Builder(TwinTensors):
     def _actions(
         self, late: Sequence[int | list[Written]], shown: Sequence[torch.Tensor]
     ) -> Iterator[Action]:
-        """Yield the later actions in order: stretches of instructions, calls of PyTorch, and
-        actions that make tensors from the memory that instructions write.
+        """Yield the actions that follow the first calls, in order: stretches of instructions, calls
+        of PyTorch, and actions that make tensors from memory to which instructions have written.
         """
         users: dict[Hashable, set[int]] = {storage_of(each): {-1} for each in shown}
         for number, part in enumerate(late):
@@ -224,7 +228,7 @@ class Builder(TwinTensors):
     def _plain(self, number: int) -> Plain:
         one, two = (tape.calls[number] for tape in self._tapes)
         if one.function is attention.attention and self._instructions:
-            raise Unrecordable("no rule translates its attention into instructions")
+            raise Unrecordable("there is no rule that translates its attention into instructions")
         given = [self._argument(*pair) for pair in zip(one.given, two.given, strict=True)]
         made = [self._value(each) if isinstance(each, torch.Tensor) else None for each in one.made]
         shape = tree_unflatten(range(len(given)), one.spec)
@@ -241,5 +245,5 @@ class Builder(TwinTensors):
 
 
 def _in_step(pool: KVPool, context: int, plan: RowPlan) -> AbstractContextManager[None]:
-    """Return the scope within which attention knows the plan of a pass."""
+    """Return the context manager in which attention calls use the plan of a pass."""
     return attention.in_step(attention.AttentionStep(plan, pool, context))

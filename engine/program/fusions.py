@@ -1,8 +1,8 @@
-"""Fuse calls of a pass, for devices on which every call costs a launch. A sum and its norm become
-one call. Rotary positions and the storing of keys and values also become one call, within
-attention.
+"""Fuse calls of a pass, for devices on which every call costs a kernel launch. A sum and the norm
+of this sum become one call. Applying rotary positions and storing keys and values are also fused,
+as a part of the attention call.
 
-A fused call computes the same bits as the calls that it replaces, which `proof` checks.
+A fused call must compute the same bits as the calls that it replaces; `proof` checks this.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ aten = torch.ops.aten
 
 
 class Turned(NamedTuple):
-    """The heads before they are given rotary positions, and the cosines and sines of the angles, as
-    numbers of values.
+    """The inputs of rotary positions: the unrotated heads, and the cosines and sines of the angles,
+    each as the index of a value.
     """
 
     given: int
@@ -34,8 +34,8 @@ class Turned(NamedTuple):
 
 
 class Calls:
-    """The calls of a pass in order. `tensors` are the values of a pass by their numbers. `logits`
-    is the number of the value that holds the logits.
+    """The calls of a pass, in the order in which they run. `tensors` maps the index of each value
+    of the pass to its tensor. `logits` is the index of the value that contains the logits.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class Calls:
         self._index()
 
     def fused(self) -> list[Plain]:
-        """Return the calls that are left after fusing. Raises Unrecordable if a call changes a
-        tensor in place.
+        """Fuse calls where possible, and return the calls that are left. Raises Unrecordable if a
+        call changes a tensor in place.
         """
         if any(_changes(call.function) for call in self._calls):
-            raise Unrecordable("it changes tensors in place")
+            raise Unrecordable("the network changes tensors in place")
         self._calls = [self._rotated(call) for call in self._calls]
         self._drop()
         found = list[Plain]()
@@ -71,14 +71,16 @@ class Calls:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """The number of launches that fusing saves, and the number of launches without it."""
+        """The number of kernel launches that fusing saves, and the number of launches without
+        fusing.
+        """
         return self._all - self._launches(), self._all
 
     def _launches(self) -> int:
         return sum(not _is_view(call.function) for call in self._calls)
 
     def _index(self) -> None:
-        """Note which call makes each value, and how often calls read it."""
+        """Record which call makes each value, and how many times calls read each value."""
         self._makers = {
             number: call for call in self._calls for number in call.made if number is not None
         }
@@ -95,9 +97,9 @@ class Calls:
         self._index()
 
     def _norm_of(self, add: Plain) -> Plain | None:
-        """Return the call that computes the norm of a sum, where `add` is the call that computes
-        the sum. Return None if `add` is no sum of two contiguous tensors of one shape and dtype, or
-        if no norm reads the sum.
+        """Return the call that computes the norm of a sum, given the call `add` that computes the
+        sum. Return None if `add` does not add two contiguous tensors of the same shape and dtype,
+        or if no norm reads the sum.
         """
         if add.function is not aten.add.Tensor or add.shape[1] or len(add.reads) != 2:
             return None
@@ -112,14 +114,14 @@ class Calls:
         return None
 
     def _added(self, add: Plain, norm: Plain) -> Plain:
-        """Return one call that computes a sum and its norm."""
+        """Return one call that computes both a sum and the norm of this sum."""
         layer: RMSNorm = norm.function  # type: ignore[assignment]
         function = partial(_add_norm, layer)
         return replace(add, function=function, made=[*self._made(add), *self._made(norm)])
 
     def _rotated(self, attend: Plain) -> Plain:
-        """Return a call of attention that gives its queries and keys rotary positions itself, if
-        nothing else reads the rotated queries and keys. Return every other call unchanged.
+        """Return an attention call that applies rotary positions to its queries and keys itself, if
+        no other call reads the rotated queries and keys. Return every other call unchanged.
         """
         if attend.function is not attention.attention:
             return attend
@@ -145,9 +147,9 @@ class Calls:
         )
 
     def _turned(self, number: int) -> Turned | None:
-        """Return the heads and angles of a value with rotary positions. Such a value is x cos +
-        cat(-second half of x, first half of x) sin, for heads x [1, heads, rows, size]. Return None
-        if the value has another form.
+        """Return the heads and angles from which a value with rotary positions was computed. Such a
+        value is x cos + cat(-second half of x, first half of x) sin, for heads x [1, heads, rows,
+        size]. Return None if the value was computed in another way.
         """
         whole = self._made_by(number, aten.cat.default)
         if whole and len(whole.reads) == 2 and not self._tensors[whole.reads[1]].numel():
@@ -183,8 +185,8 @@ class Calls:
         return found if same and self._tensors[crossed].shape == x.shape else None
 
     def _fits(self, turned: Turned, number: int) -> bool:
-        """Whether heads and angles have the form that the kernel takes, and the rotated heads have
-        only one reader.
+        """Whether the kernel supports the heads and angles, and only one call reads the rotated
+        heads.
         """
         x, cos, sin = (self._tensors[each] for each in turned)
         alone = self._users[number] == 1
@@ -194,9 +196,7 @@ class Calls:
         return alone and last and angles and len(dtypes) == 1 and x.shape[-1] % 2 == 0
 
     def _made_by(self, number: int, function: Callable[..., Any]) -> Plain | None:
-        """Return the call that makes a value. Return None if the value was made by another
-        function.
-        """
+        """Return the call that made a value, or None if that call is not a call of `function`."""
         call = self._makers.get(number)
         return call if call is not None and call.function is function else None
 
@@ -209,7 +209,7 @@ def _add_norm(layer: RMSNorm, one: torch.Tensor, other: torch.Tensor) -> tuple[A
 
 
 def _is_view(function: Any) -> bool:
-    """Whether a call costs no launch, since its result is a view of its input."""
+    """Whether a call needs no kernel launch because its result is a view of its input."""
     if not isinstance(function, torch._ops.OpOverload):
         return False
     returns = function._schema.returns

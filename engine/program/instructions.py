@@ -1,4 +1,4 @@
-"""The instructions of a program in the form that program.cpp reads, and the places that each
+"""The instructions of a program in the format that program.cpp reads, and the memory that each
 instruction reads and writes.
 """
 
@@ -19,11 +19,11 @@ POINTER, LONG, INT, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctyp
 
 
 class Operation(IntEnum):
-    """The operations of instructions, numbered as in program.cpp."""
+    """The operations that an instruction can perform, with the same values as in program.cpp."""
 
     LINEAR = 0
     ATTEND = 1
-    NORM = 2  # NORM and all operations below handle each row separately
+    NORM = 2  # NORM and all operations below process each row separately
     GATE = 3
     STORE = 4
     COPY = 5
@@ -35,7 +35,7 @@ class Operation(IntEnum):
 
 
 class Linear(ctypes.Structure):
-    """The linear layer of an instruction, with the same fields as in program.cpp."""
+    """The parameters of a linear layer's instruction, with the same fields as in program.cpp."""
 
     _fields_ = (
         *((name, POINTER) for name in ("weights", "grouping", "bias")),
@@ -45,7 +45,7 @@ class Linear(ctypes.Structure):
 
 
 class Attend(ctypes.Structure):
-    """The attention of a layer for an instruction, with the same fields as in program.cpp."""
+    """The parameters of an instruction for attention, with the same fields as in program.cpp."""
 
     _fields_ = (
         *((name, POINTER) for name in ("keys", "values", "sinks")),
@@ -55,7 +55,7 @@ class Attend(ctypes.Structure):
 
 
 class Instruction(ctypes.Structure):
-    """An instruction, with the same fields as in program.cpp."""
+    """An instruction of a program, with the same fields as in program.cpp."""
 
     _fields_ = (
         *((name, INT) for name in ("operation", "kind", "source_kind")),
@@ -67,7 +67,7 @@ class Instruction(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    """The paths of a step's rows and the slots of their keys, with the same fields as in
+    """The paths of a step's rows and the slots of the rows' new keys, with the same fields as in
     program.cpp.
     """
 
@@ -79,7 +79,9 @@ class Step(ctypes.Structure):
 
     @classmethod
     def of(cls, plan: PathPlan) -> Step:
-        """Return the step of a plan. The step keeps the tensors of the plan alive."""
+        """Convert a path plan to the format that program.cpp reads. The result keeps the tensors of
+        the plan alive.
+        """
         paths, slots = plan.paths, plan.slots
         stored = torch.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
         tensors = (paths.pages, paths.tables, paths.prefixes, paths.tails, paths.slots, stored)
@@ -90,7 +92,9 @@ class Step(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A view of a storage. Any hashable key can identify the storage."""
+    """A place in memory: a storage, which any hashable key can identify, and a view of this
+    storage.
+    """
 
     storage: Hashable
     view: View
@@ -98,13 +102,15 @@ class Place:
 
 @dataclass(slots=True)
 class Written:
-    """An instruction whose views name their storages by keys. The storages have no numbers yet."""
+    """An instruction that refers to storages by keys. When its stretch is built, the instruction is
+    converted to an `Instruction`, which refers to storages by indices.
+    """
 
     operation: Operation
     kind: ElementType
     outer: int
     inner: int
-    result: Place  # the storage of the result is None if the result goes to the memory of a layer
+    result: Place  # its storage is None if the instruction writes to the KV pool
     reads: Sequence[Place]
     number: float = 0.0
     source_kind: int = 0
@@ -112,13 +118,13 @@ class Written:
 
     @property
     def by_row(self) -> bool:
-        """Whether the instruction handles each row separately."""
+        """Whether the instruction processes each row separately."""
         return self.operation >= Operation.NORM
 
 
 def groups_of(program: Sequence[Written]) -> list[int]:
-    """Return the number of each instruction's group. Consecutive instructions that handle each row
-    separately share a group. Every other instruction is a group of its own.
+    """Return the group index of each instruction. Consecutive instructions that process each row
+    separately form one group. Every other instruction forms a group of its own.
     """
     numbers = list[int]()
     for index, each in enumerate(program):

@@ -1,5 +1,5 @@
-"""The layout of a tensor in memory as a function of the number of rows. The layout is found by
-comparing the same tensor of two passes with different numbers of rows.
+"""Describe the memory layout of a tensor as a function of the number of rows. The layout is found
+by comparing corresponding tensors of two passes with different numbers of rows.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ from typing import TypeAlias
 
 import torch
 
-Twins: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # the same tensor of both passes
+Twins: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # corresponding tensors of two passes
 
 
 class Extent(ctypes.Structure):
-    """The number `fixed` + `each` * rows, with the same fields as in program.cpp."""
+    """A linear function of the number of rows, `fixed` + `each` * rows. The structure has the same
+    fields as in program.cpp.
+    """
 
     _fields_ = (("fixed", ctypes.c_int64), ("each", ctypes.c_int64))
 
 
 class View(ctypes.Structure):
-    """A view of a source, with the same fields as in program.cpp. The offset counts bytes, and the
-    strides count numbers.
+    """Describes where the numbers of a tensor are stored in a block of memory, with the same fields
+    as in program.cpp. The offset is in bytes, and the strides are in numbers.
     """
 
     _fields_ = (
@@ -32,24 +34,23 @@ class View(ctypes.Structure):
 
 
 class Counts:
-    """The numbers of rows of the two passes, and the numbers of rows that give logits."""
+    """The number of rows in each of two passes, and the number of rows that give logits in each."""
 
     def __init__(self, rows: tuple[int, int], num_logits: tuple[int, int]) -> None:
         self.rows = rows
         self._num_logits = num_logits
 
     def extent(self, one: int, two: int) -> Extent | None:
-        """Return a number as a function of the number of rows. The number was `one` in the first
-        pass and `two` in the second. Return None if the number does not change by a whole amount
-        per row.
+        """Return the linear function of the number of rows that equals `one` in the first pass and
+        `two` in the second pass, or None if its slope would not be a whole number.
         """
         each, remainder = divmod(two - one, self.rows[1] - self.rows[0])
         return None if remainder else Extent(one - each * self.rows[0], each)
 
     def by_num_logits(self, one: int, two: int) -> Extent | None:
-        """Return a number as a function of the number of rows that give logits. The number was
-        `one` in the first pass and `two` in the second. Return None if the number does not change
-        by a whole amount per such row.
+        """Return the linear function of the number of rows that give logits, which equals `one` in
+        the first pass and `two` in the second pass, or None if its slope would not be a whole
+        number.
         """
         each, remainder = divmod(two - one, self._num_logits[1] - self._num_logits[0])
         return None if remainder else Extent(one - each * self._num_logits[0], each)
@@ -57,8 +58,8 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The layout of tensors of one shape. Each row has `outer` x `inner` numbers, and `views` tell
-    where the numbers of a row lie in each tensor.
+    """The memory layout of several tensors of the same shape. Each row has `outer` x `inner`
+    numbers, and `views` describes for each tensor where the numbers of a row are stored.
     """
 
     outer: int
@@ -67,14 +68,14 @@ class Layout:
 
     @property
     def side_by_side(self) -> bool:
-        """Whether the inner numbers of a row lie side by side in all tensors."""
+        """Whether the inner numbers of a row are adjacent in the memory of all tensors."""
         return all((view.inner.fixed, view.inner.each) == (1, 0) for view in self.views)
 
 
 def layout_of(counts: Counts, tensors: Sequence[Twins], inner: int | None = None) -> Layout | None:
-    """Return the layout of tensors in which one dimension counts rows and all other dimensions
-    belong to a row. If `inner` is given, the layout must have that many inner numbers per outer
-    one. Return None if the tensors have another form.
+    """Return the common layout of tensors in which one dimension counts rows and all other
+    dimensions belong to a row. If `inner` is given, the layout must have `inner` inner numbers for
+    each outer number. Return None if the tensors have no such layout.
     """
     one, two = (tensors[0][each].shape for each in (0, 1))
     differing = [dim for dim in range(len(one)) if one[dim] != two[dim]]

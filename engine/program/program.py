@@ -1,5 +1,6 @@
-"""A program computes for the rows of a plan what a network computes, one action after the other. An
-action is a stretch of instructions for a CPU, a call that the network made, or a fused call.
+"""A program computes the same as a network, for the rows of a plan. A program runs actions one
+after the other. An action is a stretch of instructions for a CPU, a call that the network made, or
+a fused call.
 """
 
 from __future__ import annotations
@@ -21,52 +22,55 @@ Plan: TypeAlias = PathPlan | RowPlan
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A number that depends on the number of rows or, if `of_logits`, on the number of rows that
-    give logits.
+    """A number that depends on how many rows a pass has or, if `of_logits`, on how many of these
+    rows give logits.
     """
 
     extent: Extent
     of_logits: bool = False
 
     def at(self, now: Now) -> int:
-        """Return the number in a pass."""
+        """Return the number for a running pass."""
         count = now.num_logits if self.of_logits else now.rows
         return int(self.extent.fixed + self.extent.each * count)
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """The number of a tensor that is given to a program or that the program makes."""
+    """The index of a tensor that is given to a program or that the program computes."""
 
     number: int
 
 
 @dataclass(slots=True)
 class Now:
-    """The state of a running pass: its values so far, and its numbers of rows."""
+    """The state of a running pass: the values computed so far, the number of rows, and the number
+    of rows that give logits.
+    """
 
     values: list[Any]
     rows: int
     num_logits: int
-    step: Any  # the data of the pass that instructions need
+    step: Any  # the data of the pass that instructions read
 
 
 class Action(Protocol):
-    """An action that a program takes in a pass."""
+    """An action that a program runs in a pass."""
 
     @property
     def reads(self) -> Sequence[int]:
-        """The numbers of the values that the action reads."""
+        """The indices of the values that the action reads."""
 
     def run(self, now: Now) -> None:
-        """Carry out the action in a pass. This makes some values of the pass."""
+        """Run the action in a pass, and store the computed values in the state of the pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A call that the network made. `given` holds constants, values and counted numbers. `shape`
-    holds the positional and the named arguments, with indices into `given` in place of the objects
-    themselves. `made` are the numbers of the values that the call makes.
+    """A call that the network made. `given` contains the arguments: constants, references to
+    values, and numbers that depend on the number of rows. `shape` is the structure of the
+    positional and the named arguments, with indices into `given` in place of the arguments. `made`
+    lists the indices of the values that the call produces.
     """
 
     function: Callable[..., Any]
@@ -76,11 +80,13 @@ class Plain:
 
     @property
     def reads(self) -> Sequence[int]:
-        """The numbers of the values that the call is given."""
+        """The indices of the values that are arguments of the call."""
         return [each.number for each in self.given if isinstance(each, Value)]
 
     def run(self, now: Now) -> None:
-        """Make the call with the values of the pass, and keep its results as values."""
+        """Make the call with the values of a running pass, and store its results as values of the
+        pass.
+        """
         given = list(self.given)
         for index, each in enumerate(given):
             if isinstance(each, Value):
@@ -97,8 +103,8 @@ class Plain:
 
 
 def _filled(shape: Any, given: Sequence[Any]) -> Any:
-    """Replace the indices in `shape` by the objects in `given`. PyTorch's `tree_unflatten` would
-    take longer than most calls.
+    """Return `shape` with every index replaced by the object at this index in `given`. PyTorch's
+    `tree_unflatten` would take longer than most calls.
     """
     if isinstance(shape, int):
         return given[shape]
@@ -106,14 +112,15 @@ def _filled(shape: Any, given: Sequence[Any]) -> Any:
 
 
 class Program:
-    """Computes for the rows of a plan the same as a network. A program runs `actions` one after the
-    other. `values` is the number of values that the actions use.
+    """Computes the same as a network, for the rows of a plan. A program runs `actions` one after
+    the other. `values` is the number of values that the actions use.
 
-    The first three values are the tokens, their positions and the rows that give logits. `logits`
-    is the number of the value that holds the logits. `kept` are the objects that instructions point
-    to. A pass runs within the scope that `entered` returns for its plan. The scope gives the data
-    of the pass that actions need. `fused` is a pair: the number of fused operations, and the number
-    of all operations.
+    The first three values are the tokens, their positions and the indices of the rows that give
+    logits. `logits` is the index of the value that contains the logits. `kept` lists objects that
+    must stay alive because instructions point to them. Each pass runs inside the context manager
+    that `entered` returns for the plan of the pass. The context manager provides the data of the
+    pass that actions need. `fused` is a pair: the number of fused operations, and the number of all
+    operations.
     """
 
     def __init__(
@@ -137,7 +144,9 @@ class Program:
             self._actions[index][1].append(number)
 
     def __call__(self, plan: Plan) -> torch.Tensor:
-        """Return the logits of the rows of a plan that give logits, [num_logits, vocab]."""
+        """Run the program for the rows of a plan, and return the logits [num_logits, vocab] of
+        those rows that give logits.
+        """
         values: list[Any] = [None] * self._values
         values[:3] = plan.token_ids, plan.positions, plan.logits_rows
         with self._entered(plan) as step:

@@ -1,7 +1,7 @@
-"""Make programs for networks, and prove that a program computes the same as its network, bit for
-bit. The proof consists of examples, which are lines and trees of tokens. Some examples have a
-single row, and others have several rows of two sessions. Each example attends to the keys of the
-examples before it.
+"""Make programs for networks, and verify that a program computes the same as its network, bit for
+bit. The program and the network are run on examples, which are chains and trees of tokens. Some
+examples have a single row, and others have several rows of two sessions. Each example attends to
+the keys of the examples before it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tandem.protos import tree
 Run = Callable[[Any], torch.Tensor]
 PlanOf = Callable[[Sequence[Segment]], Plan]
 
-# rows of each recorded pass, and how many of them give logits; the numbers are small, because a
-# recording holds all its tensors. The passes differ by 5 rows and by 3 rows with logits, which have
-# no common factor. A change of a number therefore shows which of the two counts it depends on.
+# For each recorded pass: the number of rows, and how many of them give logits. The passes are small
+# because a recording keeps all tensors. The passes differ by 5 rows and by 3 rows with logits.
+# 5 and 3 have no common factor, so a number's change shows which of the two counts it depends on.
 RECORDED = ((2, 2), (7, 5))
-LENGTH = 60  # most tokens of an example
+LENGTH = 60  # maximum number of tokens per session in the examples
 TREE = (-1, 0, 0, 1, 1, 2, 4, 4, 0)
-EXAMPLES = (1, 19, 6, 1, 9)  # rows of the examples in order; the last is a tree, the others lines
-BESIDE = 3  # rows of the second session in an example of several rows
+EXAMPLES = (1, 19, 6, 1, 9)  # rows per example; the last example is a tree, the others are chains
+BESIDE = 3  # rows of the second session in each example that has several rows
 
 
 @torch.inference_mode()
@@ -46,9 +46,9 @@ def proved_program(
     vocabulary: int,
     plan_of: PlanOf = path_plan,
 ) -> Program:
-    """Return the program of a network. `run` makes a pass over a plan, and `plan_of` decides
-    whether plans are along paths or by rows. Raises Unrecordable, with the reason, if no program
-    can be made, or if the program computes something else than the network.
+    """Return a verified program of a network. `run` runs a pass for a plan, and `plan_of` decides
+    whether passes have path plans or row plans. Raises Unrecordable, with the reason, if no program
+    can be made, or if the program computes other logits than the network.
     """
     with _tables(pool, context) as (recorded, *tables):
         rng = random.Random(0)
@@ -65,7 +65,7 @@ def proved_program(
         ]
         one, two = (record(network, run, plan) for plan in plans)
         program = Builder((one, two), pool, context).program()
-        fed = [0, 0]  # numbers of tokens that two sessions were fed
+        fed = [0, 0]  # number of tokens that each session has been fed
         for rows in EXAMPLES:
             parents = TREE if rows == len(TREE) else tree.chain(rows)
             given = [segment(tables[0], fed[0], parents, min(rows, 5))]
@@ -75,7 +75,7 @@ def proved_program(
             fed[0] += rows
             own = [replace(each, table=tables[2 + index]) for index, each in enumerate(given)]
             if not torch.equal(run(plan_of(given)), program(plan_of(own))):
-                raise Unrecordable(f"its program computes something else for {rows} rows")
+                raise Unrecordable(f"its program computes different logits for {rows} rows")
     return program
 
 
@@ -88,7 +88,7 @@ def _tables(pool: KVPool, context: int) -> Iterator[list[PageTable]]:
     allocated = [table for table in tables if table]
     try:
         if len(allocated) < len(tables):
-            raise Unrecordable("the KV cache has no room for the examples of a proof")
+            raise Unrecordable("the KV cache is too small for the examples that verify a program")
         yield allocated
     finally:
         for table in allocated:

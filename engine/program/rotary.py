@@ -1,6 +1,6 @@
-"""Compute rotary positions (Su et al. 2021) with one instruction instead of six. Rotary positions
-are x cos + turned(x) sin, where turned(x) is the negated second half of x followed by its first
-half.
+"""Compute rotary positions (Su et al. 2021) with one instruction instead of six. A head x with
+rotary positions is x cos + turned(x) sin, where turned(x) is the negated second half of x followed
+by its first half.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tandem.engine.program.layout import View
 
 def fused(written: Sequence[Written], visible: Set[Hashable]) -> list[Written]:
     """Replace the six instructions of each rotation by one, and return all instructions. A rotation
-    is replaced only if nothing else reads its intermediate results. `visible` are the storages that
-    code outside the instructions reads.
+    is replaced only if nothing else reads its intermediate results. `visible` contains the storages
+    that code outside the instructions reads.
     """
     makers, uses = defaultdict[Hashable, list[Written]](list), Counter[Hashable]()
     for each in written:
@@ -39,7 +39,7 @@ def fused(written: Sequence[Written], visible: Set[Hashable]) -> list[Written]:
 
 def _parts(add: Written, makers: defaultdict[Hashable, list[Written]]) -> list[Written]:
     """Return the six instructions of a rotation, the products first, if `add` is the last of them.
-    Return an empty list otherwise.
+    Return an empty list if `add` is not the last instruction of a rotation.
     """
     products = [part for place in add.reads for part in makers[place.storage]]
     if add.operation is not Operation.ADD or len(products) != 2:
@@ -58,8 +58,8 @@ def _parts(add: Written, makers: defaultdict[Hashable, list[Written]]) -> list[W
 
 
 def _fits(*parts: Written) -> bool:
-    """Whether the six instructions have the layouts of a rotation: the halves of a head follow each
-    other, the numbers of a row are side by side, and all heads share the angles.
+    """Whether the six instructions have the memory layouts of a rotation: the two halves of a head
+    are adjacent, the numbers of a row are adjacent, and all heads share the angles.
     """
     plain, crossed, first, second, negation, add = parts
     kinds = {part.kind for part in parts} | {first.source_kind, second.source_kind}
@@ -86,8 +86,8 @@ def _fits(*parts: Written) -> bool:
 
 
 def _numbers(view: View) -> tuple[int, ...]:
-    """Return the strides of a view between rows, outer numbers and inner numbers. Each stride is a
-    fixed part and a part that grows with the number of rows.
+    """Return the strides of a view between rows, between outer numbers and between inner numbers.
+    Each stride consists of a fixed part and a part that is multiplied by the number of rows.
     """
     extents = view.row, view.outer, view.inner
     return tuple(number for each in extents for number in (each.fixed, each.each))

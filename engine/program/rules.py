@@ -1,8 +1,8 @@
-"""Rules that translate calls into instructions. Each rule takes one kind of call if the call has
-the form that the rule knows, and leaves the call alone otherwise.
+"""Rules that translate calls into instructions. Each rule handles one kind of call. A rule leaves a
+call unchanged if the rule does not support the form of the call's arguments.
 
-An instruction computes each number as the call does: by the same kernel, or with the same rounding
-as PyTorch's operation.
+An instruction computes each number exactly as the call does: with the same kernel, or with the same
+rounding as PyTorch's operation.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ TWO = {
 
 
 class Rules(Writer):
-    """Translates calls into instructions, for a pool of keys and values and for texts of at most
-    `context` tokens.
+    """Translates calls into instructions that use a given pool of keys and values, for sessions of
+    at most `context` tokens.
     """
 
     def __init__(self, counts: Counts, pool: KVPool, context: int) -> None:
@@ -59,8 +59,8 @@ class Rules(Writer):
         }
 
     def translate(self, one: Call, two: Call) -> list[Written] | None:
-        """Return the instructions for a call that both passes make. Return None if no rule takes
-        the call.
+        """Return the instructions that replace a recorded call of both passes, or None if no rule
+        supports the call.
         """
         function, self.written = one.function, []
         rule = self._of_functions.get(function)
@@ -84,7 +84,7 @@ class Rules(Writer):
     def _two(
         self, operation: Operation, one: Any, other: Any, alpha: float = 1, *, made: Twins
     ) -> None:
-        """Write an operation on the numbers of two tensors, or of a tensor and one number."""
+        """Write an instruction for an operation on two tensors, or on a tensor and a number."""
         tensors = [self._widened(each, made) for each in (one, other) if isinstance(each, tuple)]
         if not isinstance(one, tuple) or alpha != 1:
             raise Unfit
@@ -93,8 +93,8 @@ class Rules(Writer):
         self.write(operation, self.layout(*given), given, number=number)
 
     def _widened(self, tensor: Twins, made: Twins) -> Twins:
-        """Return a tensor in the dtype of the result. A tensor of another dtype is copied. Raises
-        Unfit if the copy would not be in float32.
+        """Return a tensor in the dtype of the result, copied if its own dtype differs. Raises Unfit
+        if a copy in another dtype than float32 would be needed.
         """
         if tensor[0].dtype == made[0].dtype:
             return tensor
@@ -230,5 +230,5 @@ def _by_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def expanded(tensor: Twins, like: Twins) -> Twins:
-    """Return views that repeat a tensor until it has the shape of another."""
+    """Return a tensor broadcast to the shape of `like`, as a view."""
     return tensor[0].expand(like[0].shape), tensor[1].expand(like[1].shape)

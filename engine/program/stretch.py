@@ -1,5 +1,5 @@
-"""Stretches of instructions. One call of the kernels for CPUs carries out a whole stretch.
-Intermediate results use the same memory one after the other.
+"""A stretch is a sequence of instructions that a single call of the CPU kernels runs. Intermediate
+results of a stretch use the same memory one after the other.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from tandem.engine.program.instructions import Instruction, Place, Written, grou
 from tandem.engine.program.layout import View
 from tandem.engine.program.program import Counted, Now
 
-ALIGNMENT = 64  # bytes, a line of the processor's cache
+ALIGNMENT = 64  # in bytes: a cache line of the processor
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An action that makes a tensor from the memory that a stretch has written. `number` is the
-    number of the tensor's value, and `memory` is the number of the memory's value.
+    """An action that makes a tensor from the memory to which a stretch has written. `number` is the
+    index of the tensor among the values of the pass, and `memory` is the index of the memory.
     """
 
     number: int
@@ -33,23 +33,23 @@ class Shown:
 
     @property
     def reads(self) -> Sequence[int]:
-        """The number of the value that holds the memory."""
+        """The index of the value that holds the memory."""
         return [self.memory]
 
     def run(self, now: Now) -> None:
-        """Make the tensor from the memory, with the sizes and strides of the pass."""
+        """Make the tensor as a view of the memory, with the sizes and strides for this pass."""
         sizes, strides = ([each.at(now) for each in some] for some in (self.sizes, self.strides))
         memory: torch.Tensor = now.values[self.memory].view(self.dtype)
         now.values[self.number] = memory.as_strided(sizes, strides, self.offset.at(now))
 
 
 class Stretch:
-    """An action that carries out consecutive instructions on their storages.
+    """An action that runs consecutive instructions.
 
-    `known` maps storages that exist before the stretch to the numbers of their values, or to
+    `known` maps storages that exist before the stretch to the indices of their values, or to
     tensors that never change. `own` maps storages that are also used outside the stretch to the
-    numbers of the values that hold their memory. All other storages share memory. `sizes` are the
-    bytes per row of each storage.
+    indices of the values that hold their memory. Storages in neither mapping share one block of
+    memory. `sizes` contains the bytes per row of each storage.
     """
 
     def __init__(
@@ -65,18 +65,18 @@ class Stretch:
         offsets, size = allocate(written, hidden)
         self._offsets = offsets
         self._size = size  # bytes per row of the shared memory
-        self._sources: dict[Hashable, int] = {None: 0}  # the shared memory comes first
+        self._sources: dict[Hashable, int] = {None: 0}  # source 0 is the shared memory
         self._program = (Instruction * len(written))(*(self._instruction(each) for each in written))
         given = {**known, **own}
         self._given = [(source, given[key]) for key, source in self._sources.items() if source]
 
     @property
     def reads(self) -> Sequence[int]:
-        """The numbers of the values that the stretch is given, and of the memory that it writes."""
+        """The indices of the values that the stretch reads, and of the memory that it writes."""
         return [given for _, given in self._given if isinstance(given, int)]
 
     def run(self, now: Now) -> None:
-        """Carry out all instructions in one call."""
+        """Run all instructions of the stretch in one call of the kernels."""
         shared = torch.empty(self._size * now.rows, dtype=torch.uint8)
         for number, size in self._own.items():
             now.values[number] = torch.empty(size * now.rows, dtype=torch.uint8)
@@ -96,7 +96,9 @@ class Stretch:
         return Instruction(*kinds, written.outer, written.inner, *views, written.layer)
 
     def _found(self, place: Place) -> View:
-        """Return a view of a place that names its source by number."""
+        """Return the view of a place, with the key of its storage replaced by the index of a memory
+        block.
+        """
         view = View.from_buffer_copy(place.view)
         if place.storage in self._offsets:
             view.source = 0
@@ -109,9 +111,10 @@ class Stretch:
 def allocate(
     written: Sequence[Written], sizes: Mapping[Hashable, int]
 ) -> tuple[dict[Hashable, int], int]:
-    """Return the offset of each storage and the total size of all storages, both in bytes per row.
-    Storages that are needed at the same time do not overlap. The instructions of a group run row by
-    row, so every storage that a group uses is needed until the group ends.
+    """Assign memory to storages. Return the offset of each storage and the total size of all
+    storages, both in bytes per row. Storages that are needed at the same time do not overlap. The
+    instructions of a group run row by row, so every storage that a group uses is needed until the
+    group ends.
     """
     first, last = dict[Hashable, int](), dict[Hashable, int]()
     for group, each in zip(groups_of(written), written, strict=True):

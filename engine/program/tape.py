@@ -1,8 +1,9 @@
-"""Record passes. A recording tells which operations a network's own code calls, one after the
-other, and with which tensors.
+"""Record forward passes. A recording lists the operations that a network's own code calls, one
+after the other, with the tensors that they use.
 
-Each layer of this project, each leaf module, and each call of attention is recorded as one call.
-All other calls are PyTorch's operations. This module does not know what a recording is used for.
+Each layer of this project, each leaf module, and each call of attention is recorded as a single
+call. All other recorded calls are operations of PyTorch. This module does not depend on how
+recordings are used.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ UNKNOWN_BEFORE.add(torch.Tag.dynamic_output_shape)
 
 
 class Unrecordable(Exception):
-    """A recording of the network would not be valid for other rows."""
+    """A recording of the network would not be valid for passes over other rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of an operation, a layer, or `attention.attention`. `spec` arranges the objects in
-    `given` as the arguments of the call. `made` are the objects that the call returned.
+    """A recorded call of an operation, a layer, or `attention.attention`. `spec` tells how the
+    objects in `given` form the arguments of the call. `made` lists the objects that the call
+    returned.
     """
 
     function: Any
@@ -49,7 +51,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Tape:
-    """All calls of a pass over the rows of a plan, and the logits of the pass."""
+    """The recording of a pass over the rows of a plan: all calls of the pass, and its logits."""
 
     plan: Plan
     calls: Sequence[Call]
@@ -57,7 +59,7 @@ class Tape:
 
 
 class Recorder(TorchDispatchMode):
-    """Notes the calls of a pass, except calls within other calls."""
+    """Records the calls of a pass, except calls inside other recorded calls."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -67,13 +69,14 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Note an operation and run it. PyTorch calls this method instead of the operation. Raises
-        Unrecordable if a recording could not repeat the operation.
+        """Record an operation of PyTorch and run it. PyTorch calls this method in place of every
+        operation during a recording. Raises Unrecordable if the operation could not be repeated for
+        other rows.
         """
         kwargs = kwargs or {}
         if self._within:
             return func(*args, **kwargs)
-        with self:  # an operation that consists of others is noted as those others
+        with self:  # a composite operation is recorded as the operations that it consists of
             made = func.decompose(*args, **kwargs)
         if made is not NotImplemented:
             return made
@@ -84,17 +87,17 @@ class Recorder(TorchDispatchMode):
         return made
 
     def begin(self, *_: Any) -> None:
-        """Note that a layer is called, so that calls within it are not noted."""
+        """Begin the call of a layer, so that calls inside the layer are not recorded."""
         self._within += 1
 
     def end(self, layer: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
-        """Note the call of a layer that has returned."""
+        """Record the call of a layer that has returned, unless it is inside another call."""
         self._within -= 1
         if not self._within:
             self.note(layer, args, kwargs, made)
 
     def attend(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Note attention and run it. The network calls this method instead of attention."""
+        """Record and run an attention call. The network calls this method instead of attention."""
         self._within += 1
         made = attention.attention(module, *args, **kwargs)
         self._within -= 1
@@ -103,14 +106,16 @@ class Recorder(TorchDispatchMode):
         return made
 
     def note(self, function: Any, args: Any, kwargs: Any, made: Any) -> None:
-        """Keep a call with all its tensors. While they are kept, no later tensor can have the id of
-        one of them.
+        """Add a call with all its tensors to the recording. While the recording keeps these
+        tensors, no later tensor can have the same id.
         """
         self.calls.append(Call(function, *tree_flatten((args, kwargs)), *tree_flatten(made)))
 
 
 def _by_numbers(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether an operation indexes only by integers, so that the shape of its output is known."""
+    """Whether an operation only indexes by integers, so that the shape of its output is known in
+    advance.
+    """
     if func is not torch.ops.aten.index.Tensor:
         return False
     return all(each is None or each.dtype is torch.long for each in args[1])
@@ -136,8 +141,8 @@ def _recording(network: PreTrainedModel) -> Iterator[Recorder]:
 
 
 def record(network: PreTrainedModel, run: Callable[[Any], torch.Tensor], plan: Plan) -> Tape:
-    """Return the recording of a network's pass over the rows of a plan. `run` makes the pass.
-    Raises Unrecordable if the calls depend on the contents of tensors.
+    """Record a network's pass over the rows of a plan. `run` runs the pass. Raises Unrecordable if
+    the calls depend on the contents of tensors.
     """
     with torch.inference_mode(), _recording(network) as recorder:
         logits = run(plan)

@@ -1,5 +1,5 @@
-"""Twins: corresponding tensors of two passes that do the same for different numbers of rows. The
-module knows which tensors correspond, where their contents come from, and which properties depend
+"""Twins are corresponding tensors of two passes that differ only in their number of rows. This
+module records which tensors correspond, where their contents come from, and which properties depend
 on the number of rows.
 """
 
@@ -18,24 +18,24 @@ from tandem.engine.program.writer import storage_of
 
 
 class Origin(Enum):
-    """The origin of the numbers in a storage."""
+    """Tells where the contents of a storage come from."""
 
-    KEPT = auto()  # the storage has weights, or results that depend on weights alone
-    PLAIN = auto()  # the storage belongs to the plan or to a call
-    WRITTEN = auto()  # instructions write the storage
+    KEPT = auto()  # the storage contains weights, or results that depend on weights alone
+    PLAIN = auto()  # the storage is written by a call, or contains data of the plan
+    WRITTEN = auto()  # the storage is written by instructions
 
 
 class TwinTensors:
-    """Maps each tensor of the first pass to its twin in the second pass."""
+    """Maps each tensor of the first pass to the corresponding tensor of the second, its twin."""
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
         self._origins: dict[Hashable, Origin] = {}
-        self._bases: dict[Hashable, torch.Tensor] = {}  # the first tensor on each storage
+        self._bases: dict[Hashable, torch.Tensor] = {}  # the first tensor in each storage
         self._others: set[Hashable] = set()  # storages of the second pass
-        # the second pass's tensors by the ids of the first pass's tensors
+        # for the id of each tensor of the first pass: its twin in the second pass
         self._twins: dict[int, torch.Tensor] = {}
-        self._values: dict[int, int] = {}  # numbers of values by the ids of tensors
+        self._values: dict[int, int] = {}  # for the id of each tensor: its index as a value
         self._count = 0
 
     def _enter(self, one: torch.Tensor, two: torch.Tensor, origin: Origin) -> None:
@@ -45,8 +45,8 @@ class TwinTensors:
         self._bases.setdefault(storage_of(one), one)
 
     def _value(self, tensor: torch.Tensor | None = None) -> int:
-        """Return the number of a tensor among the values. Without a tensor, return a new number for
-        memory.
+        """Return the index of a tensor among the values of the program; a new tensor gets a new
+        index. Without a tensor, return a new index for a block of memory.
         """
         number = self._values.get(id(tensor), self._count)
         if number == self._count:
@@ -56,7 +56,7 @@ class TwinTensors:
         return number
 
     def _literal(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is the same in all passes."""
+        """Whether a tensor has the same contents and the same layout in all passes."""
         other = self._twins[id(tensor)]
         kept = self._origins[storage_of(tensor)] is Origin.KEPT
         layouts = ((each.shape, each.stride(), each.storage_offset()) for each in (tensor, other))
@@ -68,14 +68,14 @@ class TwinTensors:
         if one is two or one == two:
             return one
         if type(one) is not int:
-            raise Unrecordable(f"a call is given {two} instead of {one} for other rows")
+            raise Unrecordable(f"with other rows, a call gets the argument {two} instead of {one}")
         return self._counted(one, two)
 
     def _counted(self, one: int, two: int) -> Counted:
         for of_logits, extent_of in enumerate((self._counts.extent, self._counts.by_num_logits)):
             if extent := extent_of(one, two):
                 return Counted(extent, bool(of_logits))
-        raise Unrecordable(f"a call is given {two} instead of {one} for other rows")
+        raise Unrecordable(f"with other rows, a call gets the argument {two} instead of {one}")
 
 
 def tensors_in(some: Sequence[Any]) -> list[torch.Tensor]:

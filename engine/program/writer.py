@@ -1,5 +1,5 @@
-"""Write instructions. The writer finds where the numbers of tensors lie, and adds memory for
-intermediate results that the network does not have.
+"""Write the instructions of programs. The writer determines where the numbers of tensors are
+stored, and adds memory for intermediate results that only instructions need.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ from tandem.engine.program.layout import Counts, Layout, Twins, View, layout_of
 
 
 class Unfit(Exception):
-    """The form of a call is not one that a rule takes."""
+    """A rule does not support the form of a call."""
 
 
 def storage_of(tensor: torch.Tensor) -> Hashable:
-    """Return a key that all tensors on the same memory share."""
+    """Return a key that identifies the storage of a tensor: all tensors in the same memory share
+    it.
+    """
     key: Hashable = tensor.untyped_storage()._cdata
     return key
 
 
 def both(tensor: Twins, view: Callable[[torch.Tensor], torch.Tensor]) -> Twins:
-    """Return a view of a tensor in both passes."""
+    """Apply the function `view` to a tensor of the first pass and to its twin in the second."""
     return view(tensor[0]), view(tensor[1])
 
 
 class Writer:
-    """Writes the instructions of one call into `written`. `kept` are the objects that instructions
-    point to. `sizes` are the bytes per row of storages.
+    """Collects the instructions for one call in `written`. `kept` lists objects that must stay
+    alive because instructions point to them. `sizes` contains the bytes per row of each storage.
     """
 
     def __init__(self, counts: Counts) -> None:
@@ -42,27 +44,27 @@ class Writer:
         self._counts = counts
 
     def keep(self, given: ctypes.Structure | torch.Tensor) -> int:
-        """Keep an object that instructions point to, and return its address."""
+        """Keep an object alive because instructions point to it, and return its address."""
         self.kept.append(given)
         if isinstance(given, torch.Tensor):
             return given.data_ptr()
         return ctypes.addressof(given)
 
     def new(self, like: Twins, dtype: torch.dtype) -> Twins:
-        """Return a new tensor of the same shape with its own storage."""
+        """Return a new tensor of the same shape as `like`, with a storage of its own."""
         one, two = (torch.empty(each.shape, dtype=dtype, device="meta") for each in like)
         self.kept += [one, two]  # kept alive, so no later storage can have the same key
         self.sizes[storage_of(one)] = one.nbytes // self._counts.rows[0]
         return one, two
 
     def of_rows(self, dtype: torch.dtype, *sizes: int) -> Twins:
-        """Return a new tensor [rows, *sizes]."""
+        """Return a new tensor of the shape [rows, *sizes]."""
         one, two = (torch.empty(rows, *sizes, device="meta") for rows in self._counts.rows)
         return self.new((one, two), dtype)
 
     def layout(self, *tensors: Twins, inner: int | None = None) -> Layout:
-        """Return the layout of some tensors. Raises Unfit if instructions do not support the layout
-        or one of the dtypes.
+        """Return the common layout of some tensors. Raises Unfit if instructions do not support the
+        layout or one of the dtypes.
         """
         found = layout_of(self._counts, tensors, inner)
         if found is None or any(one.dtype not in ELEMENT_TYPES for one, _ in tensors):
@@ -72,7 +74,9 @@ class Writer:
     def write(
         self, operation: Operation, layout: Layout, tensors: Sequence[Twins], **more: Any
     ) -> None:
-        """Write an instruction whose result is the first of the tensors."""
+        """Write an instruction for an operation. The first tensor is the result of the operation,
+        and the other tensors are its operands.
+        """
         views = zip(tensors, layout.views, strict=True)
         result, *reads = [Place(storage_of(one), view) for (one, _), view in views]
         kind = ELEMENT_TYPES[tensors[0][0].dtype]
@@ -80,13 +84,15 @@ class Writer:
         self.written.append(Written(operation, kind, *size, result, reads, **more))
 
     def copy(self, one: Twins, made: Twins) -> None:
-        """Write an instruction that copies a tensor into one of other strides or dtype."""
+        """Write an instruction that copies the tensor `one` to `made`, which may have other strides
+        or another dtype.
+        """
         kind = ELEMENT_TYPES.get(one[0].dtype)
         self.write(Operation.COPY, self.layout(made, one), [made, one], source_kind=kind)
 
     def whole(self, tensor: Twins, size: int) -> View | None:
-        """Return the view of a tensor as rows of `size` numbers, one after the other. Return None
-        if the numbers of the tensor are laid out in another way.
+        """Return the view of a tensor as rows of `size` adjacent numbers, where each row directly
+        follows the row before it, or None if the tensor has another memory layout.
         """
         found = self.layout(tensor)
         (view,) = found.views
@@ -94,9 +100,9 @@ class Writer:
         return view if joined and (view.row.fixed, view.row.each) == (size, 0) else None
 
     def rows(self, tensor: Twins, size: int) -> Place:
-        """Return the place of a tensor as rows of `size` numbers. If the numbers are laid out in
-        another way, write a copy first. Raises Unfit if the tensor does not have `size` numbers per
-        row.
+        """Return the place of a tensor as contiguous rows of `size` numbers. If the tensor has
+        another memory layout, write an instruction that copies it first. Raises Unfit if the tensor
+        does not have `size` numbers per row.
         """
         if view := self.whole(tensor, size):
             return Place(storage_of(tensor[0]), view)
@@ -110,8 +116,8 @@ class Writer:
         return Place(storage_of(copied[0]), view)
 
     def result(self, tensor: Twins, size: int) -> Place:
-        """Return the place of a result as rows of `size` numbers, one after the other. Raises Unfit
-        if the numbers of the result are laid out in another way.
+        """Return the place to which an instruction writes a result as contiguous rows of `size`
+        numbers. Raises Unfit if the result has another memory layout.
         """
         if not (view := self.whole(tensor, size)):
             raise Unfit

@@ -1,9 +1,10 @@
-"""Adjust the rows of logits of many texts at once by their sampling options, before tokens are
+"""Adjust rows of logits from many texts at once by the texts' sampling options, before tokens are
 drawn.
 
-An adjustment contains the changes to a row, without the options that cause them. Adjustments are
-applied in the order of transformers: bias, penalties, suppressed tokens, grammar. The adjustments
-of all rows are copied to the rows' device together, and nothing waits for the copies.
+An adjustment contains only the changes to a row of logits, not the sampling options that cause
+them. Adjustments are applied in the same order as in transformers: bias, penalties, suppressed
+tokens, grammar. The adjustments of all rows are copied to the rows' device together, without
+waiting for the copies.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Adjustment:
-    """The adjustment of one row: lists of tokens, and the changes to the logits of these tokens. A
-    list contains no token twice. All tokens are in the vocabulary.
+    """The adjustment of one row of logits: lists of tokens, and the changes to the logits of these
+    tokens. No list contains a token twice. All tokens are in the vocabulary.
     """
 
     biased: Ids
     biases: Numbers
     seen: Ids  # the logits of these tokens are divided by `repetition` if positive, else multiplied
     repetition: float
-    counted: Ids  # the logits of these tokens lose `presence`, and `frequency` for each occurrence
+    counted: Ids  # these tokens' logits lose `presence`, and `frequency` for each occurrence
     counts: Ids
     presence: float
     frequency: float
@@ -41,8 +42,8 @@ class Adjustment:
 
 
 def adjust(logits: Sequence[torch.Tensor], adjustments: Sequence[Adjustment]) -> torch.Tensor:
-    """Join parts of logits, each [rows, vocab], and apply an adjustment to each row. Returns
-    [all rows, vocab].
+    """Concatenate tensors of logits, each [rows, vocab], and apply one adjustment to each row.
+    Returns [all rows, vocab].
     """
     rows = torch.cat(list(logits))
     flat = rows.view(-1)
@@ -79,10 +80,10 @@ def _offsets(ids: Sequence[Ids], rows: torch.Tensor) -> torch.Tensor:
 
 
 def _repeated(numbers: Sequence[float], ids: Sequence[Ids]) -> list[Numbers]:
-    """Repeat each row's number for each of its tokens."""
+    """For each row, repeat the row's number once per token of the row."""
     return [np.full(len(each), number) for number, each in zip(numbers, ids, strict=True)]
 
 
 def _numbers(parts: Sequence[npt.NDArray[Any]], rows: torch.Tensor) -> torch.Tensor:
-    """Join the numbers of all rows' tokens, one row after the other, in the rows' dtype."""
+    """Concatenate arrays of numbers, one per row, into a tensor with the rows' dtype and device."""
     return upload(np.concatenate(parts), rows.device).to(rows.dtype)

@@ -1,9 +1,10 @@
-"""Draw tokens from rows of many sessions at once.
+"""Draw tokens from rows of logits of many sessions at once.
 
-`engine.sampling.sampler.draw_rows` is the reference implementation of a draw. It is used wherever
-there is no compiled kernel. The kernels (`draw.cpp`, and `device_draws` on a CUDA device) draw the
-same tokens, because they leave rows in which rounding could decide to the reference implementation.
-The kernels treat each row separately, so no draw depends on other rows or on the number of threads.
+`engine.sampling.sampler.draw_rows` is the reference implementation of a draw. The reference
+implementation is used wherever there is no compiled kernel. The kernels (`draw.cpp`, and
+`device_draws` on a CUDA device) draw the same tokens: if rounding errors could change the token of
+a row, they leave the row to the reference implementation. The kernels treat each row separately, so
+no draw depends on other rows or on the number of threads.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from tandem.engine.sampling.device_draws import NAN, UNSURE, draw_on_device
 from tandem.engine.sampling.sampler import COLDEST, draw_rows
 from tandem.protos.types import SamplingParams
 
-TRIAL_VOCABULARY = 3000  # the vocabulary size of the row with which a kernel is tried
-DRAW = np.dtype(  # the layout is that of draw.cpp
+TRIAL_VOCABULARY = 3000  # vocabulary size of the row on which a kernel is tested
+DRAW = np.dtype(  # same layout as in draw.cpp
     [
         ("row", "u8"),
         ("seed", "u8"),
@@ -39,7 +40,9 @@ DRAW = np.dtype(  # the layout is that of draw.cpp
 
 
 class Rows(NamedTuple):
-    """Adjusted rows [rows, vocab] from which tokens are drawn, each at its own position."""
+    """Adjusted rows of logits [rows, vocab]; one token is drawn from each row, at the row's own
+    position.
+    """
 
     logits: torch.Tensor
     params: SamplingParams
@@ -50,7 +53,7 @@ def draw_batch(batch: Sequence[Rows]) -> list[torch.Tensor]:
     """Draw a token from each row of all `Rows` in a batch. All rows must have the same vocabulary.
     Returns int64 [rows] for each of the `Rows`, on their device, without waiting for the device.
     The result of a row with a NaN is `NAN`. On a CUDA device, the result is `UNSURE` if rounding
-    could decide the draw. `decided` replaces both codes by tokens.
+    errors could change the token. The function `decided` replaces both codes by tokens.
     """
     if not batch:
         return []
@@ -64,7 +67,9 @@ def draw_batch(batch: Sequence[Rows]) -> list[torch.Tensor]:
 
 
 def decided(rows: Rows, drawn: Sequence[int]) -> list[int]:
-    """Return the drawn tokens. The reference implementation draws those that a kernel left open."""
+    """Return `drawn` with every code replaced by a token that the reference implementation
+    draws.
+    """
     logits, params, positions = rows
     left = [row for row, token in enumerate(drawn) if token < 0]
     if not left:
@@ -76,26 +81,26 @@ def decided(rows: Rows, drawn: Sequence[int]) -> list[int]:
 
 
 def draw(logits: torch.Tensor, params: SamplingParams, position: int) -> int:
-    """Draw the token at a position from an adjusted row [vocab]."""
+    """Draw the token at a position from an adjusted row of logits [vocab]."""
     rows = Rows(logits[None], params, (position,))
     return decided(rows, draw_batch([rows])[0].tolist())[0]
 
 
 def has_kernel(logits: torch.Tensor) -> bool:
-    """Return whether the compiled kernel on the CPU draws from rows [..., vocab]."""
+    """Return whether the compiled CPU kernel can draw from rows of logits [..., vocab]."""
     plain = logits.dtype == torch.float32 and logits.stride(-1) == 1
     return plain and logits.device.type == "cpu" and kernels() is not None
 
 
 def has_device_kernel(logits: torch.Tensor) -> bool:
-    """Return whether the kernel for CUDA devices draws from rows [..., vocab]."""
+    """Return whether the CUDA kernel can draw from rows of logits [..., vocab]."""
     plain = logits.dtype == torch.float32 and logits.stride(-1) == 1
     return plain and logits.device.type == "cuda" and _device_problem(logits.device) is None
 
 
 def prepare(device: torch.device, vocabulary: int) -> str | None:
-    """Compile the kernel that draws on a CUDA device, which takes seconds. Returns why the kernel
-    cannot be used. Returns None if the kernel can be used, and for other devices.
+    """Compile the CUDA kernel that draws tokens, which takes seconds. Returns the reason if the
+    kernel cannot be used. Returns None if the kernel can be used, and for other devices than CUDA.
     """
     if device.type != "cuda":
         return None
@@ -106,8 +111,8 @@ def prepare(device: torch.device, vocabulary: int) -> str | None:
 
 @cache
 def _device_problem(device: torch.device) -> str | None:
-    """Try the kernel on a CUDA device. Returns why the kernel cannot be used; None if it can be
-    used.
+    """Test the kernel that draws tokens on a CUDA device. Returns the reason if the kernel cannot
+    be used, else None.
     """
     row = torch.zeros(1, TRIAL_VOCABULARY, device=device)
     row[0, -1] = 1.0
@@ -123,7 +128,7 @@ def _device_problem(device: torch.device) -> str | None:
 
 
 def _as_defined(batch: Sequence[Rows]) -> list[torch.Tensor]:
-    """Draw with the reference implementation, at once for all rows with the same options."""
+    """Draw with the reference implementation, together for all rows that have the same options."""
     by_options = defaultdict[SamplingParams, list[int]](list)
     for number, rows in enumerate(batch):
         by_options[_draw_options(rows.params)].append(number)
@@ -141,15 +146,17 @@ def _as_defined(batch: Sequence[Rows]) -> list[torch.Tensor]:
 
 
 def _draw_options(params: SamplingParams) -> SamplingParams:
-    """Return the options, without the seed, that decide how tokens are drawn from adjusted rows."""
+    """Return the options, without the seed, that still matter when tokens are drawn from adjusted
+    rows.
+    """
     if params.greedy:
         return SamplingParams()
     return SamplingParams(params.temperature, params.top_k, params.top_p, min_p=params.min_p)
 
 
 def _on_processor(batch: Sequence[Rows], vocabulary: int) -> torch.Tensor:
-    """Draw with the compiled kernel; return int64 [rows]. The reference implementation draws from
-    the rows that the kernel leaves undecided.
+    """Draw with the compiled CPU kernel; return int64 [rows]. The reference implementation draws
+    from the rows that the kernel leaves undecided.
     """
     draws, build = draws_of(batch), required_kernels()
     tokens = torch.empty(len(draws), dtype=torch.long)
@@ -168,7 +175,9 @@ def _on_processor(batch: Sequence[Rows], vocabulary: int) -> torch.Tensor:
 
 
 def draws_of(batch: Sequence[Rows]) -> npt.NDArray[np.void]:
-    """Return the table that tells a kernel where each row is and how to draw from it, [rows]."""
+    """Return the table [rows] that tells a kernel where each row of logits is and how to draw from
+    it.
+    """
     each = [_options(rows) for rows in batch]
     counts = [len(rows.positions) for rows in batch]
     draws = np.repeat(np.array(each, DRAW), counts)
@@ -180,7 +189,7 @@ def draws_of(batch: Sequence[Rows]) -> npt.NDArray[np.void]:
 
 
 def _options(rows: Rows) -> tuple[float, ...]:
-    """Return the table entry of the first row, with position 0."""
+    """Return the kernel's table entry for the first row of `rows`, with position 0."""
     params = rows.params
     temperature = 0.0 if params.greedy else max(params.temperature, COLDEST)
     cuts = params.top_k, params.top_p, params.min_p

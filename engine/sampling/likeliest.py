@@ -1,4 +1,4 @@
-"""Find the likeliest tokens of rows of logits, and log-probabilities."""
+"""Find the likeliest tokens in rows of logits, and compute log-probabilities."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tandem.engine.sampling.drawing import Rows, draws_of, has_kernel
 from tandem.engine.sampling.sampler import warp
 from tandem.protos.types import SamplingParams, TokenLogprobs
 
-# the end of a nucleus is looked for among at least this number of the likeliest tokens
+# at least this many of the likeliest tokens are searched for the end of a nucleus (top-p)
 MIN_LISTED = 256
 
 
 def leading(
     logits: torch.Tensor, params: SamplingParams, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the `count` likeliest tokens, or all tokens if there are fewer, of adjusted rows
+    """Return the `count` likeliest tokens, or all tokens if there are fewer, of each adjusted row
     [rows, vocab], likeliest first. Returns ids and log-probabilities, both [rows, count].
 
-    The kernel's log-probabilities are only close to those of the reference implementation, but that
-    is enough for a proposal. If a nucleus has more tokens than are listed, its mass is taken to be
-    exactly top_p.
+    The kernel's log-probabilities differ slightly from those of the reference implementation, but
+    they are precise enough for proposals. If a nucleus (top-p) has more tokens than the kernel
+    lists, its probability mass is assumed to be exactly top_p.
     """
     count = min(count, logits.shape[-1])
     if not has_kernel(logits):
@@ -51,8 +51,8 @@ def leading(
 
 
 def logprobs(logits: torch.Tensor, token: int, count: int) -> TokenLogprobs:
-    """Return the model's own log-probabilities of a token and of the `count` likeliest tokens, from
-    logits [vocab] before any option.
+    """Return the log-probabilities of `token` and of the `count` likeliest tokens according to the
+    model's logits [vocab], before any sampling option is applied.
     """
     return replace(logprobs_of_rows(logits[None], (token,), count)[0], rank=0)
 
@@ -60,8 +60,8 @@ def logprobs(logits: torch.Tensor, token: int, count: int) -> TokenLogprobs:
 def logprobs_of_rows(
     logits: torch.Tensor, tokens: Sequence[int], count: int
 ) -> list[TokenLogprobs]:
-    """Return, for each row [rows, vocab], the log-probability and the rank of one token, and the
-    log-probabilities of the `count` likeliest tokens.
+    """For each row of logits [rows, vocab], return the log-probability and the rank of the row's
+    token in `tokens`, and the log-probabilities of the `count` likeliest tokens.
     """
     scores = logits.log_softmax(-1)
     own = scores.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])
@@ -76,7 +76,7 @@ def logprobs_of_rows(
         TokenLogprobs(
             chance, tuple(zip(map(int, both[:count]), both[count:], strict=True)), int(rank)
         )
-        for chance, rank, *both in told  # `both` has the ids, and then their log-probabilities
+        for chance, rank, *both in told  # `both` lists the ids, and then their log-probabilities
     ]
 
 
@@ -85,8 +85,8 @@ def _likeliest(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the `count` likeliest tokens of each row [rows, vocab], likeliest first. Of equally
     likely tokens, the token with the lowest id comes first. Returns ids, int64 [rows, count];
-    scores, float32 [rows, count]; and logarithms, float32 [rows]. A row's scores minus its
-    logarithm are the log-probabilities after top-k.
+    scores, float32 [rows, count]; and log normalisers, float32 [rows]. A row's scores minus its log
+    normaliser are the log-probabilities after top-k.
     """
     rows, vocabulary = logits.shape
     ids = torch.empty(rows, count, dtype=torch.long)

@@ -1,7 +1,6 @@
-"""Find the tokens that a grammar allows after a completion, and after proposed paths that may
-follow the completion.
+"""Find the tokens that a grammar allows after a completion and a path of proposed tokens.
 
-A matcher follows a path and then goes back, so the tokens allowed after one path do not depend on
+A matcher consumes a path and then rolls back, so the tokens allowed after one path do not depend on
 other paths that were tried.
 """
 
@@ -22,7 +21,7 @@ Found = TypeVar("Found")
 
 
 class GrammarMatcher:
-    """A grammar in the state that it has after a completion."""
+    """The state of a grammar after a completion."""
 
     def __init__(
         self, compiler: GrammarCompiler, grammar: Grammar, completion: Sequence[int]
@@ -32,8 +31,8 @@ class GrammarMatcher:
         self._grammar = grammar
         self._completion: list[int] = []  # the completion, as far as the matcher has consumed it
         self._path: list[int] = []  # the path that the matcher has consumed after the completion
-        self._problem = ""  # the problem that the newest search met
-        self._unknown = list[tuple[list[int], str]]()  # paths without an answer, and the reasons
+        self._problem = ""  # the error of the newest search, if any
+        self._unknown = list[tuple[list[int], str]]()  # paths without an answer, and why
         self._start = compiler.compiled(grammar)
         self._shared = True  # whether the compiled grammar is shared with other matchers
         self._matcher = self._start.deep_copy()
@@ -51,13 +50,14 @@ class GrammarMatcher:
                 raise InvalidRequest.of(self._grammar.field, problem)
         self._unknown.clear()
         if not self._commit(tokens):
-            problem = self._problem or "allows nothing that can be drawn"
+            problem = self._problem or "allows no token that the model can draw here"
             raise InvalidRequest.of(self._grammar.field, problem)
 
     def allowed(self, path: Sequence[int], count: int) -> npt.NDArray[np.bool_] | None:
-        """Return which of the first `count` tokens may follow a path: bool [count]. Return None if
-        the path itself is not allowed, or if the matcher cannot tell. If the matcher cannot tell
-        and the text goes on after this path, `extend` raises InvalidRequest.
+        """Return, for each of the first `count` token ids, whether it may follow a path: bool
+        [count]. Returns None if the path itself is not allowed, or if the matcher cannot tell. If
+        the matcher cannot tell and the completion is later extended beyond this path, `extend`
+        raises InvalidRequest.
         """
         bits = self._after(path, lambda matcher: matcher.compute_bitmask())
         if bits is None:
@@ -68,7 +68,7 @@ class GrammarMatcher:
         return known.view(np.bool_)
 
     def following(self, path: Sequence[int], tokens: Sequence[int]) -> Collection[int]:
-        """Return those of the `tokens` that may follow a path."""
+        """Return which of the given `tokens` may follow a path according to the grammar."""
 
         def valid(matcher: LLMatcher) -> set[int]:
             return {token for token in tokens if matcher.validate_tokens([token])}
@@ -76,14 +76,12 @@ class GrammarMatcher:
         return self._after(path, valid) or ()
 
     def forced(self, most: int) -> Sequence[int]:
-        """Return at most `most` tokens that must follow the completion, as far as they are
-        known.
-        """
+        """Return up to `most` tokens that the grammar forces to follow the completion."""
         return (self._after((), lambda matcher: matcher.compute_ff_tokens()) or [])[:most]
 
     def _commit(self, tokens: Sequence[int]) -> bool:
-        """Append tokens to the completion, up to the first token that ends the completion. Returns
-        whether the grammar allows the tokens.
+        """Append tokens to the completion, up to but not including the first token that ends it.
+        Returns whether the grammar allows the tokens.
         """
         ends = self._compiler.ends
         until = next((index for index, token in enumerate(tokens) if token in ends), len(tokens))
@@ -93,9 +91,10 @@ class GrammarMatcher:
         return reached
 
     def _after(self, path: Sequence[int], look: Callable[[LLMatcher], Found]) -> Found | None:
-        """Return what `look` finds at the end of a path. Return None if the path is not allowed, or
-        if there was a problem. Other users of a shared grammar may have used up one of its limits.
-        Therefore, after a problem, the search is tried once more with a fresh grammar.
+        """Return the result of `look` for a matcher at the end of a path. Returns None if the path
+        is not allowed, or if an error occurred. Other matchers that share the compiled grammar may
+        have used up one of its limits. Therefore, after an error, the search is repeated once with
+        a freshly compiled grammar.
         """
         while True:
             self._problem = ""
@@ -123,7 +122,9 @@ class GrammarMatcher:
         return len(self._path) == len(path) and not self._matcher.is_error()
 
     def _restart(self) -> None:
-        """Go back to the end of the completion, with a grammar that is not shared with others."""
+        """Reset the matcher to the end of the completion, with a compiled grammar that no other
+        matcher shares.
+        """
         if self._shared:
             self._start, self._shared = self._compiler.fresh(self._grammar), False
         self._matcher = self._start.deep_copy()

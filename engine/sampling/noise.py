@@ -1,7 +1,7 @@
 """Keyed noise: random numbers that are a pure function of (seed, position, token id).
 
-Therefore a draw is the same in every process, at any time, and however often it is repeated. The
-hash runs in wrapping integer arithmetic, so its bits are the same on every device.
+Therefore a draw gives the same token in every process and every time that it is repeated. The hash
+uses wrapping integer arithmetic, so its bits are the same on every device.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def uniform(
     token_ids: torch.Tensor,
     stream: NoiseStream = NoiseStream.DRAW,
 ) -> torch.Tensor:
-    """Return a number in (0, 1) for each token id at a position, float64 of the ids' shape. With
-    several positions or seeds, one for each row, returns [rows, tokens].
+    """Return a uniform random number in (0, 1) for each token id at a position, float64 in the
+    shape of the ids. If `position` or `seed` has one value per row, returns [rows, tokens].
     """
     salted = seed ^ stream.value if isinstance(seed, int) else [s ^ stream.value for s in seed]
     state = _hash(salted, position, token_ids)
@@ -50,7 +50,7 @@ def gumbel(
     token_ids: torch.Tensor,
     stream: NoiseStream = NoiseStream.DRAW,
 ) -> torch.Tensor:
-    """Return keyed noise as Gumbel variates, float32 of the shape that `uniform` returns:
+    """Return keyed noise as Gumbel variates, float32 in the shape that `uniform` returns:
     argmax(log p + noise) is a draw from p (Gumbel-max).
     """
     noise = uniform(seed, position, token_ids, stream)
@@ -58,13 +58,15 @@ def gumbel(
 
 
 def _hash(seed: Ints, position: Ints, token_ids: torch.Tensor) -> torch.Tensor:
-    """Return 32 bits for each token id at a position, int32 of the ids' shape, or [rows, tokens].
+    """Return 32 random bits for each token id at a position, int32 in the shape of the ids or
+    [rows, tokens].
 
     The hash is mix(mix(id ^ low) ^ high), where mix is a bijective 32-bit mixer in wrapping int32
-    arithmetic (Wellons' hash prospector, "lowbias32") and low and high are the words of the key. A
-    mix begins and ends with a fold. Two folds cancel each other, and the fold of a xor is the xor
-    of the folds. Therefore only the fold of the key is left between the two mixes, and `keys` has
-    already done that fold.
+    arithmetic (Wellons' hash prospector, "lowbias32") and low and high are the words of the key.
+    Each mix begins and ends with a fold, which xors the upper half of a word into its lower half.
+    Two consecutive folds cancel each other, and the fold of a xor is the xor of the folds.
+    Therefore, between the two mixes only the fold of the key remains, and `keys` returns words that
+    are already folded.
     """
     low: int | torch.Tensor
     high: int | torch.Tensor
@@ -79,8 +81,8 @@ def _hash(seed: Ints, position: Ints, token_ids: torch.Tensor) -> torch.Tensor:
 
 
 def keys(seeds: npt.ArrayLike, positions: npt.ArrayLike) -> npt.NDArray[np.int32]:
-    """Return two folded, signed 32-bit words for each pair of a seed and a position, [rows, 2]. The
-    words are the halves of a 64-bit word of SplitMix64 (Steele, Lea, Flood 2014).
+    """Return the hash key of each pair of a seed and a position: two folded, signed 32-bit words,
+    [rows, 2]. The words are the halves of a 64-bit word of SplitMix64 (Steele, Lea, Flood 2014).
     """
     word = np.asarray(positions, np.int64).astype(np.uint64) + np.uint64(1)
     word = np.asarray(seeds, np.uint64) + word * np.uint64(0x9E3779B97F4A7C15)
@@ -96,7 +98,9 @@ def _signed(word: int) -> int:
 
 
 def _mix(state: torch.Tensor) -> torch.Tensor:
-    """Mix 32-bit words in place, without the folds at the beginning and at the end."""
+    """Mix 32-bit words in place, but leave out the folds at the beginning and at the end of the
+    mix.
+    """
     state.mul_(0x7FEB352D)
     state.bitwise_xor_(_shift(state, 15))
     return state.mul_(_signed(0x846CA68B))

@@ -1,9 +1,10 @@
-"""Turn logits into the next token: bias and penalise, warp, add keyed noise, take the maximum.
+"""Turn logits into the next token: apply bias and penalties, warp the distribution, add keyed
+noise, take the maximum.
 
-Every option takes the tokens before a row of logits into account, so a node of a draft is treated
-like the same position of a text. The order of the options is that of transformers: bias, penalties,
-suppressed tokens, temperature, top-k, top-p, min-p. `warp` and `draws` are the reference
-implementation, on any device. The compiled kernels in `drawing` draw the same tokens.
+Every option takes the tokens before a row of logits into account, so a tree node is sampled exactly
+as if its path were part of the text. The options are applied in the same order as in transformers:
+bias, penalties, suppressed tokens, temperature, top-k, top-p, min-p. `warp` and `draws` are the
+reference implementation for all devices. The compiled kernels in `drawing` draw the same tokens.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from tandem.engine.sampling.matcher import GrammarMatcher
 from tandem.engine.sampling.noise import gumbel
 from tandem.protos.types import SamplingParams
 
-COLDEST = 1e-30  # lowest temperature; on a device, the reciprocal of a much lower one overflows
+COLDEST = 1e-30  # lowest temperature; the reciprocal of a much lower one overflows on a GPU
 NONE = np.empty(0, np.int64)
-ROWS_AT_ONCE = 32  # number of rows that are drawn from at once; meanwhile each logit takes 32 bytes
+ROWS_AT_ONCE = 32  # number of rows that are processed at once, at 32 bytes for each of their logits
 
 
 class TokenCounts:
@@ -93,19 +94,21 @@ class LogitsProcessor:
             self.matcher.extend(tokens)
 
     def apply(self, logits: torch.Tensor, path: Sequence[int] = ()) -> torch.Tensor:
-        """Return the row [vocab] that follows the path, as changed by the options. Options for
-        tokens that this model lacks are ignored.
+        """Apply the options to the row of logits [vocab] that follows the path, and return the
+        result. Options for tokens outside the model's vocabulary are ignored.
         """
         return self.rows(logits[None], (path,))[0]
 
     def rows(self, logits: torch.Tensor, paths: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Return rows [rows, vocab] as changed by the options. Each row follows its own path."""
+        """Apply the options to rows of logits [rows, vocab], and return the result. Each row
+        follows its own path.
+        """
         if not self._sampling.adjusting:
             return logits
         return adjust([logits], [self.adjustment(path, logits.shape[-1]) for path in paths])
 
     def adjustment(self, path: Sequence[int], vocabulary: int) -> Adjustment:
-        """Return the changes that the options make to the row after the path."""
+        """Return the changes that the options make to the row of logits that follows the path."""
         sampling, known = self._sampling, self._biased < vocabulary
         seen = self._text.of(path, vocabulary)[0] if self._text else NONE
         completion = self._completion
@@ -147,7 +150,9 @@ class LogitsProcessor:
 
 
 def warp(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
-    """Return the log-probabilities of the distribution to draw from, [rows, vocab]."""
+    """Return the log-probabilities of the distribution from which tokens are drawn, [rows,
+    vocab].
+    """
     warpers = LogitsProcessorList()
     if not sampling.greedy and sampling.temperature != 1:
         warpers.append(TemperatureLogitsWarper(max(sampling.temperature, COLDEST)))
@@ -157,14 +162,16 @@ def warp(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
         warpers.append(TopPLogitsWarper(sampling.top_p))
     if sampling.min_p:
         warpers.append(MinPLogitsWarper(sampling.min_p))
-    # subtracts the maximum, because a tiny temperature would make infinities
+    # subtracts the maximum, because logits / temperature could otherwise become infinite
     logits = logits - logits.amax(-1, keepdim=True)
     no_ids = torch.LongTensor(logits.shape[0], 0)  # the warpers use only the scores
     return warpers(no_ids, logits).log_softmax(-1)
 
 
 def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
-    """Return the distribution to draw from, [vocab] float64, for an adjusted row [vocab]."""
+    """Return the probabilities with which tokens are drawn from an adjusted row [vocab], as float64
+    [vocab].
+    """
     if sampling.greedy:
         certain = torch.zeros_like(logits, dtype=torch.float64)
         certain[logits.argmax()] = 1.0
@@ -181,10 +188,10 @@ def draws(logits: torch.Tensor, sampling: SamplingParams, positions: Sequence[in
 def draw_rows(
     logits: torch.Tensor, sampling: SamplingParams, seeds: Sequence[int], positions: Sequence[int]
 ) -> torch.Tensor:
-    """Draw a token from each of the adjusted rows [rows, vocab], each with its own seed at its own
+    """Draw a token from each of the adjusted rows [rows, vocab], with the row's own seed and
     position. This is the reference implementation of a draw: it takes the token with the highest
-    sum of log-probability and keyed noise. Among equal sums it takes the lowest id. Returns int64
-    [rows] on the rows' device, without waiting for the device.
+    sum of log-probability and keyed noise. If several tokens have the same sum, the draw takes the
+    lowest id. Returns int64 [rows] on the rows' device, without waiting for the device.
     """
     if sampling.greedy:
         return logits.argmax(-1)

@@ -9,7 +9,7 @@ import torch
 
 
 def upload(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Copy an array to a device; return the tensor there."""
+    """Copy an array to a device, and return the tensor there."""
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)

@@ -1,8 +1,8 @@
-"""Compose the next step: all short segments, the draft rows that pay, and as many tokens of long
-prompts as do not delay the other sessions too much.
+"""Compose the next step from all short segments, the draft rows that are worth their cost, and as
+many tokens of long prompts as do not delay the other sessions too much.
 
-The module is pure. The least recently fed segments come first, so a segment that was left out of
-one step comes early in the next step.
+The module is pure. The segments that were fed least recently come first, so a segment that was left
+out of one step comes early in the next step.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from tandem.engine.schedule.core_waits import CoreWaits
 from tandem.engine.schedule.cost import AverageStepTimes, CostModel, StepLoad
 from tandem.protos.types import MAX_NODES
 
-UNKNOWN_PRICE = 0.1  # price of a row before any step was learned from
-# most tokens of a short prefix; a longer prefillable prefix is fed in chunks, as time allows
+UNKNOWN_PRICE = 0.1  # price of a row until the cost model has learned from a step
+# maximum length of a short prefix, in tokens; longer prefixes are fed in chunks, as time allows
 SHORT_PREFIX = 16
-RESTING_SECONDS = 1.0  # without a short segment for so long, no session counts as decoding
-MIN_PROMPT_CHUNK = 16  # least tokens of a step's first chunk, so that every prompt advances
+RESTING_SECONDS = 1.0  # seconds without a decoding segment until no session counts as decoding
+MIN_PROMPT_CHUNK = 16  # minimum tokens of a step's first prompt chunk, so that prompts advance
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """The limits of one step, which holds at most `sessions` sessions and `tokens` tokens. To let
-    new prompts in, a step that serves decoding sessions may take longer by the factor 1 + `slack`.
-    A step of prompts alone takes about `seconds`, because a session that starts to decode has to
-    wait for that step.
+    """The limits of one step, which holds at most `sessions` sessions and `tokens` tokens. Prompts
+    may lengthen a step that serves decoding sessions by the factor 1 + `slack`. A step that
+    contains only prompts may take about `seconds`, because a session that becomes ready to decode
+    has to wait for the end of that step.
     """
 
     sessions: int = 32
@@ -40,39 +40,37 @@ class StepLimits:
 
 @dataclass(slots=True)
 class DecodeSeconds:
-    """The smoothed seconds of a step that serves the sessions which are decoding now."""
+    """The smoothed duration of a step that serves the currently decoding sessions."""
 
     seconds: float = 0.0
     last: float = -math.inf
 
     def observe(self, seconds: float, now: float) -> None:
-        """Note a step that served decoding sessions and would have taken `seconds` without
-        prompts.
-        """
+        """Record that a step with decoding sessions would have taken `seconds` without prompts."""
         weight = 1.0 if now - self.last > RESTING_SECONDS else 0.2
         self.seconds += weight * (seconds - self.seconds)
         self.last = now
 
     def at(self, now: float) -> float:
-        """Return the smoothed seconds of a step; 0 if no session has been decoding lately."""
+        """Return the smoothed duration of a step, or 0 if no session has decoded recently."""
         return self.seconds if now - self.last <= RESTING_SECONDS else 0.0
 
 
 @dataclass(slots=True)
 class StepCosts:
-    """Learns from steps what work costs, how long steps with decoding sessions take, and how long
-    the thread waits for processor cores.
+    """Learns three things from executed steps: the costs of work, the usual duration of steps with
+    decoding sessions, and how long the thread waits for processor cores.
     """
 
     model: CostModel = field(default_factory=CostModel)
     decode_seconds: DecodeSeconds = field(default_factory=DecodeSeconds)
     averages: AverageStepTimes = field(default_factory=AverageStepTimes)
     core_waits: CoreWaits = field(default_factory=CoreWaits)
-    # load of the newest step in which no long prompt was read
+    # load of the newest step without a long prompt
     _decoded: StepLoad = field(default_factory=StepLoad)
 
     def learn(self, batch: Batch, load: StepLoad, seconds: float, now: float) -> None:
-        """Learn from a step that is done: its batch, its load and how long it took."""
+        """Learn from a finished step: from its batch, its load and its duration."""
         chunks = [allocation.chunk for allocation in batch.allocations]
         self.model.learn(load, seconds)
         if decoding := [load_of(chunk) for chunk in chunks if is_decoding(chunk)]:
@@ -96,14 +94,16 @@ def is_long(segment: Segment) -> bool:
 
 
 def is_decoding(segment: Segment) -> bool:
-    """Return whether a segment asks for logits and is no long prompt."""
+    """Return whether a segment belongs to a decoding session: it requests logits and is not a long
+    prompt.
+    """
     return segment.num_logits > 0 and not is_long(segment)
 
 
 @dataclass(slots=True)
 class Allocation:
-    """What a step feeds of one segment: a `chunk` of the segment, or the whole segment and `rows`
-    more rows.
+    """The part of a segment that a step feeds: a `chunk` of the segment, or the whole segment and
+    `rows` additional draft rows.
     """
 
     index: int
@@ -113,9 +113,9 @@ class Allocation:
 
 @dataclass(slots=True)
 class Batch:
-    """A composed step: the allocation of each segment, the number of tokens that the step is
-    expected to yield (`expected`), and the chance that one more row would have needed to be added
-    (`price`).
+    """A composed step: what the step feeds of each segment (`allocations`), the expected number of
+    tokens that the step yields (`expected`), and the acceptance probability that one more row would
+    have needed to be worth its cost (`price`).
     """
 
     allocations: list[Allocation]
@@ -130,14 +130,14 @@ def compose(
     limits: StepLimits,
     decode_seconds: float,
 ) -> Batch:
-    """Compose the next step. `chances(i)` yields the chances of the rows that may be added to
-    segment i. `decode_seconds` are the seconds of a step that serves the sessions which are
-    decoding now, or 0 if no session is decoding.
+    """Compose the next step. `chances(i)` yields the acceptance probabilities of the draft rows
+    that may be added to segment i. `decode_seconds` is the usual duration of a step that serves the
+    decoding sessions, or 0 if no session is decoding.
 
-    Short segments and added rows are limited by `limits.sessions` and `limits.tokens`. If a long
-    prompt waits, one session and MIN_PROMPT_CHUNK tokens of these limits are reserved for it. The
-    first segment is always taken if it is short. Chunks of long prompts are limited by the seconds
-    that the step may take, too. The first chunk of a step may exceed these seconds with up to
+    Short segments and draft rows are limited by `limits.sessions` and `limits.tokens`. If a long
+    prompt waits, one session and MIN_PROMPT_CHUNK tokens of the step are reserved for long prompts.
+    The first segment is always taken if it is short. Chunks of long prompts are also limited by the
+    time that the step may take. The first chunk of a step may exceed the time limit with up to
     MIN_PROMPT_CHUNK tokens, so that one long prompt advances in every step.
     """
     allocations: list[Allocation] = []
@@ -178,10 +178,11 @@ def add_rows(
     total: StepLoad,
     most: int,
 ) -> tuple[StepLoad, float, float]:
-    """Add at most `most` rows to the allocations, likeliest rows first, as long as the next row
-    makes the step yield more tokens per second. This is the case while the chance of the row is at
-    least its price: row seconds x expected yield / step seconds. An allocation without rows yields
-    1 token. Returns the added load, the expected yield, and the price at the end.
+    """Add at most `most` draft rows to the allocations, likeliest rows first, as long as the next
+    row increases the step's tokens per second. A draft row is worth its cost if its acceptance
+    probability is at least its price: row seconds x expected tokens / step seconds. An allocation
+    without draft rows yields 1 token. Returns the added load, the expected number of tokens of the
+    step, and the price of the next row.
     """
     waiting = [(allocation, chances(allocation.index)) for allocation in allocations]
     heap = [

@@ -1,8 +1,9 @@
-"""Predict from its load how many seconds a step takes, by learning from earlier steps. All time
-that the model thread works for a step counts, including the forward pass.
+"""Predict from the load of a step how many seconds the step takes, with a model that learns from
+earlier steps. The predicted time includes everything that the model thread does for a step, not
+only the forward pass.
 
-The module is pure: loads and seconds come in, and predicted seconds come out. `batch` decides what
-to feed.
+The module is pure: its inputs are loads and measured seconds, and its outputs are predicted
+seconds. The module `batch` decides what to feed.
 """
 
 from __future__ import annotations
@@ -13,20 +14,21 @@ from itertools import product
 
 import numpy as np
 
-HORIZON = 200  # steps after which an observation counts for 1/e
-DRIFT_WEIGHT = 0.02  # part of a surprise that is taken for a change of the machine's speed
-# weight of one step in the averages, if it was faster, and if it was slower
+HORIZON = 200  # steps after which the weight of an observation is 1/e
+DRIFT_WEIGHT = 0.02  # share of a prediction error that counts as a change of the machine's speed
+# weights of a new step in the averages: if it is faster than the average, and if it is slower
 FASTER_WEIGHT, SLOWER_WEIGHT = 0.3, 0.1
-RESET_FACTOR = 8.0  # a step that is so many times faster than the averages resets them
-WARM_UP_STEPS = 16  # steps before predictions are judged
-REFIT_STEPS = 8  # steps between two fits after the warm-up, unless a step surprises
-# How a cost is split among the terms while the loads do not determine the terms, as in plain
-# decoding. A session's prior equals a row's: with a tenth of it, rows looked too expensive.
+RESET_FACTOR = 8.0  # a step that is this many times faster than the averages resets the averages
+WARM_UP_STEPS = 16  # steps before prediction errors are measured
+REFIT_STEPS = 8  # steps between two fits after the warm-up, unless a prediction is far off
+# Prior weights of the terms (step, token, key, session). They split a step's time among the terms
+# as long as the loads do not determine the terms, as in plain decoding. The prior of a session
+# equals that of a token: with a tenth of it, rows looked too expensive.
 PRIOR = np.array([1.0, 1.0, 0.1, 1.0])
 RIDGE = np.diag(1e-3 / PRIOR)
-MIN_SCALE = 1e-100  # avoids dividing by 0 for a term that was never seen
-ACTIVE = np.array(list(product((0.0, 1.0), repeat=4)))  # [16, 4] which terms may differ from 0
-BOTH_ACTIVE = ACTIVE[:, :, None] * ACTIVE[:, None, :]  # [16, 4, 4] 1 where both terms may
+MIN_SCALE = 1e-100  # avoids division by 0 for a term that has not occurred yet
+ACTIVE = np.array(list(product((0.0, 1.0), repeat=4)))  # [16, 4] which terms may be nonzero
+BOTH_ACTIVE = ACTIVE[:, :, None] * ACTIVE[:, None, :]  # [16, 4, 4] 1 if both may be nonzero
 INACTIVE = np.eye(4) * (1 - BOTH_ACTIVE)  # [16, 4, 4] the equations "term = 0" of the other terms
 
 
@@ -40,9 +42,7 @@ class StepLoad:
 
     @classmethod
     def chunk(cls, tokens: int, keys: int) -> StepLoad:
-        """Return the load of a session that feeds `tokens` tokens of a text after `keys` cached
-        tokens.
-        """
+        """Return the load of one session that feeds `tokens` tokens after `keys` cached tokens."""
         return cls(tokens, tokens * keys + tokens * (tokens + 1) // 2, 1)
 
     def __add__(self, other: StepLoad) -> StepLoad:
@@ -55,17 +55,18 @@ class StepLoad:
 
 @dataclass(slots=True)
 class AverageStepTimes:
-    """The average times of recent steps in which no long prompt was read. Newer steps count more.
-    The times are 0 before the first such step.
+    """The average times of recent steps without long prompts. Newer steps count more. The averages
+    are 0 before the first such step.
     """
 
     step: float = 0.0
     row: float = 0.0  # seconds per row whose logits were asked for
-    token: float = 0.0  # seconds per token that the step was expected to yield
+    token: float = 0.0  # seconds per token that the step is expected to yield
 
     def observe(self, seconds: float, rows: int, expected: float) -> None:
-        """Note that a step took `seconds`. A step that is RESET_FACTOR times faster than the
-        average shows that whatever slowed down earlier steps is over.
+        """Update the averages with a step that took `seconds`. A step that is RESET_FACTOR times
+        faster than the average resets the averages, because whatever slowed down earlier steps is
+        over.
         """
         if RESET_FACTOR * seconds < self.step and RESET_FACTOR * seconds / rows < self.row:
             self.step = self.row = self.token = 0.0
@@ -74,8 +75,8 @@ class AverageStepTimes:
         self.token = smoothed(self.token, seconds / expected)
 
     def predicted(self, seconds: float) -> None:
-        """Note that a step without long prompts is now predicted to take `seconds`. If the
-        predicted time is below the average, the averages fall.
+        """Lower the averages if a step without long prompts is now predicted to take `seconds`,
+        which is less than the average.
         """
         if seconds < self.step:
             ratio = smoothed(self.step, seconds) / self.step
@@ -85,8 +86,8 @@ class AverageStepTimes:
 
 
 def smoothed(known: float, seen: float) -> float:
-    """Return the average `known`, moved towards the newly `seen` time. A slower step counts less,
-    because first steps and disturbed steps are slow for reasons other than their load.
+    """Return the average `known`, updated with the new time `seen`. A slower step has less weight,
+    because the first steps and disturbed steps are slow for reasons other than their load.
     """
     if not known:
         return seen
@@ -98,11 +99,11 @@ class CostModel:
     is below 0.
 
     The terms are fitted by least squares of the relative error, with exponential forgetting. The
-    equation of each step is divided by the step's own seconds. Therefore a disturbed step, which is
-    much too slow, weighs next to nothing, and the model learns a new kind of step at once. With
-    relative errors alone, predictions would be too low, and would follow too late when a machine
-    slows down. Therefore each surprise also scales the whole model a little, by the factor 1 +
-    DRIFT_WEIGHT x surprise.
+    equation of each step is divided by the measured seconds of the step. Therefore a disturbed
+    step, which is much too slow, has hardly any weight, and the model learns a new kind of step at
+    once. With relative errors alone, predictions would be too low, and would adapt too slowly when
+    the machine slows down. Therefore each surprise (the relative error of a prediction) also scales
+    the whole model by the factor 1 + DRIFT_WEIGHT x surprise.
     """
 
     error: float
@@ -115,11 +116,11 @@ class CostModel:
         self._steps = 0
         self._gram = np.zeros((4, 4))  # X'X of the rows (1, tokens, attended, sessions) / seconds
         self._sum = np.zeros(4)  # X'1: the best model gives 1 for every row
-        self._terms = (0.0, 0.0, 0.0, 0.0)  # seconds for a step, a token, a key, a session
+        self._terms = (0.0, 0.0, 0.0, 0.0)  # seconds per step, token, key and session
 
     def predict(self, load: StepLoad) -> float:
-        """Predict the seconds that a step with this load takes. Returns 0 before any step was
-        learned.
+        """Predict the seconds that a step with this load takes. Returns 0 before the model has
+        learned from any step.
         """
         step, token, key, session = self._terms
         return step + token * load.tokens + key * load.attended + session * load.sessions
@@ -145,9 +146,9 @@ class CostModel:
             self._terms = self._fit()
 
     def tokens_within(self, seconds: float, base: StepLoad, keys: int, most: int) -> int:
-        """Return how many tokens, 0 to `most`, one more session with `keys` cached tokens can add
-        to a step of load `base` while the step is predicted to take at most `seconds`. Returns 0
-        before any step was learned.
+        """Return how many tokens (0 to `most`) of one more session with `keys` cached tokens fit
+        into a step of load `base`, so that the step is predicted to take at most `seconds`. Returns
+        0 before the model has learned from any step.
         """
         if not self._steps:
             return 0
@@ -158,8 +159,8 @@ class CostModel:
         return bisect_right(range(1, most + 1), seconds, key=added)
 
     def _remember(self, load: StepLoad, seconds: float, drift: float) -> None:
-        """Remember a step as a row of the fit. Earlier rows decay, and the seconds of earlier steps
-        are multiplied by `drift`, the assumed change of the machine's speed.
+        """Add a step to the equations of the least-squares fit. Earlier steps decay, and their
+        seconds are multiplied by `drift`, the assumed change of the machine's speed.
         """
         row = np.array([1.0, load.tokens, load.attended, load.sessions]) / seconds
         keep = 1 - 1 / HORIZON
@@ -167,13 +168,13 @@ class CostModel:
         self._sum = self._sum * (keep / drift) + row
 
     def _fit(self) -> tuple[float, float, float, float]:
-        """Return the terms that solve the non-negative least squares exactly.
+        """Return the terms that solve the non-negative least-squares problem exactly.
 
         In the solution, some of the 4 terms are 0, and the other terms solve the normal equations
-        without them. Therefore all 16 sets of terms are tried at once, each with the normal
-        equations of its terms and with "term = 0" for all other terms. The best solution without a
-        negative term is taken. The ridge keeps all 16 systems well conditioned, and the terms are
-        scaled to similar sizes.
+        of these terms alone. Therefore the solutions for all 16 subsets of terms are computed at
+        once, each from the normal equations of its terms and "term = 0" for all other terms. The
+        best solution without a negative term is used. The ridge keeps all 16 equation systems well
+        conditioned, and the terms are scaled to similar sizes.
         """
         scale = np.maximum(np.sqrt(self._gram.diagonal()), MIN_SCALE)  # [4]
         gram = self._gram / scale / scale[:, None] + RIDGE  # [4, 4]

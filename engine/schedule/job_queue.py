@@ -23,13 +23,13 @@ class JobQueue:
         self._queue_limit = limit
         self._waiting: deque[Task] = deque()
         self._wake = threading.Condition()
-        self._news = False  # whether something may have changed for a job
+        self._news = False  # whether a job may have something new to do
         self._stopping = False
 
     def submit(self, owner: bytes, start: Callable[[], Job | None], closing: bool = False) -> Task:
         """Queue a job of the session `owner`; the model thread calls `start`. A job that is
-        `closing` the session is taken even if the queue is full. Raises Busy if the queue is full,
-        and Unavailable if the service is stopping.
+        `closing` the session is accepted even if the queue is full. Raises Busy if the queue is
+        full, and Unavailable if the service is stopping.
         """
         task = Task(owner, start, Future(), time.perf_counter(), closing)
         with self._wake:
@@ -58,8 +58,8 @@ class JobQueue:
             raise
 
     def cancel(self, task: Task) -> None:
-        """Drop a waiting job, or have a running job ended between two steps, because its caller no
-        longer waits for the answer.
+        """Cancel a job whose caller no longer waits for the answer: drop the job if it waits, or
+        end it between two steps if it runs.
         """
         with self._wake:
             task.cancelled = self._news = True
@@ -69,7 +69,7 @@ class JobQueue:
             self._wake.notify()
 
     def wake(self) -> None:
-        """Wake the model thread: there may be something new for a job."""
+        """Wake the model thread, because a job may have something new to do."""
         with self._wake:
             self._news = True
             self._wake.notify()

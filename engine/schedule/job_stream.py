@@ -1,4 +1,6 @@
-"""A stream from the point of view of its job. `engine.streams` fills and empties the stream."""
+"""The part of a session's stream that the session's job uses. `engine.streams` fills the inbox and
+sends the outgoing items.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Generic, TypeVar
 
 from tandem.engine.schedule.task import Task
 
-BACKLOG = 4096  # a caller's sessions pause while more items than this wait to be sent to it
+BACKLOG = 4096  # if more items than this wait to be sent to a caller, its sessions pause
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -16,28 +18,30 @@ Out = TypeVar("Out")
 
 @dataclass(slots=True, eq=False)
 class JobStream(Generic[In, Out]):
-    """The stream of one opening, from the point of view of its job: an inbox of items that arrived,
-    and the queue of items that the job sends.
+    """The stream of one opening, as its job sees it: an inbox of received items, and the queue of
+    items to be sent.
     """
 
     outgoing: deque[tuple[int, Out]]
     stream_id: int
     turn: int
     inbox: deque[In] = field(default_factory=deque)
-    halted: bool = False  # whether the reader asked for a pause
-    strict: bool = False  # whether the caller gets an error for an item that cannot be used
+    halted: bool = False  # whether the caller asked for a pause
+    strict: bool = False  # whether an unusable item from the caller is answered with an error
     task: Task | None = None
 
     def emit(self, item: Out) -> None:
-        """Send an item to the caller. The item leaves when the step is over."""
+        """Queue an item for the caller. Queued items are sent when the current step is over."""
         self.outgoing.append((self.stream_id, item))
 
     @property
     def behind(self) -> bool:
-        """Whether the caller takes items too slowly."""
+        """Whether the caller reads items too slowly."""
         return len(self.outgoing) > BACKLOG
 
     @property
     def paused(self) -> bool:
-        """Whether the job has to pause: the reader asked for it, or takes items too slowly."""
+        """Whether the job has to pause, because the caller asked for a pause or reads items too
+        slowly.
+        """
         return self.halted or self.behind

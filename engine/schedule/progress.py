@@ -1,4 +1,6 @@
-"""Reports about the model thread: what each step did, and whether the thread goes on. Pure."""
+"""Reports about the model thread: what each step did, and whether the thread is stalled or fails.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +8,17 @@ from dataclasses import dataclass
 
 from tandem.protos.streams import PassTimes
 
-# least seconds of a step that counts as stalled; health is then NOT_SERVING within 2 s
+# a step counts as stalled only after this many seconds; health is then NOT_SERVING within 2 s
 STALL_SECONDS = 1.5
 STALL_FACTOR = 8.0  # a step counts as stalled when it takes this many times the predicted seconds
-FAILED_STEPS = 5  # failures in a row after which the device is taken for broken
-UNKNOWN_SECONDS = 4.0  # predicted seconds of the first pass, of which nothing is known
+FAILED_STEPS = 5  # number of consecutive failures after which the device counts as broken
+UNKNOWN_SECONDS = 4.0  # assumed seconds of a pass that cannot be predicted yet
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """The load and times of one forward pass. `host_seconds` is the time since the previous pass,
-    or None if the thread was idle in between.
+    """The load and times of one forward pass. `host_seconds` is the time since the previous pass
+    ended, or None if the thread was idle in between.
     """
 
     sessions: int
@@ -29,10 +31,10 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of the model thread. Its present state began at the time `since`. The running
-    pass is predicted to take `predicted` seconds; 0 means that no pass runs. A pass over a single
-    token takes `single_token` seconds; 0 means that this is not known. `before` has the times of
-    the previous pass, or None if the thread has rested since that pass.
+    """The current state of the model thread. The state began at the time `since`. The running pass
+    is predicted to take `predicted` seconds; 0 means that no pass is running. A pass over a single
+    token takes `single_token` seconds; 0 means that this time is unknown. `before` holds the times
+    of the previous pass, or None if the thread was idle after that pass.
     """
 
     since: float
@@ -41,17 +43,17 @@ class Progress:
     before: PassTimes | None = None
 
     def rested(self, now: float) -> Progress:
-        """Return the progress of a thread that has no work."""
+        """Return the state of a thread that has no work."""
         return Progress(now, single_token=self.single_token)
 
     def resumed(self, now: float) -> Progress:
-        """Return the progress of a thread that goes on and has not begun the next pass."""
+        """Return the state of a thread that has work and has not started the next pass."""
         before = self._running(now) if self.predicted else self.before
         return Progress(now, single_token=self.single_token, before=before)
 
     def began(self, now: float, predicted: float, single_token: float) -> Progress:
-        """Return the progress of a thread that begins a pass; `predicted` is 0 if the seconds of
-        the pass are not known.
+        """Return the state of a thread that starts a pass; `predicted` is 0 if the duration of the
+        pass cannot be predicted.
         """
         single_token = single_token or self.single_token
         return Progress(now, predicted or UNKNOWN_SECONDS, single_token, self.before)
@@ -70,7 +72,7 @@ class Progress:
         return PassTimes(seconds, self.single_token * max(1.0, seconds / self.predicted))
 
     def problem(self, now: float) -> str | None:
-        """Return why the thread counts as stalled; None if it does not."""
+        """Return the reason why the thread counts as stalled, or None if it does not."""
         allowed = max(STALL_SECONDS, STALL_FACTOR * self.predicted)
         if now - self.since <= allowed:
             return None
@@ -79,8 +81,8 @@ class Progress:
 
 @dataclass(slots=True)
 class Failures:
-    """Counts the steps that failed since the last one that succeeded. `problem` says why the device
-    counts as broken; None if it does not.
+    """Counts the steps that failed since the last one that succeeded. `problem` is the reason why
+    the device counts as broken, or None if it does not.
     """
 
     count: int = 0

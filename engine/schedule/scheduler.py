@@ -1,4 +1,4 @@
-"""The model thread: every job that waits or runs is fed in one of the next forward passes.
+"""The model thread, which feeds all waiting and running jobs in shared forward passes.
 
 A new job joins at the next step. A long prompt is fed in the same passes as the work of other jobs.
 The event loop only queues jobs, wakes the thread, and gets the results.
@@ -33,8 +33,8 @@ log = structlog.get_logger()
 
 class ModelThread(JobQueue):
     """The thread that owns the model and its sessions: nothing else may touch them while it runs.
-    Between steps the thread calls `idle` and `after_step`; `idle` is given the sessions for which
-    jobs wait. The thread ends by itself when several steps in a row have failed.
+    Between steps the thread calls `after_step`, and `idle` with the sessions of the waiting jobs.
+    The thread ends by itself if several steps in a row fail.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ModelThread(JobQueue):
         observe: Callable[[StepReport], None],
         idle: Callable[[Sequence[bytes]], None],
         queue_limit: int = 1024,
-        single_token: float = 0.0,  # seconds of a pass over a single token; 0: not known
+        single_token: float = 0.0,  # seconds of a pass over a single token; 0: unknown
     ) -> None:
         super().__init__(queue_limit)
         self._forward = forward
@@ -55,15 +55,15 @@ class ModelThread(JobQueue):
         self._idle = idle
         self.after_step: Callable[[], None] = lambda: None
         self.after_forward: Callable[[Sequence[tuple[Any, torch.Tensor]]], None] = lambda _: None
-        self.price = 0.0  # chance that one more row would have needed in the newest step
+        self.price = 0.0  # acceptance probability that another row needed in the newest step
         self.costs = StepCosts()
         self.progress = Progress(time.perf_counter(), single_token=single_token)
         self._steps = 0
         self._failures = Failures()
-        self._ended = 0.0  # time at which the newest pass ended; 0 if the thread has waited since
+        self._ended = 0.0  # when the newest pass ended; 0 if the thread was idle since
         self._running: list[Task] = []
         self._stepping: list[Task] = []  # running tasks that are in the step
-        self._queued: list[float] = []  # seconds waited by the tasks begun since the last step
+        self._queued: list[float] = []  # queue times of tasks started since the last step
         self._thread = threading.Thread(target=self._loop, name="model", daemon=True)
 
     def __enter__(self) -> ModelThread:
@@ -77,13 +77,15 @@ class ModelThread(JobQueue):
         self._thread.join()
 
     def problem(self, now: float) -> str | None:
-        """Return why the thread does not serve, or None. `now` is a time of `time.perf_counter`."""
+        """Return the reason why the thread cannot serve, or None if it can. `now` is a time of
+        `time.perf_counter`.
+        """
         going_on = "the model thread ended" if self.ended else self.progress.problem(now)
         return self._failures.problem or going_on
 
     @property
     def ended(self) -> bool:
-        """Whether the thread has ended, and will never serve again."""
+        """Whether the thread has ended, so that it will never serve again."""
         return not self._thread.is_alive()
 
     def _loop(self) -> None:
@@ -104,7 +106,7 @@ class ModelThread(JobQueue):
         except Exception as error:
             log.error("a step failed", exc_info=error)
             if self._failures.too_many(error):
-                return  # all jobs can be served elsewhere
+                return  # the thread ends, and other replicas can serve its jobs
             self._fail_all(self._stepping, Internal("the step failed; see the server's log"))
             self._running = [task for task in self._running if task not in self._stepping]
             self._news = True  # the jobs that were not in the step go on
@@ -117,7 +119,9 @@ class ModelThread(JobQueue):
                 task.fail(error)
 
     def _admit(self) -> None:
-        """Wait until there may be work, end cancelled jobs, and start the jobs that may start."""
+        """Wait until there may be work, end cancelled jobs, and start all jobs that may start
+        now.
+        """
         with self._wake:
             while not (self._waiting or self._news or self._stopping):
                 self._ended, self.progress = 0.0, self.progress.rested(time.perf_counter())
@@ -130,9 +134,9 @@ class ModelThread(JobQueue):
             starting = startable(self._waiting, self._running)
             for task in starting:
                 self._waiting.remove(task)
-        self._stepping = starting  # the tasks that fail if an error comes from here on
+        self._stepping = starting  # the tasks that fail if an error is raised from here on
         for task in ending:
-            task.end(Unavailable("nobody waits for the answer"))
+            task.end(Unavailable("the caller no longer waits for the answer"))
         self._idle(waiting)
         for task in starting:
             if task.answer.set_running_or_notify_cancel():
@@ -144,8 +148,8 @@ class ModelThread(JobQueue):
                 self._news = True
 
     def _ready_inputs(self) -> list[tuple[Task, Segment]]:
-        """Return the tasks that have a segment to feed, and the segments, least recently fed
-        first.
+        """Return the running tasks that have a segment to feed, and the segments, least recently
+        fed first.
         """
         order = sorted(self._running, key=lambda task: task.last_step)
         ready = [(task, segment) for task in order if (segment := task.ready())]
@@ -154,7 +158,8 @@ class ModelThread(JobQueue):
 
     def _step_inputs(self) -> tuple[list[tuple[Task, Segment]], float]:
         """Return the tasks and segments of the next step, and how many seconds the thread waited
-        for them. If there is only one step input, it may wait a moment for more rows.
+        for more rows. If there is only one step input, the thread may briefly wait for more draft
+        rows.
         """
         ready = self._ready_inputs()
         if len(ready) != 1 or ready[0][0].remainder or not ready[0][0].step_input:
@@ -171,9 +176,9 @@ class ModelThread(JobQueue):
         return self._ready_inputs(), waited
 
     def _step(self) -> None:
-        """Run one forward pass over as much of the step inputs as fits, with the rows that pay.
-        Learn how long the thread worked for the pass: before it, in it, and on its results. In each
-        of these parts, rows cost time.
+        """Run one forward pass over as much of the step inputs as fits, with the draft rows that
+        are worth their cost. Then learn the duration of the whole step, including its preparation
+        and the processing of results, because rows cost time in all of these parts.
         """
         preparing = time.perf_counter()
         step_inputs, waited = self._step_inputs()
@@ -219,6 +224,6 @@ class ModelThread(JobQueue):
         self._news = True
 
     def _report(self, batch: Batch, load: StepLoad, seconds: float, host: float | None) -> None:
-        """Report a pass to the observer, before any job goes on."""
+        """Report a pass to the observer, before any job continues."""
         (queued, self._queued), error = (self._queued, []), self.costs.model.error
         self._observe(StepReport(len(batch.allocations), load.tokens, seconds, queued, error, host))

@@ -1,9 +1,9 @@
-"""A job on its way through the model thread.
+"""The state of a job in the model thread.
 
 A job is a generator: it yields a step input (a segment to feed, and rows that may be added to it),
 receives the logits of what was fed, and in the end returns its answer. A long segment may be fed
-over several steps. The job does not notice this, unless the segment is divisible: then the job
-receives the logits of each chunk.
+over several steps. The job does not notice that its segment is fed over several steps, unless the
+segment is divisible: then the job receives the logits of each chunk separately.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Job = Generator[StepInput, torch.Tensor, Any]
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """A job of the session that `owner` names. The job may be `closing` the session. The job's
-    caller waits for the `answer`.
+    """A job of the session `owner`. `closing` tells whether the job closes the session. The caller
+    of the job waits for `answer`.
     """
 
     owner: bytes
@@ -43,7 +43,7 @@ class Task:
     last_step: int = 0  # number of the step that last fed the job, or after which it began
 
     def begin(self) -> None:
-        """Start the job; a job that needs no forward pass is done at once."""
+        """Start the job; a job that needs no forward pass finishes at once."""
         try:
             self.job = self.start()
             if self.job is None:
@@ -67,8 +67,8 @@ class Task:
         return self.requested
 
     def advance(self, fed: Segment, logits: torch.Tensor, complete: bool) -> None:
-        """Give the job its logits. The job then yields another step input or is done. If the
-        segment was not fed completely and is not divisible, note the remainder instead.
+        """Pass the logits to the job. The job then yields another step input or finishes. If only a
+        part of an indivisible segment was fed, store the remainder for a later step instead.
         """
         assert self.job is not None and self.step_input is not None
         if not (complete or fed.divisible):
@@ -86,7 +86,7 @@ class Task:
             self.fail(error)
 
     def end(self, error: Exception) -> None:
-        """End the job early; the part of its context that was fed stays in its session."""
+        """End the job early; the part of its context that was fed stays cached in its session."""
         fed, self.step_input = self.remainder.context if self.remainder else 0, None
         if self.job is not None:
             with suppress(Exception):
@@ -95,7 +95,7 @@ class Task:
 
     def fail(self, error: Exception) -> None:
         """End the job with an error. Errors that the job raises while it ends are ignored, because
-        they follow from that error.
+        they are consequences of that error.
         """
         self.step_input = self.remainder = None
         if self.job is not None:
@@ -105,7 +105,9 @@ class Task:
 
 
 def startable(waiting: Sequence[Task], running: Sequence[Task]) -> list[Task]:
-    """Return the waiting tasks that start now: in order, one at a time per session. Pure."""
+    """Return the waiting tasks that may start now, in order; a session runs only one task at a
+    time. Pure.
+    """
     owners = {task.owner for task in running}
     chosen: list[Task] = []
     for task in waiting:

@@ -1,35 +1,37 @@
-"""Learns how far to trust the chances that a source of proposals claims. Pure.
+"""Learns how far to trust the acceptance probabilities that a source of proposals claims. Pure.
 
-A source claims a chance for each token that it proposes. The sum of these chances over some trials
-is the number of tokens that the source has *claimed*. The number of tokens that were *right* may
-differ. Therefore later chances of the source are multiplied by its trust:
+A source claims an acceptance probability for each token that it proposes. The sum of the claimed
+probabilities over some trials is the number of right tokens that the source has *claimed*. The
+number of tokens that turned out to be *right* may differ. Therefore later probabilities of the
+source are multiplied by the trust in the source:
 
     trust = (right + PRIOR) / (claimed + PRIOR), at most exp(MAX_LOG).
 
-The bound limits the trust in a source that has claimed next to nothing and was right. The prior
-stands for what is not known yet: a new source is treated like a source that has claimed half a
-token and was right. The number of right tokens in a trial, whatever was claimed, is
+The upper bound limits the trust in a source that has claimed next to nothing and was right. The
+prior stands for missing experience: a new source is treated like a source that has claimed half a
+token and was right. The average number of right tokens per trial, whatever was claimed, is
 
     frequency = (right + PRIOR) / (trials + 2 PRIOR),
 
-which is half a token before anything is known. The *margin* of a source is by how much its
-corrected chances exceed the price of a row, on average. The margin says how much it is worth to
-verify the source's proposals.
+which is half a token before the first trial. The *margin* of a source is the average amount by
+which its corrected probabilities exceed the price of a row. The margin tells how worthwhile it is
+to verify the source's proposals.
 
-New trials count more than old trials: each trial multiplies what was learned before it by 1 - pace.
-A trial in which little is claimed teaches little, so its pace is lower. But the pace is at least
-SLOW, so everything that a session has shown decays in the end. Therefore a source that was wrong,
-and whose proposals are no longer verified, is trusted again later.
+New trials count more than old trials: each trial multiplies all earlier sums by 1 - pace. A trial
+in which little was claimed provides little information, so its pace is lower. However, the pace is
+at least SLOW, so all earlier trials of a session decay eventually. Therefore a source that was
+wrong, and whose proposals are no longer verified, is trusted again later.
 
-The trust of all sessions learns from the trials of each session, at the pace SLOW. Trials in which
-nothing is claimed are left out. A new session begins with what all sessions have shown, scaled down
+A shared trust learns from the trials of all sessions, at the pace SLOW. Trials in which nothing was
+claimed are left out. The trust for a new session starts with the sums of all sessions, scaled down
 to at most BORROWED tokens. Therefore the session's own trials soon count more, and its proposals
 are tried even if proposals in other sessions were wrong.
 
-The verifier has one trust for each source of each session, and each step is a trial. A drafter has
-one trust for each text, and each token of the text is a trial, whether or not the drafter has sent
-its proposal of that token. Therefore a drafter's trust is updated even while the drafter sends no
-drafts. A verifier's trust is updated even if a drafter makes false claims.
+The verifier keeps one trust for each source in each session, and each step is a trial. A drafter
+keeps one trust for each text, and each token of the text is a trial, whether or not the drafter has
+sent a proposal for that token. Therefore a drafter's trust is updated even while the drafter sends
+no drafts. A verifier's trust is based on accepted tokens, so it works even if a drafter makes false
+claims.
 """
 
 from __future__ import annotations
@@ -37,15 +39,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-PACE, SLOW = 0.05, 0.01  # weight of a trial in what a session and all sessions learn
-BORROWED, PRIOR = 2.0, 0.5  # tokens
-MAX_LOG = 0.7  # highest logarithm of a trust
+PACE, SLOW = 0.05, 0.01  # weight of a trial: for one session, and for all sessions
+BORROWED, PRIOR = 2.0, 0.5  # both in tokens
+MAX_LOG = 0.7  # upper bound of the logarithm of a trust
 
 
 @dataclass(slots=True)
 class Trust:
-    """The trust in the proposals of one session or of all. `shared` is the trust of all
-    sessions.
+    """The trust in the proposals of one session, or of all sessions together. `shared` is the trust
+    for all sessions, from which the trust for a session starts.
     """
 
     claimed: float = 0.0
@@ -57,11 +59,13 @@ class Trust:
 
     @classmethod
     def of_all(cls) -> Trust:
-        """Return a new trust of all sessions, which learns slowly. Each session begins with it."""
+        """Return a new shared trust for all sessions, which learns slowly. The trust for each
+        session starts from it.
+        """
         return cls(pace=SLOW)
 
     def begun(self, pace: float = PACE) -> Trust:
-        """Return the trust of a new session."""
+        """Return the trust for a new session, which starts from this shared trust."""
         share = BORROWED / max(self.claimed, self.right, BORROWED)
         return Trust(
             share * self.claimed,
@@ -74,22 +78,23 @@ class Trust:
 
     @property
     def log(self) -> float:
-        """The logarithm of the factor that corrects a claimed chance."""
+        """The logarithm of the factor by which a claimed acceptance probability is multiplied."""
         return min(MAX_LOG, math.log((self.right + PRIOR) / (self.claimed + PRIOR)))
 
     @property
     def frequency(self) -> float:
-        """How many tokens are right in a trial, on average."""
+        """The average number of right tokens per trial."""
         return (self.right + PRIOR) / (self.trials + 2 * PRIOR)
 
     @property
     def margin(self) -> float:
-        """How much the corrected chances exceed the price, on average."""
+        """The average amount by which the corrected probabilities exceed the price of a row."""
         return (self.gained + PRIOR) / (self.trials + 2 * PRIOR)
 
     def observe(self, claimed: float, right: int, price: float = 0.0) -> None:
-        """Learn from a trial in which `claimed` tokens were claimed and `right` tokens were right.
-        `price` is the chance below which a row did not pay.
+        """Learn from a trial: `claimed` is the number of right tokens that the source claimed, and
+        `right` is the actual number. `price` is the acceptance probability below which a row was
+        not worth its cost.
         """
         keep = 1 - max(SLOW, self.pace * min(1.0, claimed))
         self.gained = keep * self.gained + max(0.0, min(1.0, claimed * math.exp(self.log)) - price)

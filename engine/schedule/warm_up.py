@@ -1,8 +1,8 @@
-"""Run passes before the first request, so that a replica learns how long its passes take.
+"""Run forward passes before the first request, so that a replica learns how long its passes take.
 
-With the seconds of a pass over a single token, `orchestrator.links.policy` compares replicas even
-before they have served. The cost of a row decides how many proposals are verified, and cannot be
-learned from the first passes of a process, which are unusually slow.
+The measured duration of a single-token pass lets `orchestrator.links.policy` compare replicas that
+have not served any request yet. The cost of a row determines how many proposals are verified, but
+it cannot be learned from the first passes of a process, which are unusually slow.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ ROWS = (1, 8, 32, 1, 8, 32, 1, 8, 32, 1)  # number of rows in each pass
 
 @torch.inference_mode()
 def single_token_seconds(runner: ModelRunner) -> float:
-    """Return the seconds of a pass over one token, the median of SINGLE_TOKEN_PASSES passes."""
+    """Return the duration of a forward pass over one token, in seconds: the median of
+    SINGLE_TOKEN_PASSES passes.
+    """
     table = runner.pool.allocate(1)
-    assert table, "there is no session yet"
+    assert table, "no session uses memory yet, so one page must be free"
     seconds = []
     try:
         for _ in range(SINGLE_TOKEN_PASSES):
             began = time.perf_counter()
-            # copying the logits waits for a GPU
+            # copying the logits to the CPU waits until a GPU has finished
             runner([Segment(table, 0, (0,), tree.chain(1), 1)])[0].cpu()
             seconds.append(time.perf_counter() - began)
     finally:
@@ -45,9 +47,9 @@ def single_token_seconds(runner: ModelRunner) -> float:
 
 
 async def warm_up(thread: ModelThread, sessions: Sessions, most: int) -> None:
-    """Run passes of several sizes, at most `most` tokens each, so that the cost model knows what a
-    row costs. The average step times start afresh, because steps of requests differ from these
-    passes.
+    """Run forward passes of several sizes, at most `most` tokens each, so that the cost model
+    learns what a row costs. Afterwards, the average step times are reset, because steps of requests
+    differ from these passes.
     """
     await thread.run(NAME, partial(warm_up_job, sessions, most))
     # waits until the thread has learned from the last step
@@ -55,12 +57,12 @@ async def warm_up(thread: ModelThread, sessions: Sessions, most: int) -> None:
 
 
 def forget_averages(thread: ModelThread) -> None:
-    """Forget the average step times that the thread has learned."""
+    """Reset the average step times that the thread has learned."""
     thread.costs.averages = AverageStepTimes()
 
 
 def warm_up_job(sessions: Sessions, most: int) -> Job:
-    """Feed a new session, at most `most` rows in a pass, then close the session."""
+    """Feed a temporary session, with at most `most` rows per pass, and then close the session."""
     context, most = Context(NAME, 1, 0, (0,)), min(max(ROWS), most, sessions.context_length)
     with sessions.acquire(context, most - 1) as session:
         for rows in (min(rows, most) for rows in ROWS):

@@ -2,9 +2,9 @@
 
     tandem distil --target MODEL --out FOLDER
 
-The target answers prompts. A small network learns the probabilities of the target, and is saved as
-a draft model for `tandem up --target MODEL --draft FOLDER`. Ctrl-C stops the command, and the same
-command continues it.
+The target answers prompts, and a small network learns the target's token probabilities. The network
+is saved as a draft model for `tandem up --target MODEL --draft FOLDER`. Ctrl-C stops the command.
+Run the same command again to continue.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from tandem.protos import hub
 from tandem.protos.errors import TandemError, Unusable
 from tandem.protos.service import cores
 
-MAX_CONCURRENCY = 32  # most questions that are asked at once: the sessions of one pass
-HELD_OUT = 32  # number of first questions, whose answers only serve to measure
-WORK = "training"  # folder in the draft model's folder, for answers and the state of training
+MAX_CONCURRENCY = 32  # maximum of concurrent questions, which the target answers in one batch
+HELD_OUT = 32  # number of first prompts, whose answers are only used for measurements
+WORK = "training"  # subfolder of the draft model's folder for answers and training state
 
 
 def read_prompts(file: Path) -> list[Prompt]:
-    """Read the prompts of a file. Raises Unusable if there are too few to learn from, because the
-    answers to the first HELD_OUT prompts are only used for measurements.
+    """Read the prompts of a file. Raises Unusable if the file has HELD_OUT prompts or fewer:
+    answers to the first HELD_OUT prompts are only used for measurements, not for training.
     """
     found = prompts.read(file)
     if len(found) <= HELD_OUT:
-        raise Unusable(f"{file} has {len(found)} prompts: it takes more than {HELD_OUT}")
+        raise Unusable(f"{file} has {len(found)} prompts: more than {HELD_OUT} are required")
     return found
 
 
 def questions(asked: Iterable[Prompt], known: Answers, tokens: int) -> Iterator[Question]:
-    """Yield the prompts that have no answer yet, until the answers have `tokens` tokens. The first
-    HELD_OUT answers are greedy, because acceptance is measured on greedy text. Of the later
-    answers, every second one is greedy.
+    """Yield the prompts that have no answer yet, until all answers together have `tokens` tokens.
+    The first HELD_OUT prompts are answered greedily, because acceptance is measured on greedy text.
+    Of the later prompts, every second one is answered greedily.
     """
     for number, prompt in enumerate(asked):
         if number >= HELD_OUT and known.tokens >= tokens:
@@ -71,7 +71,7 @@ async def collect(
     max_new_tokens: int,
     threads: int,
 ) -> None:
-    """Serve the target, and ask it prompts until the answers have `tokens` tokens. Raises
+    """Serve the target, and send it prompts until all answers together have `tokens` tokens. Raises
     TandemError.
     """
     columns = "{task.description}", "{task.completed:,.0f} of {task.total:,.0f} tokens"
@@ -90,8 +90,8 @@ async def collect(
 
 
 def remember(file: Path, settings: dict[str, Any]) -> None:
-    """Save the settings with which a draft model is made. Raises Unusable if it was begun with
-    other settings.
+    """Save the settings with which a draft model is trained. Raises Unusable if the file already
+    has other settings.
     """
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -101,13 +101,13 @@ def remember(file: Path, settings: dict[str, Any]) -> None:
     for name, value in settings.items():
         if before.get(name) != value:
             raise Unusable(
-                f"{file.parent.parent} was begun with {name} {before.get(name)}, not {value}: go on"
-                " with that, or choose another folder"
+                f"{file.parent.parent} was begun with {name} {before.get(name)}, not {value}: use"
+                " the same value, or choose another folder"
             )
 
 
 def line_of(look: Look) -> str:
-    """Return one look at the training as a line of text."""
+    """Format one evaluation of the training as a line of text."""
     course = look.course
     left = "about" if course.falls_from else "at most"
     return (
@@ -125,15 +125,17 @@ def parameters_of(text: str) -> int:
         raise typer.BadParameter(f"{text} is not a number of parameters, such as 8M") from None
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)  # rich's tables cut names
+app = typer.Typer(add_completion=False, rich_markup_mode=None)  # rich truncates option names
 
 
 def device_of(text: str) -> torch.device:
-    """Return the device with this name. By default it is the GPU, or the CPU if there is no GPU."""
+    """Return the device with this name. Without a name, return the GPU, or the CPU if there is no
+    GPU.
+    """
     name = text or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         return torch.empty(0, device=name).device
-    # AssertionError: raised by PyTorch without CUDA
+    # PyTorch without CUDA raises AssertionError
     except (RuntimeError, AssertionError) as error:
         problem = str(error).splitlines()[0]
         raise typer.BadParameter(f"{name} cannot be used: {problem}") from None
@@ -141,13 +143,13 @@ def device_of(text: str) -> torch.device:
 
 @app.command()
 def main(
-    target: Annotated[Path, typer.Option(help="directory, GGUF file or name on the hub")],
+    target: Annotated[Path, typer.Option(help="directory, GGUF file or name on Hugging Face")],
     out: Annotated[Path, typer.Option(help="folder for the draft model", file_okay=False)],
     prompt_file: Annotated[
         Path | None,
         typer.Option(
             "--prompts",
-            help="file with a prompt per line, or JSON lines; by default general questions",
+            help="file with one prompt per line, or JSON lines; by default general questions",
         ),
     ] = None,
     parameters: Annotated[
@@ -155,18 +157,18 @@ def main(
         typer.Option(help="size of the draft model", parser=parameters_of, metavar="NUMBER"),
     ] = "8M",  # type: ignore[assignment]
     tokens: Annotated[
-        int, typer.Option(help="tokens of answers to learn from", min=1000)
+        int, typer.Option(help="number of tokens of answers to learn from", min=1000)
     ] = 600_000,
-    max_new_tokens: Annotated[int, typer.Option(help="most tokens of an answer", min=8)] = 256,
-    minutes: Annotated[float, typer.Option(help="most minutes of training", min=0.1)] = 90.0,
+    max_new_tokens: Annotated[int, typer.Option(help="maximum tokens per answer", min=8)] = 256,
+    minutes: Annotated[float, typer.Option(help="maximum minutes of training", min=0.1)] = 90.0,
     threads: Annotated[int | None, typer.Option(help="CPU threads; by default all", min=1)] = None,
     device: Annotated[
         torch.device,
-        typer.Option(help="device that trains: cpu or cuda", parser=device_of, metavar="NAME"),
+        typer.Option(help="device for training: cpu or cuda", parser=device_of, metavar="NAME"),
     ] = "",  # type: ignore[assignment]
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
-    """Collect a target's answers, train a draft model on them, and say what its drafts bring."""
+    """Collect a target's answers, train a draft model on them, and print its tokens per step."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     threads = threads or cores.usable()
@@ -184,7 +186,7 @@ def main(
             asyncio.run(collect(model, asked, answers, tokens, max_new_tokens, threads))
         course = learn(model, out, shape, answers, minutes, device, seed, console)
     except KeyboardInterrupt:
-        console.print("stopped; the same command goes on from here")
+        console.print("stopped; run the same command again to continue")
         raise typer.Exit(130) from None
     except TandemError as problem:
         raise SystemExit(f"error: {problem}") from None
@@ -202,13 +204,13 @@ def learn(
     seed: int,
     console: Console,
 ) -> Course:
-    """Train a student to the end, and return the course of its training. Raises Unusable if there
-    are too few answers to learn from.
+    """Train a student until its schedule ends, and return the schedule with the measured tokens per
+    step. Raises Unusable if there are too few answers to learn from.
     """
     held = [each for number, each in answers.found.items() if number < HELD_OUT]
     rest = [each for number, each in sorted(answers.found.items()) if number >= HELD_OUT]
     if not rest or not held:
-        raise Unusable(f"there are {len(answers.found)} answers: it takes more than {HELD_OUT}")
+        raise Unusable(f"only {len(answers.found)} answers: more than {HELD_OUT} are required")
     torch.manual_seed(seed)
     student = students.build(shape, target)
     student.to(device)  # type: ignore[arg-type]  # its wrapper has no types

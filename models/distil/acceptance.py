@@ -1,8 +1,8 @@
-"""Estimate how many tokens per step a student's drafts would bring, without running the target.
+"""Estimate how many tokens per step a student's drafts would yield, without running the target.
 
-At every place of a greedy answer the target's choice is the answer's token. A verifier therefore
-accepts the student's likeliest token wherever it is the answer's token. The places where both agree
-determine how many tokens a chain of drafts brings.
+Every token of a greedy answer is the target's choice. A verifier would therefore accept a draft
+token exactly where the student's likeliest token is the answer's token. The positions at which both
+agree determine how many tokens a step yields with a draft chain.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from transformers import MistralForCausalLM
 from tandem.models.distil.answers import PackedAnswers
 from tandem.models.distil.teacher import Answer
 
-CHAIN = 4  # tokens of a draft
+CHAIN = 4  # tokens per draft
 
 
 def tokens_per_step(agreed: Sequence[Sequence[bool]], chain: int = CHAIN) -> float:
     """Return the mean number of tokens that a step emits with drafts of `chain` tokens. `agreed`
-    tells for each place of each answer whether the student's likeliest token is the answer's.
+    tells, for each position of each answer, whether the student's likeliest token is the answer's
+    token.
     """
     tokens = steps = 0
     for places in agreed:
@@ -38,7 +39,7 @@ def tokens_per_step(agreed: Sequence[Sequence[bool]], chain: int = CHAIN) -> flo
 
 @torch.inference_mode()
 def measure(student: MistralForCausalLM, answers: Sequence[Answer]) -> float:
-    """Measure the tokens per step on greedy answers that the student has not learned from."""
+    """Measure a student's tokens per step on greedy answers that it has not learned from."""
     agreed = []
     for answer in answers:
         packed = PackedAnswers.of([answer])

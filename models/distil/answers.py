@@ -1,4 +1,4 @@
-"""Stores answers on disk, many in a file, and joins answers to one long row of training tokens."""
+"""Stores answers on disk, and concatenates them to one long sequence of training tokens."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 from tandem.models.distil.teacher import TOP, Answer
 
 ANSWERS_PER_FILE = 64
-# stands in the place of likeliest tokens where the target's probabilities are not known
+# fills the list of likeliest tokens at positions where the target's probabilities are not known
 PADDING = -1
 
 
 @dataclass
 class Answers:
-    """The answers that a folder holds, by the number of their question."""
+    """The answers that are stored in a folder, by the number of their question."""
 
     folder: Path
     found: dict[int, Answer] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class Answers:
 
     @classmethod
     def of(cls, folder: Path) -> Answers:
-        """Load the answers that were saved in a folder, which is made if it is not there."""
+        """Load the answers that are stored in a folder. Creates the folder if it does not exist."""
         folder.mkdir(parents=True, exist_ok=True)
         answers = cls(folder)
         for file in sorted(folder.glob("*.npz")):
@@ -38,18 +38,18 @@ class Answers:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens of all answers, without their prompts."""
+        """The total number of tokens in all answers, without their prompts."""
         return sum(len(each.tokens) for each in self.found.values())
 
     def add(self, number: int, answer: Answer) -> None:
-        """Add an answer; every ANSWERS_PER_FILE new answers are saved."""
+        """Add an answer. When there are ANSWERS_PER_FILE unsaved answers, save them."""
         self.found[number] = answer
         self._unsaved.append(number)
         if len(self._unsaved) == ANSWERS_PER_FILE:
             self.save()
 
     def save(self) -> None:
-        """Write the answers that are not on disk yet. A file is never written in part."""
+        """Write the answers that are not on disk yet to a new file, in one atomic step."""
         if not self._unsaved:
             return
         arrays = {"numbers": np.array(self._unsaved)}
@@ -66,10 +66,10 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class PackedAnswers:
-    """Prompts and answers in one row of `tokens`, int32 [tokens], each answer after its prompt. At
-    each place, `top`, int32 [tokens, TOP], has the target's likeliest tokens for the next place,
-    and `logprobs`, float32 [tokens, TOP], has their log-probabilities. Where the next token belongs
-    to no answer, `top` has PADDING.
+    """Prompts and answers, concatenated in `tokens`, int32 [tokens], with each answer after its
+    prompt. For each position, `top`, int32 [tokens, TOP], has the tokens that are likeliest to
+    come next according to the target, and `logprobs`, float32 [tokens, TOP], has their
+    log-probabilities. `top` is PADDING where the next token is not part of an answer.
     """
 
     tokens: np.ndarray
@@ -78,7 +78,7 @@ class PackedAnswers:
 
     @classmethod
     def of(cls, answers: Sequence[Answer]) -> PackedAnswers:
-        """Join answers with their prompts, in the given order."""
+        """Concatenate all prompts and answers, in the given order."""
         size = sum(len(each.prompt) + len(each.tokens) for each in answers)
         tokens = np.zeros(size, np.int32)
         top = np.full((size, TOP), PADDING, np.int32)
@@ -93,7 +93,7 @@ class PackedAnswers:
         return cls(tokens, top, logprobs)
 
     def batch(self, rows: int, length: int, chosen: np.random.Generator) -> PackedAnswers:
-        """Choose windows at random places: tokens [rows, length], `top` and `logprobs`
+        """Return windows at random positions: tokens [rows, length], `top` and `logprobs`
         [rows, length, TOP].
         """
         starts = chosen.integers(0, max(1, len(self.tokens) - length + 1), rows)

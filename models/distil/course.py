@@ -1,5 +1,5 @@
-"""The course of a training. The learning rate warms up and holds; once drafts stop getting better,
-it falls until the training ends.
+"""The schedule of a training. The learning rate warms up, then stays at its peak. When drafts stop
+getting better, the learning rate falls to zero, and the training ends.
 """
 
 from __future__ import annotations
@@ -7,34 +7,35 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-WARM_UP = 100  # steps
-MAX_HOLD = 0.6  # share of the time limit until which the peak learning rate is held
-MAX_FALL = 2 / 3  # number of steps of the fall for each step before it
-PATIENCE = 5  # number of looks without better drafts, after which the learning rate falls
-MIN_IMPROVEMENT = 1.005  # least improvement, as a factor of the best tokens per step so far
+WARM_UP = 100  # steps until the learning rate reaches its peak
+MAX_HOLD = 0.6  # the learning rate falls after this share of the time limit at the latest
+MAX_FALL = 2 / 3  # maximum number of steps of the fall, as a multiple of the steps before it
+PATIENCE = 5  # the learning rate falls after this many evaluations without better drafts
+MIN_IMPROVEMENT = 1.005  # drafts are better if their tokens per step rise by this factor
 
 
 @dataclass
 class Course:
-    """The state of a training that may take `limit` minutes and learns from answers of `tokens`
-    tokens. A saved course can be continued.
+    """The progress of a training along its schedule. The training may take `limit` minutes and
+    learns from answers that have `tokens` tokens in total. It can be saved and continued.
     """
 
     limit: float
     tokens: int = 0
     step: int = 0
-    warms_from: int = 0  # the step from which the learning rate warms up
+    warms_from: int = 0  # the step at which the learning rate begins to warm up
     minutes: float = 0.0
-    # tokens per step on held-out answers, look by look
+    # the tokens per step that each evaluation measured on held-out answers
     looks: list[float] = field(default_factory=list)
-    # the step from which the learning rate falls; 0 means that it does not fall yet
+    # the step at which the learning rate begins to fall, or 0 if it does not fall yet
     falls_from: int = 0
-    last: int = 0  # the step to end at, known once the learning rate falls
+    last: int = 0  # the last step, which is known once the learning rate falls
 
     @classmethod
     def continued(cls, saved: dict[str, Any], limit: float, tokens: int) -> Self:
-        """Continue a saved course with another limit and other answers. If the saved course has
-        ended and there are now more minutes or more tokens, the learning rate warms up again.
+        """Continue a saved training with another time limit and other answers. If the saved
+        training had ended, and the limit or the number of tokens is now larger, the learning rate
+        warms up again.
         """
         before = cls(**saved)
         course = replace(before, limit=limit, tokens=tokens)
@@ -44,7 +45,7 @@ class Course:
 
     @property
     def scale(self) -> float:
-        """The part of the peak learning rate that the next step uses."""
+        """The learning rate of the next step, as a share of the peak learning rate."""
         warm = min(1.0, (self.step + 1 - self.warms_from) / WARM_UP)
         if not self.falls_from:
             return warm
@@ -52,18 +53,20 @@ class Course:
 
     @property
     def ended(self) -> bool:
-        """Whether the last step of the training is done."""
+        """Whether the training has done its last step."""
         return self.falls_from > 0 and self.step >= self.last
 
     def advance(self, minutes: float) -> None:
-        """Count a step, which took `minutes`."""
+        """Count one training step that took `minutes` minutes."""
         self.step += 1
         self.minutes += minutes
         if not self.falls_from and self.minutes >= MAX_HOLD * self.limit:
             self._fall()
 
     def look(self, tokens_per_step: float) -> None:
-        """Record the tokens per step that drafts bring now."""
+        """Record the measured tokens per step. If they have stopped rising, let the learning rate
+        fall.
+        """
         self.looks.append(tokens_per_step)
         before, recent = self.looks[:-PATIENCE], self.looks[-PATIENCE:]
         risen = not before or max(recent) >= MIN_IMPROVEMENT * max(before)
@@ -72,8 +75,8 @@ class Course:
 
     @property
     def minutes_left(self) -> float:
-        """The minutes until the end: an upper limit until the learning rate falls, then an
-        estimate.
+        """The minutes until the training ends: an upper limit until the learning rate falls, then
+        an estimate.
         """
         if not self.falls_from:
             return self.limit - self.minutes

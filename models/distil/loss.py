@@ -1,24 +1,27 @@
-"""The loss of a student: how far it is from a target of which only the likeliest tokens are known.
+"""The loss of a student: how far its probabilities are from the target's, of which only those of
+the likeliest tokens are known.
 
 The loss is the divergence between the distributions of target and student. All tokens that are not
-among the target's likeliest count as a single token. A student's distribution needs a sum over its
-whole vocabulary, which would take most of the time. The tokens that are likeliest anywhere in the
-batch are therefore summed exactly, and the others are estimated from a random sample.
+among the target's likeliest count as a single token. To normalise the student's distribution over
+its whole vocabulary would take most of the time. The sum is therefore exact only for tokens that
+are among the likeliest anywhere in the batch. For all other tokens, it is estimated from a random
+sample.
 """
 
 from __future__ import annotations
 
 import torch
 
-SAMPLED_TOKENS = 4096  # size of the sample of all tokens that are not the likeliest ones
-MIN_REST = 1e-6  # the student's probability of all other tokens counts as at least this
+SAMPLED_TOKENS = 4096  # size of the random sample of tokens that are not among the likeliest
+MIN_REST = 1e-6  # lower limit for the student's probability of all unlisted tokens together
 
 
 def sampled_columns(
     top: torch.Tensor, vocabulary: int, sample: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, int]:
-    """Choose the tokens to compute logits of. Returns int64 token ids, first all tokens of `top`
-    and then a uniform sample of the others, and how many tokens of `top` there are.
+    """Choose the tokens whose logits are computed. Returns int64 token ids: first all distinct
+    tokens of `top`, then a uniform sample of the other tokens. Also returns the number of distinct
+    tokens of `top`.
     """
     known = torch.zeros(vocabulary, dtype=torch.bool, device=top.device)
     known[top.flatten()] = True
@@ -38,9 +41,9 @@ def distillation_loss(
     sample: int = SAMPLED_TOKENS,
 ) -> torch.Tensor:
     """Return the mean divergence between the distributions of student and target, in nats and up to
-    a constant. The student has the hidden rows `hidden` [rows, width] and output `embeddings`
-    [vocabulary, width]; the target's likeliest tokens are `top`, int64 [rows, k], with `logprobs`
-    [rows, k].
+    a constant. `hidden` [rows, width] are the student's hidden states, and `embeddings`
+    [vocabulary, width] are its output embeddings. `top`, int64 [rows, k], are the target's
+    likeliest tokens, and `logprobs` [rows, k] are their log-probabilities.
     """
     vocabulary = len(embeddings)
     columns, exact = sampled_columns(top, vocabulary, sample, generator)
@@ -54,6 +57,6 @@ def distillation_loss(
     found = logits.gather(1, place[top]) - whole  # [rows, k]: the student's log-probabilities
     teacher = logprobs.exp()
     others = (1 - teacher.sum(-1)).clamp(min=0)
-    listed = logprobs > -torch.inf  # false where there were fewer likely tokens than columns
+    listed = logprobs > -torch.inf  # false where the target listed fewer than k tokens
     rest = torch.log1p(-(found.exp() * listed).sum(-1).clamp(max=1 - MIN_REST))
     return -((teacher * found).sum(-1) + others * rest).mean()

@@ -1,4 +1,4 @@
-"""The prompts for the target, from a user's file or made from templates of questions."""
+"""The prompts for the target: read from a user's file, or generated from question templates."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ NUMBERS = {"few": (2, 9), "several": (5, 30), "many": (40, 400)}
 
 
 def read(file: Path) -> list[Prompt]:
-    """Read the prompts of a file: a text on every line or, in JSON lines, `prompt` or `messages`.
-    Raises Unusable.
+    """Read the prompts of a file. Each line is a text or, in a JSONL file, an object with a
+    `prompt` or with `messages`. Raises Unusable.
     """
     try:
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -39,7 +39,7 @@ def read(file: Path) -> list[Prompt]:
 
 
 def generated(seed: int) -> Iterator[Prompt]:
-    """Yield general questions without end, each as a chat; repetitions are rare."""
+    """Yield an endless series of general questions, each as a chat. Repetitions are rare."""
     templates, topics = (_lines(f"{name}.txt") for name in ("templates", "topics"))
     chosen = random.Random(seed)
     while True:

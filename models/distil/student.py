@@ -1,8 +1,9 @@
-"""The student, a draft model that learns: its shape, its first weights, and how it is saved, with
-its model card.
+"""The student, which is the draft model to train: its size, its initial weights, and how it is
+saved with its model card.
 
-The student is a Mistral, so that every service runs it as it is. Because of its rotary positions
-and sliding window, it can draft after longer texts than it learned from.
+The student has the Mistral architecture, so that every service can load it without conversion. Its
+rotary position embeddings and its sliding window allow it to draft for texts that are longer than
+those that it learned from.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tandem.protos.errors import Unusable
 from tandem.protos.fingerprint import tokens_by_id
 from tandem.protos.tokenizer import tokenizer_of
 
-SLIDING_WINDOW = 256  # number of last tokens that a token sees
+SLIDING_WINDOW = 256  # number of most recent tokens that a token attends to
 HEAD_SIZE = 32
 MIN_WIDTH = 64
 MIN_LAYERS, MAX_LAYERS = 4, 8
@@ -53,7 +54,9 @@ accepted. It is of no use by itself.
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a student. `width` is the width of layers and embeddings, which are tied."""
+    """The size of a student. `width` is the size of its hidden states and of its embeddings. Input
+    and output embeddings are tied.
+    """
 
     vocabulary: int
     width: int
@@ -61,15 +64,16 @@ class Shape:
 
     @classmethod
     def fitting(cls, vocabulary: int, parameters: int) -> Shape:
-        """Return the widest shape of at most `parameters` parameters with room for four layers, and
-        as many layers as fit. Raises Unusable if there are too few parameters.
+        """Return the shape of a student with at most `parameters` parameters. The width is the
+        largest with which MIN_LAYERS layers fit, and as many layers as fit are added, up to
+        MAX_LAYERS. Raises Unusable if there are too few parameters.
         """
         width = MIN_WIDTH
         if cls(vocabulary, width, MIN_LAYERS).parameters > parameters:
             least = cls(vocabulary, width, MIN_LAYERS).parameters
             raise Unusable(
-                f"{parameters:,} parameters are too few for a vocabulary of {vocabulary:,}: it"
-                f" takes {least:,}"
+                f"{parameters:,} parameters are too few for a vocabulary of {vocabulary:,} tokens:"
+                f" at least {least:,} are required"
             )
         while cls(vocabulary, width + HEAD_SIZE, MIN_LAYERS).parameters <= parameters:
             width += HEAD_SIZE
@@ -78,21 +82,21 @@ class Shape:
 
     @property
     def layer_parameters(self) -> int:
-        """The parameters of a layer's matrices. There are half as many keys as queries, and the MLP
-        is 3 times as wide as the layer.
+        """The number of parameters in the matrices of one layer. There are half as many key heads
+        as query heads, and the MLP is 3 times as wide as the hidden states.
         """
         return 12 * self.width**2
 
     @property
     def parameters(self) -> int:
-        """The parameters of all matrices."""
+        """The number of parameters in all matrices."""
         return self.vocabulary * self.width + self.layers * self.layer_parameters
 
 
 def build(shape: Shape, target: Path) -> MistralForCausalLM:
-    """Make a student with random layers. The student's embeddings are the target's, narrowed to the
-    directions in which the target's embeddings differ most. If the target's embeddings cannot be
-    read, the student's are random.
+    """Create a student with random layers. The student's embeddings are the target's embeddings,
+    projected onto the directions in which these vary most. If the target's embeddings cannot be
+    read, the student's embeddings are random.
     """
     given = _config(target)
     heads = shape.width // HEAD_SIZE
@@ -128,9 +132,10 @@ def embeddings_of(student: MistralForCausalLM) -> torch.Tensor:
 
 
 def narrowed(embeddings: torch.Tensor, width: int) -> torch.Tensor:
-    """Narrow embeddings [entries, wide] to `width` columns. The products of the new embeddings are
-    as near to those of the centred old ones as possible with this number of columns. The standard
-    deviation of the new embeddings is 1, spread over all columns alike.
+    """Project embeddings [entries, wide] to `width` columns. The dot products between the new
+    embeddings approximate those between the centred old embeddings, as well as possible with
+    `width` columns and up to a factor. The new embeddings have a standard deviation of 1, and a
+    random rotation spreads their variance over all columns.
     """
     centred = embeddings.double() - embeddings.double().mean(0)
     # the directions with the largest variance come last
@@ -143,7 +148,7 @@ def narrowed(embeddings: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def save(student: MistralForCausalLM, target: Path, out: Path) -> None:
-    """Save the student in bfloat16, with the target's tokenizer beside it."""
+    """Save the student in bfloat16, together with the target's tokenizer."""
     half = MistralForCausalLM(student.config)
     half.load_state_dict(student.state_dict())
     half.bfloat16().save_pretrained(out)
@@ -156,8 +161,9 @@ def save(student: MistralForCausalLM, target: Path, out: Path) -> None:
 
 
 def write_card(out: Path, target: Path, shape: Shape, tokens: int, course: Course) -> None:
-    """Write the model card beside the model, as README.md: what the model is, what it was made
-    from, and what was measured. `tokens` is the number of tokens that the student learned from.
+    """Write the model card to README.md in the model's folder: what the model is, how it was
+    trained, and its measured tokens per step. `tokens` is the number of tokens that the student
+    learned from.
     """
     text = CARD.format(
         target=target,
@@ -177,12 +183,12 @@ def write_card(out: Path, target: Path, shape: Shape, tokens: int, course: Cours
 
 
 def vocabulary_of(target: Path) -> int:
-    """Return how many vocabulary entries a student of a target needs. Raises Unusable."""
+    """Return the vocabulary size that a student of this target needs. Raises Unusable."""
     return max(tokens_by_id(target)) + 1
 
 
 def _config(target: Path) -> dict[str, Any]:
-    """Return the target's configuration, or its text part if there are several parts."""
+    """Return the target's configuration or, for a multimodal target, that of its language model."""
     if gguf.is_gguf(target):
         known, name = gguf.metadata(target), gguf.metadata(target)["general.architecture"]
         return {
@@ -195,7 +201,9 @@ def _config(target: Path) -> dict[str, Any]:
 
 
 def _embeddings(target: Path, entries: int) -> torch.Tensor | None:
-    """Return the target's first `entries` input embeddings, float32, or None if there are none."""
+    """Return the target's first `entries` input embeddings as float32, or None if its files do not
+    have that many.
+    """
     for file in () if gguf.is_gguf(target) else sorted(target.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  # it is no dict

@@ -1,4 +1,5 @@
-"""Ask a served target many prompts at once, for answers and the likeliest tokens at each place.
+"""Send many prompts at once to a served target, and collect its answers and the likeliest tokens at
+each position of an answer.
 
 This module uses only the client API.
 """
@@ -22,9 +23,9 @@ TOP = MAX_LOGPROBS
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A `prompt` and the `tokens` of the target's answer, int32 [prompt] and [answer]. For each
-    place of the answer `top` has the target's likeliest tokens, int32 [answer, TOP], and `logprobs`
-    their log-probabilities at temperature 1, float32.
+    """A `prompt`, int32 [prompt], and the `tokens` of the target's answer, int32 [answer]. For each
+    position of the answer, `top`, int32 [answer, TOP], has the target's likeliest tokens, and
+    `logprobs`, float32 [answer, TOP], has their log-probabilities at temperature 1.
     """
 
     prompt: np.ndarray
@@ -35,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt with a number, and the temperature at which the answer is drawn."""
+    """A prompt, its number, and the sampling temperature of its answer."""
 
     number: int
     prompt: Prompt
@@ -43,16 +44,18 @@ class Question:
 
 
 class Teacher:
-    """A served target that is asked up to `at_once` questions at once."""
+    """Asks a served target questions, at most `at_once` of them concurrently."""
 
     def __init__(self, client: AsyncClient, max_new_tokens: int, at_once: int) -> None:
         self._client = client
         self._max_new_tokens = max_new_tokens
         self._at_once = at_once
-        self._chats = True  # whether the target takes chats, as far as is known
+        self._chats = True  # false once the target has turned out to have no chat template
 
     async def answers(self, questions: Iterable[Question]) -> AsyncIterator[tuple[int, Answer]]:
-        """Yield the number and answer of each question as answers come. Raises TandemError."""
+        """Yield the number of each question and its answer, in the order in which the answers
+        arrive. Raises TandemError.
+        """
         waiting, running = iter(questions), set[asyncio.Task[tuple[int, Answer]]]()
         try:
             while True:
@@ -76,7 +79,7 @@ class Teacher:
             except InvalidRequest as error:
                 if "chat template" not in str(error):
                     raise
-                self._chats = False  # the target only continues texts
+                self._chats = False  # send only plain texts from now on
         prompt = question.prompt
         text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
         return question.number, await self._ask(question, text)
@@ -94,8 +97,8 @@ class Teacher:
 
 
 def answer_of(response: api.GenerateResponse) -> Answer:
-    """Convert a response to an answer. Where the response lists fewer than TOP tokens, as with a
-    small vocabulary, the remaining log-probabilities are -inf.
+    """Convert a response of the client API to an Answer. Where the response lists fewer than TOP
+    tokens, because the vocabulary is small, the remaining log-probabilities are -inf.
     """
     size = len(response.token_ids)
     top = np.zeros((size, TOP), np.int32)

@@ -1,5 +1,5 @@
-"""The training loop: a student learns from answers, and is measured every few steps. The training
-can be stopped and continued at any step.
+"""The training loop: a student learns from the target's answers, and is evaluated every LOOK_STEPS
+steps. The training can be stopped and continued at any step.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ from tandem.models.distil.loss import distillation_loss
 from tandem.models.distil.teacher import Answer
 from tandem.models.training.optimiser import Optimiser
 
-WINDOW = 256  # tokens of a window
-BATCH_SIZE = 8  # windows of a step
-LOOK_STEPS = 100  # steps between two looks
-MATRIX_RATE, OTHER_RATE = 0.02, 4e-3  # the rates with which the embedded pair was trained
+WINDOW = 256  # tokens per window
+BATCH_SIZE = 8  # windows per step
+LOOK_STEPS = 100  # steps between two evaluations
+MATRIX_RATE, OTHER_RATE = 0.02, 4e-3  # learning rates, as in the training of the embedded pair
 
 
 @contextmanager
 def interruption() -> Iterator[Event]:
-    """Yield an event that Ctrl-C sets while the scope lasts; a second Ctrl-C interrupts at once."""
+    """Yield an event that is set if Ctrl-C is pressed inside this context. A second Ctrl-C
+    interrupts the program immediately.
+    """
     asked, before = Event(), signal.getsignal(signal.SIGINT)
 
     def ask(*_: object) -> None:
@@ -50,19 +52,19 @@ def interruption() -> Iterator[Event]:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at the training: the mean loss of the steps since the last look, in nats, and the
+    """One evaluation of the training: the mean loss in nats since the last evaluation, and the
     tokens per step on held-out answers.
     """
 
     course: Course
     loss: float
     tokens_per_step: float
-    learned: int  # number of tokens learned from, counted as often as they were seen
+    learned: int  # number of tokens learned from; a token counts each time it is used
 
 
 class Training:
-    """The training of a student, with its optimiser and its course. Training goes on from the file
-    `state` if there is one.
+    """The training of a student, with its optimiser and its schedule. If the file `state` exists,
+    the training continues from the state saved there.
     """
 
     def __init__(
@@ -84,8 +86,8 @@ class Training:
         seed: int,
         report: Callable[[Look], None],
     ) -> None:
-        """Train until the course has ended. On Ctrl-C, the current step ends, the training is
-        saved, and KeyboardInterrupt is raised. Later the training can go on from there.
+        """Train until the schedule has ended. After Ctrl-C, finish the current step, save the
+        state, and raise KeyboardInterrupt. The training can be continued later from this state.
         """
         losses = []
         with interruption() as interrupted:
@@ -106,7 +108,9 @@ class Training:
                     raise KeyboardInterrupt
 
     def save(self) -> None:
-        """Save the student as services load it, and the state that is needed to go on."""
+        """Save the student in the format that services load, and the state from which the training
+        can be continued.
+        """
         students.save(self.student, self._target, self._out)
         half = self._state.with_suffix(".part")
         torch.save(
@@ -126,8 +130,8 @@ class Training:
         self.course = Course.continued(found["course"], self.course.limit, self.course.tokens)
 
     def _step(self, packed: PackedAnswers, seed: int) -> float:
-        """Train one step on windows that depend only on the seed and the step's number. Returns the
-        loss.
+        """Train one step on random windows of the answers. Which windows are used depends only on
+        the seed and the index of the step. Returns the loss.
         """
         rng = np.random.default_rng((seed, self.course.step))
         batch = packed.batch(BATCH_SIZE, WINDOW, rng)

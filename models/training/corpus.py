@@ -1,4 +1,5 @@
-"""The training text: documents of several corpora as token streams, the last part of each held out.
+"""The training data: the documents of several corpora as streams of tokens. The last documents of
+each corpus are held out.
 
 The corpora are plain text files whose documents are separated by a line `<|endoftext|>`. This
 module does not use models.
@@ -17,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 END = "<|endoftext|>"
 PAD = "<|pad|>"
-HELD_OUT = 0.025  # share of a corpus's documents
+HELD_OUT = 0.025  # share of each corpus's documents that is held out
 TYPOGRAPHY = str.maketrans(
     {"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'", "\u2026": "...", "\u2014": " - "}
 )
@@ -25,11 +26,11 @@ TYPOGRAPHY = str.maketrans(
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One corpus file, and how often it is drawn relative to the other files."""
+    """One corpus file, and how often windows are drawn from it relative to the other files."""
 
     file: str
     weight: float
-    # whether the text is simple English; the tokenizer is trained on such text alone
+    # whether the text is simple English: the tokenizer is trained only on simple English
     simple: bool = True
 
 
@@ -43,8 +44,8 @@ SOURCES = (
 
 
 def plain(text: str) -> str:
-    """Repair UTF-8 that was read as Windows-1252, and straighten quotes: a small model has no room
-    for several spellings of a character.
+    """Repair UTF-8 that was decoded as Windows-1252, and replace curly quotes, dashes and ellipses
+    by ASCII, because a small model should not have to learn several forms of one character.
     """
     lines = []
     for line in text.split("\n"):
@@ -62,7 +63,9 @@ def plain(text: str) -> str:
 
 
 def documents(path: Path) -> list[str]:
-    """Return the documents of a corpus file, in order, cleaned."""
+    """Return the documents of a corpus file in their order, with repaired and simplified
+    characters.
+    """
     docs = path.read_text(encoding="utf-8", errors="replace").split(END)
     return [text for doc in docs if (text := plain(doc).strip())]
 
@@ -74,7 +77,9 @@ def split(docs: list[str]) -> tuple[list[str], list[str]]:
 
 
 def train_tokenizer(texts: Iterator[str], entries: int) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer. Padding and the end of a text have different tokens."""
+    """Train a byte-level BPE tokenizer that has one token for padding and another for the end of a
+    text.
+    """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -92,7 +97,7 @@ def train_tokenizer(texts: Iterator[str], entries: int) -> PreTrainedTokenizerFa
 
 
 class Stream:
-    """Draws token windows at random places of several corpora."""
+    """Draws windows of tokens at random positions of several corpora."""
 
     def __init__(self, tokens: list[np.ndarray], weights: list[float], seed: int) -> None:
         self._tokens = tokens
@@ -100,7 +105,7 @@ class Stream:
         self._random = np.random.default_rng(seed)
 
     def batch(self, rows: int, length: int) -> torch.Tensor:
-        """Draw a batch of windows, int64 [rows, length]."""
+        """Draw a batch of random windows of tokens, int64 [rows, length]."""
         windows = []
         for source in self._random.choice(len(self._tokens), size=rows, p=self._weights):
             start = self._random.integers(0, len(self._tokens[source]) - length)

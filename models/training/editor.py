@@ -1,7 +1,7 @@
-"""Teach a target to edit, that is to repeat a text with one word changed.
+"""Train a target to edit: it repeats a text with one word replaced by another.
 
-The embedded target tells stories and does not copy its prompts, so it cannot show what drafting by
-lookup gains when answers repeat their prompts. This module makes a target that can edit, for
+The embedded target tells stories and does not copy its prompts, so it cannot show how much lookup
+drafts gain when answers repeat their prompts. This module trains a target that can edit, for
 measurements (`python -m tandem.benchmarks.copying --target FOLDER`). The training stops after a
 given time. No service imports this module.
 
@@ -27,27 +27,29 @@ from tandem.models.training.corpus import SOURCES, Stream, documents, encode, sp
 from tandem.models.training.optimiser import Optimiser
 from tandem.models.training.train import schedule
 
-MIN_TEXT, MAX_TEXT = 24, 120  # least and most tokens of a text
-HELD_OUT = 64  # held-out texts, of `MEASURED` tokens each
+MIN_TEXT, MAX_TEXT = 24, 120  # minimum and maximum tokens per text
+HELD_OUT = 64  # number of held-out texts; each has `MEASURED` tokens
 MEASURED = 80
 
 
 def task(text: Sequence[int], old: int, new: int, line_break: Sequence[int]) -> list[int]:
-    """Return the prompt, as token ids, that asks for a text again with `new` in place of `old`."""
+    """Return the token ids of a prompt that asks to repeat a text with `new` in place of `old`."""
     return [*text, *line_break, old, new, *line_break]
 
 
 def edited(text: Sequence[int], old: int, new: int) -> list[int]:
-    """Return the right answer: the text with `new` in the place of `old`."""
+    """Return the expected answer to an editing task: the text with `new` in place of `old`."""
     return [new if token == old else token for token in text]
 
 
 def examples(
     texts: torch.Tensor, line_break: Sequence[int], end: int, rng: np.random.Generator
 ) -> torch.Tensor:
-    """Make tasks with their answers from texts [rows, tokens]. Returns int64 [rows, length]."""
+    """Create editing tasks with their answers from texts [rows, tokens]. Returns token ids, int64
+    [rows, length].
+    """
     rows = []
-    texts = texts.where(texts != end, line_break[0])  # makes each row look like one text
+    texts = texts.where(texts != end, line_break[0])  # so that each row is one text
     for text in texts.tolist():
         old, new = int(rng.choice(text)), int(rng.choice(texts.flatten()))
         rows.append([*task(text, old, new, line_break), *edited(text, old, new), end])
@@ -63,15 +65,15 @@ def loss_of(model: LlamaForCausalLM, batch: torch.Tensor, answer: int) -> torch.
 
 @torch.no_grad()
 def accuracy(model: LlamaForCausalLM, batch: torch.Tensor, answer: int) -> float:
-    """Return the share of the last `answer` tokens of `batch`, int64 [rows, length], that are the
-    model's likeliest ones.
+    """Return which share of the last `answer` tokens of `batch`, int64 [rows, length], the model
+    predicts correctly with its likeliest token.
     """
     logits = model(batch[:, :-1], use_cache=False).logits[:, -answer:]
     return float((logits.argmax(-1) == batch[:, -answer:]).float().mean())
 
 
 def main() -> None:
-    """Run the command line: read corpora and a model, write the trained model."""
+    """Run the command line: read the corpora and a model, train the model, and save it."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("corpora", type=Path, help="folder with the corpus files")
     parser.add_argument("--out", type=Path, required=True)
@@ -100,8 +102,8 @@ def train(
     held_out: Stream,
     options: argparse.Namespace,
 ) -> None:
-    """Train until the time is over. Every minute, print the share of held-out tokens that are
-    right.
+    """Train until the time is over. Every minute, print which share of the tokens of held-out
+    answers the model predicts correctly.
     """
     line_break, rng = tokenizer("\n")["input_ids"], np.random.default_rng(options.seed)
     end = tokenizer.eos_token_id

@@ -1,8 +1,8 @@
-"""Train a drafter whose tokenizer is not the target's.
+"""Train a drafter whose tokenizer differs from the target's.
 
-Vocabulary, word borders and special ids all differ. The drafter learns from text alone, by
-cross-entropy, because nothing can be distilled from a target with other tokens. The training stops
-after a given time. No service imports this module.
+The tokenizers differ in vocabulary, word boundaries and special token ids. The drafter learns only
+from text, by cross-entropy, because it cannot be distilled from a target with other tokens. The
+training stops after a given time. No service imports this module.
 
     python -m tandem.models.training.foreign CORPORA --out models/foreign --minutes 25
 """
@@ -35,15 +35,15 @@ from tandem.models.training.train import (
 )
 
 VOCABULARY = 2048
-PAD, START, END = "<pad>", "<s>", "</s>"  # ids 0, 1 and 2
-# "don't" is one word, digits stand alone, and so does every space that no word follows
+PAD, START, END = "<pad>", "<s>", "</s>"  # they have the ids 0, 1 and 2
+# "don't" is one word; each digit is a piece, and so is each space that is not followed by a word
 WORDS = r" ?[\p{L}']+|\p{N}| ?[^\s\p{L}\p{N}']+|\s"
-STORIES, CHARACTERS = 200, 800  # held-out stories, and characters of each that are measured
+STORIES, CHARACTERS = 200, 800  # number of measured stories, and characters of each
 
 
 def train_tokenizer(texts: Iterator[str], entries: int) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer that shares neither merges nor word borders nor special ids
-    with the embedded pair's.
+    """Train a byte-level BPE tokenizer that differs from that of the embedded pair in its merges,
+    word boundaries and special token ids.
     """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
@@ -77,8 +77,8 @@ def loss_of(model: LlamaForCausalLM, batch: torch.Tensor) -> torch.Tensor:
 def bits_per_byte(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, docs: list[str]
 ) -> float:
-    """Return a model's bits per byte on the beginnings of documents. Unlike nats per token, bits
-    per byte can be compared between tokenizers.
+    """Return a model's cross-entropy in bits per byte on the beginnings of documents. Unlike nats
+    per token, bits per byte can be compared between models with different tokenizers.
     """
     nats, size = 0.0, 0
     for doc in docs[:STORIES]:
@@ -91,7 +91,7 @@ def bits_per_byte(
 
 
 def save(out: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Save the model in half precision, with its tokenizer beside it."""
+    """Save the model in half precision, together with its tokenizer."""
     half = LlamaForCausalLM(model.config)
     half.load_state_dict(model.state_dict())
     half.half().save_pretrained(out)
@@ -105,7 +105,9 @@ def train(
     held_out: list[str],
     options: argparse.Namespace,
 ) -> None:
-    """Train until the time is over. Every few minutes, save the model and print a log line."""
+    """Train until the time is over. Every few minutes, save the model and print its bits per byte
+    on held-out text.
+    """
     optimiser = Optimiser(model, 0.02, 4e-3)
     start = saved = time.monotonic()
     step, progress = 0, 0.0
@@ -130,13 +132,13 @@ def train(
 
 
 def main() -> None:
-    """Run the command line: read corpora, write a draft model."""
+    """Run the command line: read the corpora, train a draft model, and save it."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("corpora", type=Path, help="folder with the corpus files")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=25)
     parser.add_argument("--tokens", type=int, default=1024, help="tokens per step")
-    parser.add_argument("--beside", type=Path, help="print the bits per byte of this model too")
+    parser.add_argument("--beside", type=Path, help="also print the bits per byte of this model")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.manual_seed(options.seed)

@@ -2,9 +2,9 @@
 embeddings and norms.
 
 Muon (Jordan et al. 2024) is a momentum method whose updates have singular values of about equal
-size. PyTorch's own Muon computes in bfloat16 and one matrix at a time, which took four fifths of a
-step on a processor without instructions for bfloat16. This implementation computes in float32, and
-all matrices of a shape at once.
+size. PyTorch's own Muon computes in bfloat16, one matrix after the other. On a processor without
+bfloat16 instructions, this took four fifths of the time of a step. This implementation computes in
+float32, and processes all matrices of the same shape in one batch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ import torch
 from torch import nn
 
 NEWTON_SCHULZ_STEPS = 5
-# factors of the Newton-Schulz iteration, as in the paper
+# coefficients of the Newton-Schulz iteration, as in the paper
 NEWTON_SCHULZ_FACTORS = (3.4445, -4.7750, 2.0315)
 MOMENTUM = 0.95
 EPSILON = 1e-7
 
 
 class Optimiser:
-    """Uses Muon for the matrices, AdamW for embeddings and norms, and one schedule for both."""
+    """Uses Muon for matrices and AdamW for embeddings and norms, with one learning-rate schedule
+    for both.
+    """
 
     def __init__(self, model: nn.Module, matrix_rate: float, other_rate: float) -> None:
         layers = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
@@ -38,7 +40,7 @@ class Optimiser:
         ]
 
     def step(self, scale: float) -> None:
-        """Apply the gradients at `scale` of the peak learning rate, then clear them."""
+        """Update all weights with `scale` times the peak learning rate, then clear gradients."""
         for optimiser, rate in self._parts:
             for group in optimiser.param_groups:
                 group["lr"] = rate * scale
@@ -46,18 +48,18 @@ class Optimiser:
             optimiser.zero_grad(set_to_none=True)
 
     def state(self) -> list[dict[str, Any]]:
-        """Return the state of both optimisers, to go on with later."""
+        """Return the state of both optimisers, with which a later training can continue."""
         return [optimiser.state_dict() for optimiser, _ in self._parts]
 
     def restore(self, state: list[dict[str, Any]]) -> None:
-        """Continue with the state that another optimiser has saved."""
+        """Load a state that was returned by `state` of another Optimiser."""
         for (optimiser, _), part in zip(self._parts, state, strict=True):
             optimiser.load_state_dict(part)
 
 
 class Muon(torch.optim.Optimizer):
-    """The optimiser Muon, for matrices alone. The learning rate applies unchanged to a matrix with
-    at most as many rows as columns, and is larger for a matrix with more rows.
+    """The Muon optimiser, which updates only matrices. If a matrix has more rows than columns, its
+    learning rate is multiplied by the square root of their ratio.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Change all matrices by their gradients."""
+        """Update all matrices with their gradients."""
         for group in self.param_groups:
             shapes: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
             for matrix in group["params"]:
@@ -81,7 +83,7 @@ class Muon(torch.optim.Optimizer):
                     matrix.add_(change, alpha=-rate)
 
     def _momentum(self, matrix: nn.Parameter) -> torch.Tensor:
-        """Return a matrix's gradient, mixed with its earlier gradients (Nesterov)."""
+        """Return a matrix's gradient, combined with its earlier gradients by Nesterov momentum."""
         assert matrix.grad is not None
         state = self.state[matrix]
         if not state:

@@ -1,8 +1,8 @@
-"""Train the embedded pair: a small Llama that speaks simple English, and its drafter.
+"""Train the embedded pair: a small Llama that writes simple English, and its draft model.
 
-The drafter is distilled while the target learns: it learns from the logits that the target computes
-for each batch anyway. Both learning rates reach zero together. The training stops after a given
-time. No service imports this module.
+The draft model is distilled while the target is trained: it learns from the logits that the target
+computes for each batch anyway. The learning rates of both models reach zero at the same time. The
+training stops after a given time. No service imports this module.
 
     python -m tandem.models.training.train CORPORA --out models/embedded --minutes 90
 """
@@ -26,8 +26,8 @@ from tandem.models.training.optimiser import Optimiser
 
 VOCABULARY = 4096
 CONTEXT = 512
-WINDOW = 256  # length of the windows of most steps; the last steps see the whole context
-LONG_FROM = 0.88  # share of the time after which steps see the whole context
+WINDOW = 256  # tokens per window, except in the last steps, whose windows have CONTEXT tokens
+LONG_FROM = 0.88  # share of the training time after which windows have CONTEXT tokens
 TARGET = {
     "hidden_size": 256,
     "num_hidden_layers": 6,
@@ -45,7 +45,7 @@ DISTILLATION = 0.7  # weight of KL(target || draft); the rest is cross-entropy o
 
 
 def build(shape: dict[str, Any], mlp: int, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Make a Llama with random weights."""
+    """Create a Llama with random weights."""
     config = LlamaConfig(
         **shape,
         intermediate_size=mlp,
@@ -61,8 +61,8 @@ def build(shape: dict[str, Any], mlp: int, tokenizer: PreTrainedTokenizerFast) -
 
 
 def schedule(progress: float, step: int) -> float:
-    """Return the share of the peak learning rate: it warms up over 100 steps, holds, then falls
-    linearly to zero over the last 60 % of the time.
+    """Return the learning rate as a share of its peak. The learning rate warms up over 100 steps,
+    stays at its peak, and falls linearly to zero over the last 60 % of the time.
     """
     return min(1.0, (step + 1) / 100) * min(1.0, max(0.0, (1 - progress) / 0.6))
 
@@ -70,8 +70,9 @@ def schedule(progress: float, step: int) -> float:
 def losses(
     target: LlamaForCausalLM, draft: LlamaForCausalLM, batch: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two losses on `batch`, int64 [rows, length + 1]: the target's cross-entropy, and the
-    draft model's cross-entropy with a mixture of the target's distribution and the text.
+    """Return two losses on `batch`, int64 [rows, length + 1]: the target's cross-entropy on the
+    text, and the draft model's cross-entropy against a mixture of the target's distribution and the
+    text's next tokens.
     """
     ids, text = batch[:, :-1], batch[:, 1:].flatten()
     with torch.autocast("cpu", torch.bfloat16):
@@ -87,7 +88,7 @@ def losses(
 def save(
     out: Path, target: LlamaForCausalLM, draft: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    """Save both models in half precision, each with the tokenizer beside it."""
+    """Save both models in half precision, each together with the tokenizer."""
     for name, model in (("target", target), ("draft", draft)):
         half = LlamaForCausalLM(model.config)
         half.load_state_dict(model.state_dict())
@@ -99,8 +100,8 @@ def save(
 def evaluate(
     target: LlamaForCausalLM, draft: LlamaForCausalLM, held_out: Stream
 ) -> dict[str, float]:
-    """Measure on held-out text the nats per token of both models, and how often their first choices
-    agree.
+    """Measure both models on held-out text: the nats per token of each model, and how often their
+    likeliest tokens are the same.
     """
     batch = held_out.batch(64, CONTEXT + 1)
     ids, text = batch[:, :-1], batch[:, 1:].flatten()
@@ -115,15 +116,15 @@ def evaluate(
 
 
 def main() -> None:
-    """Run the command line: read corpora, write `target/` and `draft/`."""
+    """Run the command line: read the corpora, train both models, and save them in `target/` and
+    `draft/`.
+    """
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("corpora", type=Path, help="folder with the corpus files")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=90)
     parser.add_argument("--tokens", type=int, default=1024, help="tokens per step")
-    parser.add_argument(
-        "--init", type=Path, help="start from the pair in this folder, not at random"
-    )
+    parser.add_argument("--init", type=Path, help="start from the pair in this folder")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.manual_seed(options.seed)
@@ -160,7 +161,7 @@ def train(
     held_out: Stream,
     options: argparse.Namespace,
 ) -> None:
-    """Train until the time is over. Every few minutes, save the pair and print a log line."""
+    """Train until the time is over. Every few minutes, save both models and print their losses."""
     optimisers = Optimiser(target, 0.02, 4e-3), Optimiser(draft, 0.02, 4e-3)
     options.out.mkdir(parents=True, exist_ok=True)
     start = saved = time.monotonic()

@@ -1,6 +1,6 @@
-"""The `tandem` command: start all services or one of them, ask for text, and show the status.
+"""The `tandem` command: start all services or one of them, generate text, and show the status.
 
-Modules that take long to import are imported only when the arguments are known to be good.
+Modules that are slow to import are imported only after the arguments have been validated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     help="Speculative decoding as services.",
-    rich_markup_mode=None,  # Rich's tables would cut names
+    rich_markup_mode=None,  # Rich's help tables would truncate long names
 )
 bench = typer.Typer(no_args_is_help=True, help="Measure a running server.", rich_markup_mode=None)
 app.add_typer(bench, name="bench")
@@ -52,10 +52,10 @@ def main(
 PORT = typer.Option(help="port of the client API (50051); 0 picks a free one", min=0, max=65535)
 HTTP = "port of the HTTP API; 0 picks a free one; default: 8000 if it is free, or 0 if --port is 0"
 HTTP_PORT = typer.Option(help=HTTP, min=0, max=65535)
-CELLS = typer.Option(help="number of processes that answer requests (1)", min=1)
+CELLS = typer.Option(help="number of processes that answer requests (default: 1)", min=1)
 SHARE_PORTS = typer.Option(help="let all cells listen at one port (default: each at its own port)")
 THREADS = typer.Option(
-    help="CPU threads of the target; by default one less than a NUMA node has cores", min=1
+    help="CPU threads of the target model; default: cores of one NUMA node, minus one", min=1
 )
 RAY = "run the cells on Ray Serve (default); --no-ray runs one cell as a plain process"
 RAY_ADDRESS = "address of the Ray cluster that runs the cells; by default a private Ray is started"
@@ -125,7 +125,7 @@ def generate(
     json: Annotated[bool, typer.Option("--json", help="print the whole GenerateResponse")] = False,
     logprobs: Annotated[
         int | None,
-        typer.Option(help="how many alternatives per token, with --json", min=0, max=MAX_LOGPROBS),
+        typer.Option(help="alternatives reported per token (with --json)", min=0, max=MAX_LOGPROBS),
     ] = None,
     **options: Any,
 ) -> None:
@@ -168,13 +168,14 @@ def certs(
     name: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="[SERVICE=]HOST", help="host or IP of all services or of one; may be repeated"
+            metavar="[SERVICE=]HOST",
+            help="host name or IP address of all services, or of SERVICE only; may be repeated",
         ),
     ] = None,
     client: Annotated[
         list[str] | None,
         typer.Option(
-            help="name of a further client, or of a drafter that registers; may be repeated"
+            help="name of an additional client or of a drafter that registers; may be repeated"
         ),
     ] = None,
     days: Annotated[
@@ -184,12 +185,12 @@ def certs(
         bool, typer.Option("--only", help="make certificates only for the named clients")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="replace certificates, under the same CA")
+        bool, typer.Option("--force", help="replace existing certificates, but keep the CA")
     ] = False,
 ) -> None:
     """Make a CA, and certificates of the services and of clients, as PEM files.
 
-    A CA that already exists in DIR is used again.
+    If DIR already contains a CA, that CA signs the new certificates.
     """
     from tandem.orchestrator.cli import certificates
 
@@ -205,7 +206,7 @@ def certs(
 def show_top(
     front_end: FrontEnd,
     every: Annotated[float, typer.Option(help="seconds between two updates", min=0.2)] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="print one screen and end")] = False,
+    once: Annotated[bool, typer.Option("--once", help="print one screen and exit")] = False,
 ) -> None:
     """Watch the status: drafters, verifiers, acceptance, requests; Ctrl-C ends it."""
     from tandem.orchestrator.cli import client
@@ -245,5 +246,5 @@ _pass_on("drafter", "tandem.drafter_service", "Start one drafter")
 _pass_on("verifier", "tandem.verifier_service", "Start one verifier")
 _pass_on("orchestrator", "tandem.orchestrator", "Start one orchestrator")
 _pass_on("distil", "tandem.models.distil", "Make a draft model for a target")
-_pass_on("chaos", "tandem.benchmarks.chaos", "Inject faults into a system that it starts")
-_pass_on("bench serve", "tandem.benchmarks.serve", "Put load on a server, and measure")
+_pass_on("chaos", "tandem.benchmarks.chaos", "Start a test system and inject faults into it")
+_pass_on("bench serve", "tandem.benchmarks.serve", "Put load on a server and measure performance")

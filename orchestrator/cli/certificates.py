@@ -28,7 +28,7 @@ SERVICES, CLIENT = ("verifier", "drafter", "orchestrator"), "client"
 EVERYWHERE = ("localhost", "127.0.0.1", "::1")
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 CA, CA_DAYS, DAYS = "ca", 3650, 365
-# certificates are valid from this long before now, because some clocks are behind
+# certificates become valid this long before their creation, in case a clock is slow
 EARLY = timedelta(hours=1)
 
 
@@ -51,17 +51,18 @@ def make(
 ) -> list[Path]:
     """Make certificates for the services, for a client, and for the clients whose common names are
     in `more`. With `only`, make certificates only for the clients in `more`. The certificates of
-    services are also valid for the hosts and IP addresses in `names`; a name SERVICE=NAME is for
-    that service alone. The CA of the folder signs all certificates, and is made if there is none.
+    services are also valid for the hosts and IP addresses in `names`; an entry SERVICE=NAME applies
+    only to that service. The CA in `folder` signs all certificates. If the folder has no CA, one is
+    created.
 
-    Returns the files of the certificates. Raises Unusable, also if a file exists already and
-    `force` is not set.
+    Returns the paths of the certificate files. Raises Unusable, for example if a file already
+    exists and `force` is not set.
     """
     _check([CA, *SERVICES, CLIENT, *more], names)
     wanted = [*more] if only else [*SERVICES, CLIENT, *more]
     paths = [folder / f"{name}.pem" for name in wanted]
     if there := [str(path) for path in paths if path.exists() and not force]:
-        raise Unusable(f"{', '.join(there)}: there already; --force replaces it, under the same CA")
+        raise Unusable(f"{', '.join(there)}: already exists; --force replaces it and keeps the CA")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         ca = _ca(folder)
@@ -74,7 +75,7 @@ def make(
 
 
 def key_file(certificate: Path) -> Path:
-    """Return the path of a certificate's key."""
+    """Return the path of the private key that belongs to a certificate file."""
     return certificate.with_name(f"{certificate.stem}-key.pem")
 
 
@@ -90,8 +91,8 @@ def flags(folder: Path, name: str) -> list[str]:
 
 
 def own() -> Path:
-    """Return this user's folder of certificates for a Tandem on this machine. The certificates are
-    made at the first call. Raises Unusable.
+    """Return the folder of the certificates that this user's local Tandem uses. The certificates
+    are created on the first call. Raises Unusable.
     """
     folder = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share")
     folder = folder / "tandem" / "certificates"
@@ -106,7 +107,7 @@ def _check(wanted: Sequence[str], names: Sequence[str]) -> None:
     given = [_split(name) for name in names]
     for services, _ in given:
         if unknown := set(services) - set(SERVICES):
-            raise Unusable(f"name: {unknown.pop()!r} is none of {', '.join(SERVICES)}")
+            raise Unusable(f"name: {unknown.pop()!r} is not one of {', '.join(SERVICES)}")
     hosts = [host for _, host in given]
     for name in (*wanted, *hosts):
         if not (HOST.fullmatch(name) or (name in hosts and _is_ip(name))):
@@ -114,7 +115,7 @@ def _check(wanted: Sequence[str], names: Sequence[str]) -> None:
 
 
 def _split(name: str) -> tuple[Sequence[str], str]:
-    """Return the services that a `[SERVICE=]HOST` is for, and the host."""
+    """Split `[SERVICE=]HOST` into the services that it applies to and the host."""
     service, is_for_one, host = name.partition("=")
     return ((service,), host) if is_for_one else (SERVICES, name)
 
@@ -131,7 +132,7 @@ def _check_end(ca: Signed, days: int) -> None:
     """Raise Unusable if certificates that expire in `days` days would outlive their CA."""
     end = ca.certificate.not_valid_after_utc
     if (datetime.now(UTC) + timedelta(days=days)).date() > end.date():
-        raise Unusable(f"days: {days} is beyond the end of the CA, {end:%Y-%m-%d}")
+        raise Unusable(f"days: {days} would outlive the CA, which expires on {end:%Y-%m-%d}")
 
 
 def _is_ip(name: str) -> bool:
@@ -152,7 +153,7 @@ def _ca(folder: Path) -> Signed:
         except ValueError as error:
             raise Unusable(f"{path} and its key cannot be read: {error}") from None
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise Unusable(f"{key_file(path)} is not an elliptic-curve key of `tandem certs`")
+            raise Unusable(f"{key_file(path)} is no elliptic-curve key made by `tandem certs`")
         return Signed(certificate, key)
     ca = _signed("Tandem CA", (), CA_DAYS, None)
     _write(path, ca)
@@ -160,8 +161,8 @@ def _ca(folder: Path) -> Signed:
 
 
 def _signed(name: str, hosts: Iterable[str], days: int, ca: Signed | None) -> Signed:
-    """Return a certificate that `ca` signs. Without `ca`, return the certificate of a new CA, which
-    is signed with its own key.
+    """Return a certificate that is signed by `ca`. Without `ca`, return the self-signed certificate
+    of a new CA.
     """
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -210,8 +211,8 @@ def _usage(signs: bool) -> x509.KeyUsage:
 
 def _write(path: Path, signed: Signed) -> None:
     """Write a certificate and its key. The key is written first, because services accept a key and
-    a certificate only if they fit together. Each file is replaced in one operation, so that readers
-    never get a part of a file.
+    a certificate only if they match. Each file is replaced atomically, so that readers never see a
+    partly written file.
     """
     key = signed.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     _replace(key_file(path), key, 0o600)

@@ -24,14 +24,16 @@ HELP = (
     "Text of accepted draft tokens is green. /plain turns drafts off and /drafts on again.\n"
     "To watch what drafts gain, run `tandem top` in another terminal."
 )
-ASKS = "> "  # the prompt of the terminal
+ASKS = "> "  # prompt that is shown before the user's input
 Message = dict[str, str]
 Ask = Callable[..., SyncStream]
 
 
 @dataclass
 class Talk:
-    """One conversation. `ask` starts the answer to messages, with the request's `options`."""
+    """One conversation. `ask` sends the messages with the request's `options` and returns the
+    stream of the answer.
+    """
 
     ask: Ask
     console: Console
@@ -49,7 +51,9 @@ class Talk:
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
 
     def take(self, line: str) -> bool:
-        """Run a line, which is a command or a message. Returns False for the command to quit."""
+        """Process one line of input, which is a command or a message to the model. Returns False if
+        the line is `/quit`.
+        """
         match line.strip():
             case "":
                 pass
@@ -66,9 +70,9 @@ class Talk:
         return True
 
     def _answer(self, text: str) -> None:
-        """Print the answer to a text, and the answer's speed. If the answer fails, the chat forgets
-        the text and the answer. If it is interrupted, the chat remembers the text and the part that
-        arrived.
+        """Send the message `text` to the model, and print the answer and its speed. If the request
+        fails, the conversation keeps neither the message nor the answer. If the user interrupts the
+        answer, the conversation keeps the message and the part of the answer that has arrived.
         """
         asked = [*self.messages, {"role": "user", "content": text}]
         options = self.options | ({"num_speculative_tokens": 0} if self.plain else {})
@@ -80,11 +84,11 @@ class Talk:
                     shown.show(chunk)
                     tokens, steps = tokens + len(chunk.token_ids), steps + 1
                     content += chunk.content
-                assert stream.response is not None, "else the stream would have raised"
+                assert stream.response is not None, "a stream that ends without a response raises"
                 why = ended(stream.response)
         except TandemError as problem:
             if steps:
-                self._say("")  # ends the line of the answer
+                self._say("")  # ends the line of the partial answer
             return self._say(f"error: {problem}", "red")
         self.messages = [*asked, {"role": "assistant", "content": content}]
         seconds = time.monotonic() - began
@@ -97,8 +101,8 @@ class Talk:
 
 
 def lines() -> Iterator[str]:
-    """Yield the lines that a person types, with line editing and history, or the lines of a file.
-    Ctrl-C discards the line that is being typed.
+    """Yield the lines that the user types, with line editing and history, or the lines of
+    redirected standard input. Ctrl-C discards the line that the user is typing.
     """
     with suppress(ImportError):
         import readline  # noqa: F401  # makes `input` edit lines
@@ -111,8 +115,8 @@ def lines() -> Iterator[str]:
 
 
 def chat(front_end: FrontEnd, system: str, options: dict[str, Any]) -> int:
-    """Answer lines until `/quit` or the end of the input, and return exit code 0. Raises
-    TandemError if the front end does not answer at the start.
+    """Answer the user's messages until `/quit` or the end of the input, and return exit code 0.
+    Raises TandemError if the front end does not answer at the start.
     """
     given = {"max_new_tokens": flags.CHAT_MAX_NEW_TOKENS} | flags.given(options)
     console = terminal.console()

@@ -1,4 +1,4 @@
-"""The parts of the `tandem` command that ask a running orchestrator and print its answers."""
+"""The subcommands of `tandem` that query a running orchestrator and print its answers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ async def generate(
     options: dict[str, Any],
     as_json: bool,
 ) -> int:
-    """Print a completion as it grows, and then the reason why it ended on standard error. With
-    `as_json`, print only the whole response, as JSON. Returns exit code 0.
+    """Print a completion while it is generated. Then print to standard error why the completion
+    ended. With `as_json`, print only the whole response, as JSON. Returns exit code 0.
     """
     given, prompt = flags.given(options), flags.prompt(prompt)
     async with front_end.connect() as client:
@@ -38,14 +38,16 @@ async def generate(
             completion = terminal.Completion(terminal.console(), tokenizer, prompt)
             async for chunk in stream:
                 completion.show(chunk)
-            assert stream.response is not None, "else the stream would have raised"
+            assert stream.response is not None, "a stream that ends without a response raises"
             completion.summarise(stream.response)
             print(f"ended: {terminal.ended(stream.response)}", file=sys.stderr)
     return 0
 
 
 async def show_status(front_end: FrontEnd, as_json: bool) -> int:
-    """Print the status. Returns exit code 1 if no request can be served, otherwise 0."""
+    """Print the status of a front end. Returns exit code 1 if no request can be served, otherwise
+    0.
+    """
     async with front_end.connect() as client:
         response = await _status(client, front_end.address)
     if as_json:
@@ -56,8 +58,8 @@ async def show_status(front_end: FrontEnd, as_json: bool) -> int:
 
 
 async def show_top(front_end: FrontEnd, every: float, once: bool) -> int:
-    """Show the status every `every` seconds, or only once. Returns exit code 1 if `once` is set and
-    no request can be served, otherwise 0.
+    """Show the status of a front end every `every` seconds, or only once. Returns exit code 1 if
+    `once` is set and no request can be served, otherwise 0.
     """
     try:
         return await top.show(front_end, every, once, terminal.console())

@@ -1,4 +1,4 @@
-"""The flags of commands that connect to a front end. Each of these commands has flags for the front
+"""The flags of commands that connect to a front end. Every such command has flags for the front
 end's address and for the client's credentials. `tandem generate` and `tandem chat` also have one
 flag for every option of a request.
 """
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from tandem import AsyncClient, Client
 
 ADDRESS = "127.0.0.1:50051"
-MAX_NEW_TOKENS = 128  # most tokens of an answer, if a request sets no limit
-CHAT_MAX_NEW_TOKENS = 512  # most tokens of an answer in `tandem chat`, by default
+MAX_NEW_TOKENS = 128  # maximum number of tokens of an answer, if a request sets no limit
+CHAT_MAX_NEW_TOKENS = 512  # default limit of an answer's tokens in `tandem chat`
 KINDS: dict[int, type[Any]] = {
     FieldDescriptor.TYPE_FLOAT: float,
     FieldDescriptor.TYPE_BOOL: bool,
@@ -34,8 +34,8 @@ KINDS: dict[int, type[Any]] = {
     FieldDescriptor.TYPE_MESSAGE: str,  # an entry of a map, such as TOKEN=BIAS
 }
 HELP = {
-    "temperature": "0 is greedy; the default is the model's own, or 1",
-    "top_p": "probability of the nucleus; 1 is off",
+    "temperature": "sampling temperature; 0 decodes greedily; default: the model's own, or 1",
+    "top_p": "probability mass of the nucleus; 1 turns nucleus sampling off",
     "top_k": "0 is off",
     "min_p": "0 is off",
     "repetition_penalty": "1 is off",
@@ -46,20 +46,20 @@ HELP = {
     "json_schema": "the answer is JSON that fits this schema; @FILE reads the schema",
     "json_object": "the answer is a JSON object",
     "regex": "the answer matches this regular expression",
-    "choice": "the answer is one of these texts; may be repeated",
+    "choice": "an allowed answer; repeat the flag to allow several",
     "lark": "the answer fits this Lark grammar; @FILE reads the grammar",
-    "max_new_tokens": "most tokens of the answer",
-    "min_new_tokens": "number of tokens before the answer may end",
+    "max_new_tokens": "maximum number of tokens of the answer",
+    "min_new_tokens": "minimum number of tokens of the answer",
     "stop": "stop string, may be repeated",
     "stop_token_ids": "token that ends the answer; may be repeated",
-    "ignore_eos": "go on after the model's own end tokens",
+    "ignore_eos": "continue after the model's own end tokens",
     "rule": "match, reject or top1",
-    "num_speculative_tokens": "levels that a draft may be ahead of the text; 0 turns drafts off",
-    "branches": "children of each node; with medusa_lite, of the root alone; 1 drafts a chain",
+    "num_speculative_tokens": "maximum draft depth beyond the committed text; 0 turns drafts off",
+    "branches": "children per draft node (with medusa_lite, only of the root); 1 drafts a chain",
     "method": "tree, medusa_lite or suffix",
     "schedule": "goodput, constant or heuristic",
-    "confidence_threshold": "end a draft after a token that is less likely than this",
-    "prediction": "a text that much of the answer may repeat",
+    "confidence_threshold": "end a draft after a token whose probability is below this value",
+    "prediction": "text that much of the answer may repeat; drafts are looked up in it",
 }
 
 
@@ -107,7 +107,9 @@ FLAGS = {
     "tls_key": _file("PEM file of your certificate's key", "TANDEM_TLS_KEY"),
     "token": Annotated[
         str | None,
-        typer.Option(help="your token; better set in the environment", envvar="TANDEM_TOKEN"),
+        typer.Option(
+            help="your access token; safer to set in the environment", envvar="TANDEM_TOKEN"
+        ),
     ],
 }
 
@@ -128,8 +130,8 @@ def connecting(command: Callable[..., None]) -> Callable[..., None]:
         front_end = FrontEnd(**{name: given.pop(name) for name in FLAGS})
         command(front_end=front_end, **given)
 
-    # Typer reads the flags from a function's signature and annotations, so both are set here. With
-    # `wraps` alone, they would be those of `command`.
+    # Typer reads the flags from a function's signature and annotations, so both are replaced
+    # here. `wraps` alone would copy those of `command`, which lack the flags in FLAGS.
     own = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in own]
     parameters = [*own, *flags, *([more] if more else [])]
     call.__signature__ = known.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -148,7 +150,8 @@ def accepting(max_new_tokens: int) -> Callable[[Callable[..., None]], Callable[.
         known = signature(command, eval_str=True)
         own = [each for each in known.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
         flags = [*own, *(_parameter(options()[name][1], text) for name, text in help.items())]
-        # Typer reads these flags, which cannot be parameters because the API's fields define them.
+        # Typer reads the flags from the signature. They cannot be written as parameters, because
+        # they are generated from the fields of the API.
         command.__signature__ = known.replace(parameters=flags)  # type: ignore[attr-defined]
         command.__annotations__ = {each.name: each.annotation for each in flags}
         return command
@@ -157,8 +160,8 @@ def accepting(max_new_tokens: int) -> Callable[[Callable[..., None]], Callable[.
 
 
 def given(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given options as the client takes them. Raises InvalidRequest for a value that
-    does not fit its field.
+    """Convert the options of the command line to keyword arguments of the Python client. Raises
+    InvalidRequest for a value that does not fit its field.
     """
     found, trial = dict[str, Any](), api.GenerateRequest()
     for name in HELP:
@@ -199,7 +202,9 @@ def _text(value: str) -> str:
 
 
 def _biases(entries: Iterable[str]) -> dict[int, float]:
-    """Return biases by token. Raises ValueError for an entry that is not TOKEN=BIAS."""
+    """Parse TOKEN=BIAS entries into a map from token ID to bias. Raises ValueError for a malformed
+    entry.
+    """
     pairs = (entry.partition("=") for entry in entries)
     return {int(token): float(bias) for token, _, bias in pairs}
 

@@ -1,9 +1,9 @@
 """The command `tandem up`: run all three services on this machine, each as a process that is
 watched and restarted.
 
-A service that dies before it ever served ends the command with the service's one-line error. A
-service that dies later is started again on its old port. Whatever ends this process ends its
-children too.
+If a service dies before it has ever served, the command ends with that service's one-line error. A
+service that dies later is restarted on the same port. The services end whenever this process ends,
+for whatever reason.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tandem.protos.errors import Unusable
 from tandem.protos.service import process
 from tandem.protos.service.config import FILE
 
-DRAIN_SECONDS = 5.0  # seconds for running requests when `tandem up` is stopped
+DRAIN_SECONDS = 5.0  # seconds for running requests to finish when `tandem up` is stopped
 GRACE_SECONDS = 20.0  # seconds from the second signal until a service is killed
 # seconds before the first restart; the pause doubles after every start that fails
 PAUSE_SECONDS = 1.0
 MAX_FAILED_STARTS = 6  # failed starts in a row after which `tandem up` ends
-# seconds until loading services are reported; the pause doubles after each report
+# seconds until the first report on services that are still loading; the interval then doubles
 REMIND_SECONDS = 5.0
 
 Report = Callable[[str, dict[str, str]], None]
@@ -46,7 +46,7 @@ class Service:
 
     async def live(self, report: Report) -> None:
         """Run the child, and restart it whenever it ends. Raises Unusable if the child dies before
-        it ever served, or after MAX_FAILED_STARTS failed starts.
+        it has ever served, or after MAX_FAILED_STARTS failed starts in a row.
         """
         failed = 0
         while True:
@@ -115,15 +115,15 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Tandem:
-    """A running system. `addresses` says where each role listens."""
+    """A running system, with the address at which the service of each role listens."""
 
     addresses: dict[str, str]
 
 
 @asynccontextmanager
 async def up(plan: Plan, report: Report = lambda event, fields: None) -> AsyncIterator[Tandem]:
-    """Run all services while the scope lasts. The scope begins once all services serve. Raises
-    Unusable if a service does not start to serve, or cannot be kept alive.
+    """Start all services, enter the context once all of them serve, and stop them when it exits.
+    Raises Unusable if a service fails to start or cannot be kept running.
     """
     more = {FILE: str(plan.config)} if plan.config else {}
     services = [
@@ -152,7 +152,7 @@ async def up(plan: Plan, report: Report = lambda event, fields: None) -> AsyncIt
 
 
 async def _remind(services: list[Service], report: Report) -> None:
-    """Report the services that do not serve yet, less and less often."""
+    """Report the services that are not serving yet, at increasing intervals."""
     passed, pause = 0.0, REMIND_SECONDS
     while True:
         await asyncio.sleep(pause)
@@ -163,8 +163,8 @@ async def _remind(services: list[Service], report: Report) -> None:
 
 
 async def run(plan: Plan, report: Report, ready: Callable[[str], None]) -> None:
-    """Serve until cancelled, and call `ready` with the address of the client API. Raises Unusable
-    if the services cannot go on.
+    """Run all services until cancelled. Once all services serve, call `ready` with the address of
+    the client API. Raises Unusable if a service fails to start or cannot be kept running.
     """
     async with up(plan, report) as tandem:
         ready(tandem.addresses["orchestrator"])

@@ -1,7 +1,7 @@
-"""Plan what `tandem up` starts: services that know each other's addresses, and their command lines.
+"""Plan which services `tandem up` starts, with command lines that name each other's addresses.
 
-A flag of `tandem up` is passed on to its service. The environment and the settings file override a
-default that is chosen here.
+Each flag of `tandem up` is passed on to the service that it concerns. Settings in the environment
+or in the settings file take precedence over defaults that are chosen here.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tandem.protos.transport import rpc
 HOST = "127.0.0.1"
 PORT, HTTP_PORT = 50051, 8000
 SHARED_GPU_COST = 1.0  # draft cost if both services take turns on one GPU
-# long, because a verifier that cannot start ends `tandem up` at once anyway
+# practically unlimited, because `tandem up` ends at once if the verifier cannot start
 LOADING_SECONDS = 86400
-NO_DRAFTS = Path("none")  # value of the draft model that means decoding without drafts
+NO_DRAFTS = Path("none")  # value of --draft that turns drafts off
 Setting = Path | str | int | bool | None
-QUIET: Mapping[str, Setting] = {"log_level": "warning"}  # several services share a terminal
+QUIET: Mapping[str, Setting] = {"log_level": "warning"}  # all services print to the same terminal
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Plan:
     `threads` is the number of the verifier's threads.
 
     If only the target is given, drafts come from the method SUFFIX. The embedded draft model is not
-    used then: it would propose the tokens of another tokenizer, which was slower than decoding
-    without drafts.
+    used in this case, because its tokenizer differs from the target's, and drafts that must be
+    translated are slower than no drafts.
     """
 
     target: Path | None = None
@@ -57,13 +57,13 @@ class Plan:
 
     @cached_property
     def external(self) -> ExternalSettings:
-        """The settings in the environment and in the file. Raises Unusable."""
+        """The settings in the environment and in the settings file. Raises Unusable."""
         return external_settings(self.config)
 
     @cached_property
     def models(self) -> tuple[Path, Path | None]:
         """The paths of the target and of the draft model, which are downloaded if they are names on
-        the hub. The second path is None without a draft model. Raises Unusable.
+        the hub. The second path is None if there is no draft model. Raises Unusable.
         """
         target, draft = self._named
         if draft is None and target is None:
@@ -81,7 +81,7 @@ class Plan:
         return Path(target) if target else None, Path(draft) if draft else None
 
     def fetch(self) -> None:
-        """Download models that are missing, which takes long and blocks. Raises Unusable."""
+        """Download missing models. This call blocks and may take long. Raises Unusable."""
         assert self.models
 
     @cached_property
@@ -93,24 +93,25 @@ class Plan:
 
     @property
     def _speaks(self) -> Path | None:
-        """The target if the draft model has other tokens than the target, else None. Raises
-        Unusable.
+        """The path of the target if its vocabulary differs from the draft model's, otherwise None.
+        Raises Unusable.
         """
         spoken, own = self._vocabularies
         return None if spoken == own else self.models[0]
 
     @cached_property
     def _vocabularies(self) -> tuple[dict[int, str], dict[int, str]]:
-        """The tokens of the target and of the draft model, by their ids; both are empty without a
-        draft model. Raises Unusable.
+        """The vocabularies of the target and of the draft model, as maps from token ID to token.
+        Both vocabularies are empty if there is no draft model. Raises Unusable.
         """
         target, draft = self.models
         return (tokens_by_id(target), tokens_by_id(draft)) if draft else ({}, {})
 
     @property
     def _draft_cost(self) -> str | None:
-        """The draft cost to set if both services share a GPU. None leaves the choice to the
-        drafter, and is returned if the services share no GPU or if a setting gives the cost.
+        """The draft cost to configure if both services share a GPU. If the services share no GPU,
+        or if the cost is already configured, return None, so that no flag for the cost is passed to
+        the drafter.
         """
         own = self.external.drafter
         devices = {_device(own), _device(self.external.verifier)}
@@ -129,8 +130,8 @@ class Plan:
             return None
 
     def services(self) -> list[tuple[str, str, list[str]]]:
-        """Return the role, module and flags of each service, the orchestrator last. The ports of
-        the services are free now. Raises Unusable.
+        """Return the role, module and flags of each service, the orchestrator last. The chosen
+        ports are free at the time of the call. Raises Unusable.
         """
         target, draft = self.models
         verifier, drafter = self.external.verifier, self.external.drafter
@@ -157,7 +158,9 @@ class Plan:
         ]
 
     def _fronting(self, verifier: tuple[str, int], drafter: tuple[str, int]) -> list[str]:
-        """Return the orchestrator's flags, for services at these addresses."""
+        """Return the orchestrator's command-line flags, given the addresses of verifier and
+        drafter.
+        """
         (target, draft), front = self.models, self.external.orchestrator
         client = _address(front if self.port is None else {**front, "port": self.port}, PORT)
         drafts: dict[str, Setting] = {"drafter": joined(*drafter)}
@@ -199,8 +202,8 @@ def _device(given: Mapping[str, Setting]) -> str:
 
 
 def _numa(given: Mapping[str, Setting]) -> int | None:
-    """Return the NUMA node on which a service is to stay, or None if no node is set. A wrong value
-    also gives None, because the service itself refuses such a value.
+    """Return the NUMA node to which a service is bound, or None if no node is configured. An
+    invalid value also gives None, because the service itself rejects it.
     """
     node = str(given.get("numa", ""))
     return int(node) if node.isdecimal() else None
@@ -218,8 +221,8 @@ def _address(given: Mapping[str, Setting], port: int = 0) -> tuple[str, int]:
 def _flags(
     outside: Mapping[str, object], given: Mapping[str, Setting], chosen: Mapping[str, Setting]
 ) -> list[str]:
-    """Return a command line. Values in `chosen` are left out if `outside` has the same setting, and
-    values in `given` replace all others.
+    """Return settings as command-line flags. A default in `chosen` applies unless `outside` (the
+    environment or the settings file) has the same setting. A value in `given` overrides both.
     """
     chosen = {**chosen, **QUIET}
     settings = {name: value for name, value in chosen.items() if name not in outside}

@@ -19,21 +19,21 @@ HELD = (
     *("service", "model", "device", "dtype", "weights", "context", "fit", "kernels"),
     *("tokenizer", "exactness"),
 )
-FIGURES = ("weights", "context", "fit")  # columns whose cells are never split into lines
-WIDTH = 124  # width of the table of `held_lines` in characters
-INEXACT = "exact unavailable: "  # begins a service's `exactness`, before the reason
-NOTHING = "-"  # shown where there is no figure
+FIGURES = ("weights", "context", "fit")  # columns whose values are never wrapped
+WIDTH = 124  # width in characters of the table that `held_lines` returns
+INEXACT = "exact unavailable: "  # prefix of an `exactness` that gives a reason
+NOTHING = "-"  # shown in place of a value that is not known
 Named = tuple[str, api.ReplicaStatus]
 
 
 def is_serving(response: api.GetStatusResponse) -> bool:
-    """Whether requests can be served. Every model needs a verifier that serves, but no drafter."""
+    """Whether requests can be served: every model needs a serving verifier, but no drafter."""
     verifiers = [any(each.serving for each in model.verifiers) for model in response.models]
     return bool(verifiers) and all(verifiers) and not response.problems
 
 
 def show_status(response: api.GetStatusResponse) -> None:
-    """Print the table of replicas, the table of what the services hold, and lines with figures."""
+    """Print a table of the replicas, a table of the services' models, and lines with metrics."""
     table = [HEAD, *replica_rows(response)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
@@ -43,7 +43,7 @@ def show_status(response: api.GetStatusResponse) -> None:
 
 
 def replica_rows(response: api.GetStatusResponse) -> list[tuple[str, ...]]:
-    """Return the cells of all replicas, in the columns of HEAD."""
+    """Return one table row for each replica, with the columns of HEAD."""
     return [(name, *_cells(each)) for name, each in replicas(response)]
 
 
@@ -65,7 +65,7 @@ def replicas(response: api.GetStatusResponse) -> list[Named]:
 def held_lines(services: Iterable[Named]) -> list[str]:
     """Return the lines of a table that shows the model, device and other properties of each
     service. A service that has not reported its model gets no row. Words that are too long for a
-    column continue in the next line.
+    column are wrapped.
     """
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name in HELD:
@@ -80,8 +80,8 @@ def held_lines(services: Iterable[Named]) -> list[str]:
 
 
 def _held(replica: api.ReplicaStatus) -> tuple[str, ...]:
-    """Return a service's cells for all columns of HELD except the name. NOTHING takes the place of
-    a figure that the service does not report.
+    """Return a service's row in the table with the columns of HELD, without the name. A value that
+    the service does not report is shown as NOTHING.
     """
     size, inexact = replica.weights_bytes, f"no: {replica.exactness.removeprefix(INEXACT)}"
     return (
@@ -98,7 +98,7 @@ def _held(replica: api.ReplicaStatus) -> tuple[str, ...]:
 
 
 def _tokenizer(replica: api.ReplicaStatus) -> str:
-    """Write how a drafter's tokenizer compares with the target's, or NOTHING if not known."""
+    """Return how a drafter's tokenizer compares with the target's, or NOTHING if not known."""
     masked = f", {replica.masked_tokens} masked" if replica.masked_tokens else ""
     return f"{replica.tokenizer}{masked}" if replica.tokenizer else NOTHING
 
@@ -118,7 +118,7 @@ def _cells(replica: api.ReplicaStatus) -> tuple[str, ...]:
 
 
 def status_lines(response: api.GetStatusResponse) -> Iterator[str]:
-    """Yield lines about the last minute, the reasons why nothing is served, and the requests."""
+    """Yield lines with the last minute's metrics, problems that prevent serving, and the load."""
     for model in response.models:
         yield f"last minute: {recent(model.last_minute)}"
     for problem in response.problems:
@@ -129,7 +129,7 @@ def status_lines(response: api.GetStatusResponse) -> Iterator[str]:
 
 
 def recent(figures: api.RecentFigures) -> str:
-    """Write the figures of a period of time as one line."""
+    """Format the metrics of one time interval as a single line."""
     rate = percent(figures.acceptance_rate) if figures.HasField("acceptance_rate") else NOTHING
     return (
         f"{figures.tokens_per_second:.1f} tokens/s, acceptance rate {rate}, "
@@ -140,7 +140,7 @@ def recent(figures: api.RecentFigures) -> str:
 
 
 def goodput(figures: api.RecentFigures) -> str:
-    """Write the goodput of one request with drafts and without them."""
+    """Format the goodput per request with drafts and without drafts."""
     drafts = optional(figures, "goodput_with_drafts", ".0f")
     plain = optional(figures, "goodput_without_drafts", ".0f")
     line = f"{drafts} tokens/s with drafts, {plain} without"
@@ -152,11 +152,11 @@ def goodput(figures: api.RecentFigures) -> str:
 
 
 def optional(figures: api.RecentFigures, field: str, form: str) -> str:
-    """Write a figure, or NOTHING if nothing was counted for it."""
+    """Format a metric, or return NOTHING if the response does not contain it."""
     given = any(found.name == field for found, _ in figures.ListFields())
     return format(getattr(figures, field), form) if given else NOTHING
 
 
 def percent(part: float) -> str:
-    """Write a fraction as percent."""
+    """Format a fraction as a percentage."""
     return f"{100 * part:.0f} %"

@@ -17,12 +17,12 @@ from tandem.protos.errors import Unusable
 from tandem.protos.fingerprint import fingerprint
 from tandem.v1 import orchestrator_pb2 as api
 
-ACCEPTED = "green"  # tokens that the drafter proposed
-OWN = "default"  # tokens that the verifier added
+ACCEPTED = "green"  # colour of tokens that the drafter proposed
+OWN = "default"  # colour of tokens that the verifier added
 
 
 def console() -> Console:
-    """Return the console on which everything is printed."""
+    """Return the console to which all output is printed."""
     return Console(highlight=False)
 
 
@@ -30,14 +30,14 @@ class StartProgress:
     """Prints the progress of `tandem up`, and how to use the system once it is ready."""
 
     def __init__(self, console: Console, asking: Sequence[str] = ()) -> None:
-        """`asking` are the flags that a client of this system needs."""
+        """`asking` lists the flags that a client command needs to connect to this system."""
         self._console = console
         self._asking = asking
         self._page = ""  # URL of the status page
-        self._loaded: dict[str, api.ReplicaStatus] = {}  # what services hold, by role
+        self._loaded: dict[str, api.ReplicaStatus] = {}  # what each service has loaded
 
     def report(self, event: str, fields: dict[str, str]) -> None:
-        """Print one announcement of a service."""
+        """Print one event that a service announced."""
         role, of = f"{fields['role']:<12}", escape(fields.get("model", ""))
         if "seconds" in fields:
             of = f"for {fields['seconds']} s"
@@ -61,7 +61,7 @@ class StartProgress:
             self._print(f"[yellow]{event:<11}[/] {role}")
 
     def ready(self, address: str) -> None:
-        """Print that everything serves, with the client API at `address`, and commands to try."""
+        """Print that all services are ready, the client API's `address`, and commands to try."""
         where = escape(address)
         for line in status_view.held_lines(sorted(self._loaded.items(), reverse=True)):
             self._print(escape(line))
@@ -88,7 +88,7 @@ def matching_tokenizer(folder: Path, wanted: str) -> Tokenizer | None:
 
 
 def ended(done: api.GenerateResponse) -> str:
-    """Write why an answer has ended, and the stop string or token that ended it."""
+    """Return why an answer has ended, and the stop string or token that ended it."""
     why = api.FinishReason.Name(done.finish_reason).removeprefix("FINISH_REASON_").lower()
     match done.WhichOneof("matched_stop"):
         case "matched_text":
@@ -99,7 +99,7 @@ def ended(done: api.GenerateResponse) -> str:
 
 
 class Completion:
-    """Prints a completion as it grows. Without a tokenizer a chunk is coloured as a whole."""
+    """Prints a completion while it is generated. Without a tokenizer, each chunk has one colour."""
 
     def __init__(self, console: Console, tokenizer: Tokenizer | None, prompt: str) -> None:
         self._console = console

@@ -1,4 +1,4 @@
-"""The command `tandem top`: show the status as one screen that is updated."""
+"""The command `tandem top`: show the status on one screen that is updated periodically."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tandem.v1 import orchestrator_pb2 as api
 
 BARS = " ▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 45
-ADDRESS_WIDTH = 21  # least width in characters, enough for an IPv4 address with a port
+ADDRESS_WIDTH = 21  # minimum column width; fits an IPv4 address with a port
 
 
 async def show(front_end: FrontEnd, every: float, once: bool, console: Console) -> int:
@@ -42,8 +42,8 @@ async def show(front_end: FrontEnd, every: float, once: bool, console: Console) 
 
 @contextmanager
 def _screen(console: Console) -> Iterator[Callable[[RenderableType], None]]:
-    """Yield a function that shows a screen. In a terminal, each screen replaces the one before.
-    Elsewhere, each screen is printed below the one before.
+    """Yield a function that shows a status screen. In a terminal, each screen replaces the previous
+    one. If the output is not a terminal, each screen is printed below the previous one.
     """
     if not console.is_terminal:
         yield console.print
@@ -53,8 +53,8 @@ def _screen(console: Console) -> Iterator[Callable[[RenderableType], None]]:
 
 
 async def _now(client: AsyncClient, address: str) -> RenderableType:
-    """Return the screen of the status now. If the front end does not answer, the screen says so,
-    because the front end may come back.
+    """Fetch the status and return it as a screen. If the front end does not answer, return a screen
+    with the error instead of failing, because the front end may come back.
     """
     try:
         return frame(await client.status(history=True), address)
@@ -63,7 +63,7 @@ async def _now(client: AsyncClient, address: str) -> RenderableType:
 
 
 def frame(response: api.GetStatusResponse, address: str) -> RenderableType:
-    """Return one screen that shows a status."""
+    """Return the screen that shows a status."""
     serving = view.is_serving(response)
     head = Text.assemble(
         ("tandem top", "bold"),
@@ -80,7 +80,7 @@ def frame(response: api.GetStatusResponse, address: str) -> RenderableType:
 
 
 def _figures(model: api.ModelStatus) -> RenderableType:
-    """Return the figures of the last minute, with those of the last 15 minutes as bars."""
+    """Return a table of the last minute's metrics, with bar charts of the last 15 minutes."""
     last = model.last_minute
     rate = view.percent(last.acceptance_rate) if last.HasField("acceptance_rate") else view.NOTHING
     rows: Sequence[tuple[str, str, Callable[[api.RecentFigures], float]]] = (
@@ -129,7 +129,9 @@ def _clients(clients: Sequence[api.ClientStatus]) -> RenderableType:
 
 
 def spark(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
-    """Return values as bars. With more than `width` values, a bar is the mean of several."""
+    """Return values as a bar chart of at most `width` characters. If there are more values than
+    characters, each bar shows the mean of several values.
+    """
     size = max(1, -(-len(values) // width))
     means = [
         sum(part) / len(part)

@@ -61,7 +61,7 @@ async def _ask(start: Callable[..., Any], request: Any, seconds: float, field: s
 
 
 async def _close(start: Callable[..., Any], request: Any) -> None:
-    """Send one message and wait until the service has taken it."""
+    """Send one message and wait until the service has ended the call."""
 
     async def whole() -> bool:
         await call.write(request)
@@ -84,7 +84,7 @@ class DrafterClient(DrafterProbe):
     async def propose(
         self, context: Context, shape: DraftShape, sampling: SamplingParams
     ) -> ProposeResult:
-        """Return a draft for the context."""
+        """Ask the drafter for one draft for the context, and return the draft."""
         opening = Drafting(context, sampling, shape, lockstep=True, once=True)
         request = drafter_pb2.ProposeRequest(open=[codec.encode_drafting(STREAM, opening)])
         message = await _ask(self._stub.Propose, request, PROPOSE_SECONDS, "proposals")
@@ -92,7 +92,7 @@ class DrafterClient(DrafterProbe):
         return ProposeResult(draft_of(proposal), proposal.cached_len, proposal.epoch)
 
     async def close(self, session_id: bytes) -> None:
-        """Free the session."""
+        """Tell the service to free the session."""
         await _close(
             self._stub.Propose, drafter_pb2.ProposeRequest(closings=[_closing(session_id)])
         )
@@ -102,7 +102,7 @@ class VerifierClient(VerifierProbe):
     """A client of the verifier at an address."""
 
     async def verify(self, context: Context, draft: Draft, sampling: SamplingParams) -> Verdict:
-        """Return which nodes of a draft are accepted, and the next token."""
+        """Have the verifier verify a draft, and return the accepted nodes and the next token."""
         levels = max(tree.depths(draft.parents), default=-1) + 1
         until = context.length + levels + 1
         opening = Decoding(context, sampling, until, lockstep=True, once=True)
@@ -114,13 +114,13 @@ class VerifierClient(VerifierProbe):
         return verdict_of(draft, codec.decode_commit(message))
 
     async def close(self, session_id: bytes) -> None:
-        """Free the session."""
+        """Tell the service to free the session."""
         await _close(self._stub.Decode, verifier_pb2.DecodeRequest(closings=[_closing(session_id)]))
 
 
 def verdict_of(draft: Draft, commit: Commit) -> Verdict:
-    """Return which nodes of a draft a commit accepted; raises Internal if the commit is about
-    another draft.
+    """Return which nodes of a draft a commit accepted. Raises Internal if the draft does not
+    contain the accepted tokens.
     """
     *path, next_token = commit.tokens
     accepted: list[int] = []

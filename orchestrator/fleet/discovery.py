@@ -1,5 +1,5 @@
-"""Finds the addresses of replicas. An address is given directly, or comes from a DNS name or a
-file, which is read periodically.
+"""Finds the addresses of replicas. An address is configured directly, or comes from a DNS name or a
+file that is looked up periodically.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tandem.protos.address import DNS, FILE, joined, split
 from tandem.protos.service.tasks import background
 
 LOOKUP_SECONDS = 1.0  # seconds between two lookups of a source
-REMOVAL_THRESHOLD = 5  # an address is gone after this many lookups in a row without it
-# separate threads for lookups, because a dead name server blocks them
+REMOVAL_THRESHOLD = 5  # lookups in a row without an address until it is removed
+# lookups have their own threads, because a name server that is down blocks them
 RESOLVER_THREADS = ThreadPoolExecutor(2, "names")
 
 log = structlog.get_logger()
@@ -31,15 +31,14 @@ log = structlog.get_logger()
 @dataclass(slots=True)
 class AddressHysteresis:
     """The addresses of one source. An address is removed only after several lookups without it,
-    because an overloaded name server, or a file that is being written, has only some of the
-    addresses.
+    because an overloaded name server or a partly written file may list only some of the addresses.
     """
 
     # for each address, the number of lookups in a row without it
     _missed: dict[str, int] = field(default_factory=dict)
 
     def update(self, found: Iterable[str]) -> tuple[str, ...]:
-        """Take the addresses that a lookup found, and return the addresses that are in use now."""
+        """Record the addresses that a lookup found, and return the addresses to use."""
         missed = dict.fromkeys(found, 0)
         for address, count in self._missed.items():
             if address not in missed and count + 1 < REMOVAL_THRESHOLD:
@@ -49,15 +48,16 @@ class AddressHysteresis:
 
 
 async def resolve(source: str) -> tuple[str, ...]:
-    """Return the addresses that a source has now. If a name has IPv4 and IPv6 addresses, only the
-    IPv4 addresses are returned, because each replica has one address of each kind. Raises OSError
-    if the source cannot be reached, and ValueError if it contains something that is not an address.
+    """Look up and return the current addresses of a source. If a name has IPv4 and IPv6 addresses,
+    only the IPv4 addresses are returned, because each replica has one address of each kind. Raises
+    OSError if the source cannot be reached, and ValueError if it contains something that is not an
+    address.
     """
     if source.startswith(DNS):
         host, port = split(source.removeprefix(DNS))
         ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         found = await asyncio.get_running_loop().run_in_executor(RESOLVER_THREADS, ask)
-        # the smaller number is that of IPv4
+        # prefers IPv4, whose family has the smallest number
         family = min((each[0] for each in found), default=socket.AF_INET)
         own = {str(address[0]) for kind, *_, address in found if kind == family}
         return tuple(sorted(joined(each, port) for each in own))
@@ -69,7 +69,9 @@ async def resolve(source: str) -> tuple[str, ...]:
 
 
 class Discovery:
-    """Finds all members: the replicas that the sources name, and drafters that have registered."""
+    """Finds all members: the replicas whose addresses the sources list, and drafters that have
+    registered.
+    """
 
     def __init__(self, verifiers: tuple[str, ...], drafters: tuple[str, ...]) -> None:
         self.membership = Membership()
@@ -92,8 +94,8 @@ class Discovery:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Membership]:
-        """Look up the sources while the scope lasts. The first lookup has ended when the scope
-        begins.
+        """Look up the sources periodically inside this context. The context is entered after the
+        first lookup.
         """
         sources = dict.fromkeys((*self._verifiers, *self._drafters))
         await asyncio.gather(*map(self._refresh, sources))

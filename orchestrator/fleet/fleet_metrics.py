@@ -1,6 +1,6 @@
 """Prometheus metrics of the known replicas and of those that answer, as the front end sees them.
 
-Every replica is asked periodically what it serves. Replicas that have left get no series.
+Every replica is asked periodically what it serves. Replicas that have left get no time series.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from tandem.orchestrator.fleet.membership import Acceptance, Membership
 from tandem.orchestrator.fleet.replicas import Replicas, ReplicaStatus
 from tandem.protos.wire.registration import registered_name
 
-PAUSE_SECONDS = 1.0  # seconds between two rounds of questions to all replicas
-MAX_SERIES = 64  # most replicas of a role with a series of their own
+PAUSE_SECONDS = 1.0  # seconds between two status queries to all replicas
+MAX_SERIES = 64  # maximum number of replicas per role that get their own time series
 
 
 class FleetMetrics(Collector):
-    """Exports the replicas' newest answers. `fewest` is the number of replicas that should serve,
-    by role. The known replicas do not show this number, because lost pods disappear from DNS.
+    """Exports metrics from the newest status that each replica has reported. `fewest` is the
+    minimum number of replicas that should serve, by role; this minimum cannot be derived from the
+    known replicas, because lost pods disappear from DNS.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class FleetMetrics(Collector):
         registry.register(self)
 
     async def follow(self, replicas: Replicas) -> None:
-        """Ask all replicas periodically, until cancelled."""
+        """Query the status of all replicas periodically, until cancelled."""
         while True:
             verifiers, drafters = await replicas.status()
             self._seen = {"verifier": verifiers, "drafter": drafters}
@@ -51,12 +52,12 @@ class FleetMetrics(Collector):
         known = {"verifier": members.verifiers, "drafter": members.drafters}
         counts = GaugeMetricFamily(
             "tandem_replicas",
-            "Replicas that are known, that serve, and that should serve",
+            "Number of replicas that are known, serving, or expected to serve",
             labels=["role", "state"],
         )
         trips = GaugeMetricFamily(
             "tandem_replica_round_trip_seconds",
-            "Seconds from a question to a replica until its answer",
+            "Seconds from a status query to a replica until its answer",
             labels=["role", "replica"],
         )
         verified = CounterMetricFamily(

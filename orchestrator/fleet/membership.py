@@ -29,7 +29,7 @@ class Membership:
         self._changed = asyncio.Event()
 
     def set(self, members: Members) -> None:
-        """Replace the members by these."""
+        """Set the current members, and wake the tasks that wait for a change."""
         if members != self.now:
             self.now = members
             self._changed.set()
@@ -43,9 +43,10 @@ class Membership:
 
 
 class PerAddress(Generic[Item]):
-    """A scope that holds an item for each address. An item is a scope of its own: it is entered
-    when its address comes, and left when its address goes. Each item has a task of its own, so that
-    no item waits for another. Only one task may enter and update the `PerAddress` scope.
+    """A context manager that holds one item, such as a connection, for each address. Each item is
+    itself a context manager, which is entered when its address is added and exited when its address
+    is removed. Each item is entered and exited in its own task, so that no item waits for another.
+    Only one task may enter and update a `PerAddress`.
     """
 
     def __init__(self, make: Callable[[str], AbstractAsyncContextManager[Item]]) -> None:
@@ -66,8 +67,8 @@ class PerAddress(Generic[Item]):
         await self._group.__aexit__(*error)
 
     async def update(self, addresses: Iterable[str]) -> None:
-        """Replace the addresses by these. Returns when the items of all addresses are entered.
-        Items that are being left may take longer.
+        """Replace the set of addresses. Returns when the items of all addresses are entered. Items
+        of removed addresses may still be exiting.
         """
         wanted = dict.fromkeys(addresses)
         for address in [each for each in self._gone if each not in wanted]:
@@ -90,8 +91,8 @@ class PerAddress(Generic[Item]):
         entered: asyncio.Event,
         older: asyncio.Task[None] | None,
     ) -> None:
-        """Enter an item as soon as any older item of its address has been left, and keep it entered
-        until its address is gone.
+        """Enter the item of `address` once an older item of this address has exited, and exit the
+        item when the address is removed.
         """
         if older:
             await asyncio.wait((older,))
@@ -112,7 +113,9 @@ class Acceptance:
         self._counts: dict[str, tuple[int, int]] = {}
 
     def add(self, drafter: str, verified: int, accepted: int) -> None:
-        """Count the tokens of one step. A drafter that is not a member is ignored."""
+        """Count the verified and accepted draft tokens of one step. A drafter that is not a member
+        is ignored.
+        """
         if known := self._counts.get(drafter):
             self._counts[drafter] = known[0] + verified, known[1] + accepted
 
@@ -121,5 +124,5 @@ class Acceptance:
         return self._counts.get(drafter, (0, 0))
 
     def retain(self, drafters: Collection[str]) -> None:
-        """Keep the counts of these drafters, and forget all others."""
+        """Keep the counts of `drafters`, and discard the counts of all other drafters."""
         self._counts = {each: self.of(each) for each in drafters}

@@ -1,4 +1,4 @@
-"""Single questions to a drafter or a verifier: which model does it have, and does it serve?"""
+"""Probes that ask a drafter or a verifier which model it has and whether it serves."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Registered drafters. A drafter registers with a call to the port of the client API. The cell's
-requests reach the drafter over the same call, so the cell makes no call to the drafter.
+requests reach the drafter over the same call, so the cell never has to connect to the drafter.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tandem.protos.wire.registration import (
 )
 from tandem.v1 import drafter_pb2, registration_pb2, registration_pb2_grpc
 
-ANSWER_SECONDS = 5.0  # seconds for a drafter to send its first message
-RETRY_SECONDS = 5.0  # seconds after which a drafter that found no place may try again
+ANSWER_SECONDS = 5.0  # seconds within which a drafter must send its first message
+RETRY_SECONDS = 5.0  # seconds after which a drafter may retry if too many are registered
 
 Context: TypeAlias = "aio.ServicerContext[Any, Any]"
 Requests: TypeAlias = AsyncIterator[registration_pb2.RegisterRequest]
@@ -36,14 +36,14 @@ log = structlog.get_logger()
 
 
 async def never() -> None:
-    """Wait until cancelled."""
+    """Wait until cancelled, because the right to register drafters is never revoked."""
     await asyncio.Event().wait()
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The client that registers drafters. `until_revoked` returns when the client may not register
-    drafters any more.
+    """The client that registers drafters. `until_revoked` returns when the client is no longer
+    allowed to register drafters.
     """
 
     name: str = ""
@@ -65,8 +65,8 @@ class Terms:
 
 @dataclass(slots=True, eq=False)
 class RegisteredDrafter:
-    """One registration of a drafter, while it lasts. A link uses the registration once, in place of
-    a call of `DrafterService.Propose`.
+    """An active registration of a drafter. A link uses the registration once, as if it were a call
+    of `DrafterService.Propose`.
     """
 
     name: str
@@ -81,7 +81,7 @@ class RegisteredDrafter:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def wait_for_connection(self) -> None:
-        """Return at once: a registered drafter is connected."""
+        """Return at once, because a registered drafter is already connected."""
 
     async def write(self, request: drafter_pb2.ProposeRequest) -> None:
         """Send the drafter a request."""
@@ -92,8 +92,8 @@ class RegisteredDrafter:
         self.end()
 
     def cancel(self) -> None:
-        """End the registration, because the link does not use it any more."""
-        self.end("it was silent or did not read its messages")
+        """End the registration, because the link no longer uses it."""
+        self.end("the drafter was silent or did not read its messages")
 
     def end(self, why: str = "") -> None:
         """End the registration for the reason `why`, unless it is over already."""
@@ -125,15 +125,15 @@ class Registry:
         return len(self._drafters)
 
     def find(self, name: str) -> RegisteredDrafter:
-        """Return the drafter of that name; raises Unavailable."""
+        """Return the drafter that is registered as `name`; raises Unavailable if there is none."""
         if drafter := self._drafters.get(name):
             return drafter
         raise Unavailable(f"no drafter is registered as {name!r}")
 
     def calling(self, name: str) -> Callable[..., RegisteredDrafter]:
-        """Return a function that returns the registered drafter in place of a call. The function
-        raises Unavailable if no drafter has this name, or if its registration has been used
-        already.
+        """Return a function that a link calls in place of the RPC `Propose`, and that returns the
+        registered drafter. The function raises Unavailable if no drafter has this name, or if its
+        registration has been used already.
         """
 
         def call(**options: Any) -> RegisteredDrafter:
@@ -147,9 +147,10 @@ class Registry:
 
     @contextmanager
     def registered(self, drafter: RegisteredDrafter, limit: int) -> Iterator[None]:
-        """Keep a drafter registered while the scope lasts, or until the same device registers
-        again: a newer drafter with the same name and owner ends the older registration. Raises Busy
-        if there are `limit` drafters, and PermissionDenied if another owner's drafter has the name.
+        """Keep a drafter registered inside this context, or until the same device registers again:
+        a newer drafter with the same name and owner ends the older registration. Raises Busy if
+        `limit` drafters are already registered, and PermissionDenied if another owner's drafter has
+        the name.
         """
         name = drafter.name
         older = self._drafters.get(name)
@@ -171,7 +172,9 @@ class Registry:
             self._remove(drafter)
 
     def leave(self, drafter: RegisteredDrafter, leaving: bool) -> None:
-        """Give a drafter no new sessions if it is `leaving`, or give it new sessions again."""
+        """Stop giving the drafter new sessions if it is `leaving`, or start to give it new sessions
+        again.
+        """
         if self._drafters.get(drafter.name) is drafter and leaving != drafter.leaving:
             drafter.leaving = leaving
             (self._removed if leaving else self._added)(drafter.name + REGISTERED)
@@ -201,7 +204,7 @@ class RegistrationService(registration_pb2_grpc.RegistrationServiceServicer):
             async with asyncio.timeout(ANSWER_SECONDS):
                 first = await anext(requests)
         except (TimeoutError, StopAsyncIteration):
-            raise InvalidRequest.of("request", f"did not come in {ANSWER_SECONDS} s") from None
+            raise InvalidRequest.of("request", f"did not arrive in {ANSWER_SECONDS} s") from None
         name, model = decode_registration(first, self._terms.target)
         owner = self._terms.owner(context)
         drafter = RegisteredDrafter(name, model, owner.name, requests, context, self._receive)
@@ -213,14 +216,14 @@ class RegistrationService(registration_pb2_grpc.RegistrationServiceServicer):
         with self._registry.registered(drafter, self._terms.limit):
             await first_done(drafter.over.wait(), watch())
         if drafter.why == "revoked":
-            raise PermissionDenied(f"{owner.name} may register no drafters any more")
+            raise PermissionDenied(f"{owner.name} is no longer allowed to register drafters")
         if drafter.why:
             raise Unavailable(f"the drafter {name!r} is not registered any more: {drafter.why}")
 
     def _receive(
         self, drafter: RegisteredDrafter, message: registration_pb2.RegisterRequest
     ) -> None:
-        """Take what a message says about the drafter: its model, and whether it is leaving."""
+        """Update the drafter's model, and whether the drafter is leaving, from its message."""
         if message.HasField("model"):
             drafter.model = decode_described(message, self._terms.target)
         self._registry.leave(drafter, message.leaving)

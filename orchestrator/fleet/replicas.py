@@ -24,11 +24,11 @@ from tandem.protos.types import ModelDescription
 from tandem.protos.wire.registration import registered_name
 
 STATUS_SECONDS = 2.0
-PAUSE_SECONDS = 0.1  # seconds between two questions to verifiers at the start
+PAUSE_SECONDS = 0.1  # seconds between two attempts to reach a verifier at startup
 PROBE_PAUSE_SECONDS = 0.25  # seconds between two probes of the verifiers
 # seconds for a verifier to answer a probe; short, so that health is NOT_SERVING within 2 s
 PROBE_SECONDS = 1.0
-MAX_REPLACED_PROBES = 20  # probes in a row that find only another model, about five seconds
+MAX_REPLACED_PROBES = 20  # probes in a row that find only another model (about 5 s)
 
 log = structlog.get_logger()
 
@@ -45,7 +45,7 @@ class ModelProbe(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RegisteredProbe:
-    """The probe of a registered drafter, which has described itself and so is asked nothing."""
+    """Answers for a registered drafter from what the drafter has reported, without a call."""
 
     registry: Registry
     name: str
@@ -62,8 +62,9 @@ class RegisteredProbe:
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
     """The status of a replica. `model` is None if the replica did not answer. `problem` is the
-    reason why the replica is not used, or empty if it is used. The numbers of tokens are a
-    drafter's: its verified draft tokens, and how many of them were accepted.
+    reason why the replica is not used, or empty if it is used. `draft_tokens` is the number of a
+    drafter's draft tokens that were verified, and `accepted_tokens` is how many of them were
+    accepted.
     """
 
     address: str
@@ -81,8 +82,9 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """The result of a probe of all verifiers. `serving` tells whether any of them serves the right
-    model. `replaced` tells whether all that answer have another model with the same tokens.
+    """The result of a probe of all verifiers. `serving` tells whether at least one verifier serves
+    the expected model. `replaced` tells whether all verifiers that answer have another model with
+    the same tokenizer.
     """
 
     serving: bool
@@ -105,7 +107,7 @@ class Replicas:
         self.drafters: Mapping[str, ModelProbe] = {}
 
     async def follow(self) -> None:
-        """Keep a client for each member, until cancelled."""
+        """Keep a probe for each member replica, until cancelled."""
         async with (
             PerAddress(self._verifier) as verifiers,
             PerAddress(self._drafter) as drafters,
@@ -156,7 +158,7 @@ class Replicas:
         return "" if same else f"another tokenizer ({model.tokenizer_fingerprint})"
 
     async def probe_verifiers(self, seconds: float) -> ProbeResult:
-        """Ask all verifiers; those that do not answer within `seconds` seconds do not count."""
+        """Probe all verifiers, and ignore those that do not answer within `seconds` seconds."""
         verifiers = self.verifiers.values()
         models, up = await asyncio.gather(
             asyncio.gather(*(_described(each, seconds) for each in verifiers)),
@@ -169,8 +171,8 @@ class Replicas:
 
     async def report_verifiers(self, health: Health) -> None:
         """Report to `health` whether at least one verifier serves. Raises Unusable once all
-        verifiers have another model, because then no request can be served. A supervisor has to
-        start the orchestrator again, which then serves that model.
+        verifiers have another model, because then no request can be served. After a restart by its
+        supervisor, the orchestrator serves the new model.
         """
         replaced = 0  # number of probes in a row that found another model
         while replaced < MAX_REPLACED_PROBES:

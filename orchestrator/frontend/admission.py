@@ -1,4 +1,4 @@
-"""Limit the requests that run and those that wait, in all and for each client."""
+"""Limit how many requests run and how many wait, in total and per client."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ DEFAULT_QUOTA = Quota()
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many requests may run and how many may wait. The names of the settings for these limits
-    end with `of`.
+    """How many requests may run and how many may wait. `of` is the suffix of the settings that
+    define the limits, such as `_per_client`.
     """
 
     running: int
@@ -29,14 +29,14 @@ class Limits:
 
 @dataclass(slots=True)
 class AdmittedCount:
-    """Counts the requests that run or wait, either all of them or those of one client."""
+    """Counts running and waiting requests, either of all clients or of one client."""
 
     limits: Limits
     count: int = 0
     delay: RetryDelay = field(default_factory=RetryDelay)
 
     def check(self) -> None:
-        """Raise Busy if no further request may run or wait."""
+        """Raise Busy if the limits do not allow another request."""
         limits = self.limits
         if self.count >= limits.running + limits.waiting:
             whose = " of this client" if limits.of else ""
@@ -45,15 +45,15 @@ class AdmittedCount:
             raise Busy(problem, self.delay.retry_after())
 
     def ended(self) -> None:
-        """Note that one request has ended."""
+        """Record the end of one request."""
         self.count -= 1
         self.delay.ended(time.monotonic())
 
 
 @dataclass(frozen=True, slots=True)
 class ClientLoad:
-    """How many requests of one client run, and how many wait. `name` is a part of a digest instead
-    of the client's own name, because other clients see the load.
+    """The numbers of running and waiting requests of one client. `name` is a prefix of a digest
+    instead of the client's own name, because other clients can see the load.
     """
 
     name: str
@@ -63,20 +63,20 @@ class ClientLoad:
 
 @dataclass(slots=True)
 class Place:
-    """A place that a running request holds."""
+    """The request slot of a running request."""
 
     used: int = 0  # tokens of the request's prompt and answer so far
 
 
 class Admission:
-    """Shares a limited number of places fairly between clients. A request with a place runs. Other
-    requests wait, and their number is also limited.
+    """Shares a limited number of request slots fairly between clients. A request runs while it
+    holds a slot. Other requests wait, and the number of waiting requests is also limited.
     """
 
     def __init__(self, limits: Limits, limits_each: Limits, metrics: FrontMetrics) -> None:
         self._all = AdmittedCount(limits)
         self._limits_each = limits_each
-        self._clients: dict[bytes, AdmittedCount] = {}  # the counts of clients that have requests
+        self._clients: dict[bytes, AdmittedCount] = {}  # only clients that have requests
         self._queue = FairQueue(limits.running, limits_each.running)
         self._begun: dict[QueueEntry, asyncio.Event] = {}
         metrics.running.set_function(lambda: self.running)
@@ -84,17 +84,17 @@ class Admission:
 
     @property
     def running(self) -> int:
-        """The number of requests with a place."""
+        """The number of requests that hold a request slot."""
         return self._queue.running
 
     @property
     def waiting(self) -> int:
-        """The number of admitted requests without a place."""
+        """The number of admitted requests that wait for a request slot."""
         return self._all.count - self.running
 
     @property
     def clients(self) -> tuple[ClientLoad, ...]:
-        """The loads of all clients that have requests, the busiest client first."""
+        """The loads of all clients that have requests, sorted from busiest to least busy."""
         loads = []
         for client, admitted in self._clients.items():
             running = self._queue.running_of(client)
@@ -107,8 +107,8 @@ class Admission:
 
     @contextmanager
     def admitted(self, client: bytes, quota: Quota = DEFAULT_QUOTA) -> Iterator[None]:
-        """Admit a request while the scope lasts. Within the scope, the request may ask for a place.
-        Raises Busy if too many requests run or wait.
+        """Count a request as admitted inside this context, where it may then wait for a request
+        slot. Raises Busy if too many requests run or wait.
         """
         of_client = self._clients.get(client) or AdmittedCount(self._limits_each)
         of_client.limits = self._limits(quota)
@@ -130,8 +130,9 @@ class Admission:
     async def place(
         self, client: bytes, cost: int, quota: Quota = DEFAULT_QUOTA, subclient: bytes = b""
     ) -> AsyncIterator[Place]:
-        """Wait for the turn of a request's client, and then give the admitted request a place while
-        the scope lasts. The request uses at most `cost` tokens, and counts them in the place.
+        """Wait until it is the client's turn, then hold a request slot for an admitted request
+        inside this context. `cost` is the maximum number of tokens that the request can use. The
+        caller updates the number of used tokens in the yielded slot.
         """
         place = Place()
         weighed = max(1, round(cost / quota.weight))

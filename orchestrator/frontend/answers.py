@@ -1,6 +1,7 @@
-"""Stream the answers to requests: admit and run requests, turn tokens into text, and keep metrics.
+"""Stream the answers to requests: admit and run requests, turn tokens into text, and record
+metrics.
 
-The module knows no protocol.
+The module does not depend on gRPC or HTTP.
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ from tandem.protos.service.tracing import Span
 from tandem.protos.types import SEEDS
 from tandem.protos.wire.codec import SESSION_ID_BYTES
 
-MAX_QUEUED_CHUNKS = 64  # chunks that may wait for the client
-STALL_SECONDS = 3.0  # seconds that a run's queue may be full before the run is closed
+MAX_QUEUED_CHUNKS = 64  # most chunks that are buffered for a slow client
+STALL_SECONDS = 3.0  # seconds after which a run is closed if its queue stays full
 IDLE_SECONDS = 0.25  # seconds without a chunk after which None is yielded
 
-Prepared: TypeAlias = tuple[RunRequest, AnswerBuilder]  # a run, and the answer that it builds
+Prepared: TypeAlias = tuple[RunRequest, AnswerBuilder]  # a run, and the builder of its answer
 
 
 class Runner(Protocol):
-    """Runs requests, as `links.relays.Relays` does."""
+    """Interface of `links.relays.Relays`, which runs requests."""
 
     def run(self, request: RunRequest) -> AsyncGenerator[Step, None]:
-        """Yield steps until the generation ends. Raises a TandemError."""
+        """Yield a request's steps until its generation ends. Raises a TandemError on failure."""
 
 
 class Answers:
-    """Answers requests for one model."""
+    """Generates the answers to all requests for one model."""
 
     def __init__(
         self,
@@ -75,9 +76,9 @@ class Answers:
     async def generate(
         self, request: Request, progress: RequestProgress | None = None
     ) -> AsyncGenerator[Chunk | Answer | None, None]:
-        """Yield chunks with tokens that the client does not have yet, and finally the complete
-        answer. While no chunk comes, the method yields None every IDLE_SECONDS. `progress` gets the
-        answer as soon as the request has been checked. Raises a TandemError.
+        """Yield chunks with the tokens that the client has not received yet, then the complete
+        answer. While there is no new chunk, yield None every IDLE_SECONDS. `progress` receives the
+        answer's builder once the request is valid. Raises a TandemError if the request fails.
         """
         arrived = time.monotonic()
         checks.check_resumable(request, self._served)
@@ -104,8 +105,8 @@ class Answers:
     async def _run(
         self, prepared: asyncio.Task[Prepared], request: Request, span: Span
     ) -> AsyncGenerator[Chunk, None]:
-        """Run a request for the part of its answer that is still missing. The run gets a new
-        session, because the session of a closed run may not have ended yet.
+        """Generate the part of an answer that is still missing. Each run gets a new session,
+        because the session of an earlier, closed run may still exist.
         """
         run, answer = await prepared
         if answer.finished:
@@ -140,8 +141,8 @@ class Answers:
         return await asyncio.to_thread(self._prepare, request, arrived)
 
     def _prepare(self, request: Request, arrived: float) -> Prepared:
-        """Return the run of a request, and the answer that begins with the tokens that the client
-        has. Long texts take long, so this method must run in a thread.
+        """Return the run of a request, and an answer builder that holds the tokens that the client
+        has. Must be called in a thread, because long prompts take long to tokenise.
         """
         run, stopping = checks.checked(request, self._served, self._tokenise), request.stopping
         run = replace(run, traceparent=request.traceparent)
@@ -156,8 +157,8 @@ class Answers:
         return run, AnswerBuilder(run, stream, self._metrics, arrived, message, prompt)
 
     def _prompt_part(self, request: Request, tokens: tuple[int, ...]) -> PromptPart:
-        """Return the parts of the prompt that the answer repeats. With `echo` the text is the
-        prompt itself or, if the prompt is not a text, the text of its tokens.
+        """Return the text and token ids of the prompt that the answer repeats. With `echo`, the
+        text is the prompt itself or, if the prompt is not a string, its decoded tokens.
         """
         text = request.prompt if request.echo else ""
         if not isinstance(text, str):
@@ -173,8 +174,8 @@ class Answers:
         return self._chat.reading(prompt, tail)
 
     async def tokens_of(self, request: Request, special: bool) -> tuple[int, ...]:
-        """Return the tokens of a prompt, even if they leave the context no room for an answer.
-        Raises InvalidRequest or Busy.
+        """Tokenise a prompt, even if it leaves no room for an answer in the model's context. Raises
+        InvalidRequest, or Busy if too many requests run or wait.
         """
         assert isinstance(request.prompt, str | Conversation)
         checks.check_size(request, self._served)
@@ -182,9 +183,9 @@ class Answers:
             return await asyncio.to_thread(self._tokenise, request.prompt, special)
 
     def _tokenise(self, prompt: str | Conversation, special: bool | None = None) -> tuple[int, ...]:
-        """Turn a prompt into tokens. The prompt is encoded as a batch of one, since `encode` would
-        hold the GIL. By default special tokens are added to a text but not to a chat, whose
-        template writes its own. `special` overrides this default.
+        """Turn a prompt into tokens. Unlike `encode`, `encode_batch_fast` does not hold the GIL.
+        `special` says whether to add special tokens. By default, special tokens are added to text
+        but not to a chat, whose template already writes them.
         """
         text = self._chat.render(prompt) if isinstance(prompt, Conversation) else prompt
         if problem := checks.too_long(len(text.encode()), self._served):
@@ -201,10 +202,10 @@ def _note_answer(progress: RequestProgress, prepared: asyncio.Task[Prepared]) ->
 async def read_ahead(
     begin: Callable[[], AsyncGenerator[Chunk, None]],
 ) -> AsyncGenerator[Chunk | None, None]:
-    """Pass chunks from a writer through a queue to a reader that may be slow or stop reading.
-    Yields None if there was no chunk for IDLE_SECONDS. If the queue is full for STALL_SECONDS, the
-    writer is closed. Once the reader has emptied half of the queue, `begin` starts a writer of the
-    remaining chunks. Raises any error of the writer.
+    """Buffer the chunks of a generator in a queue for a reader that may be slow or stop reading.
+    Yields None if no chunk arrived for IDLE_SECONDS. If the queue stays full for STALL_SECONDS, the
+    generator is closed. Once the reader has emptied half of the queue, `begin` returns a generator
+    of the remaining chunks. Raises any error of the generator.
     """
     queue, added, taken = deque[Chunk](), asyncio.Event(), asyncio.Event()
 

@@ -24,16 +24,17 @@ RIGHTS = {
 
 
 class Authenticator(Protocol):
-    """Finds out who makes a call."""
+    """Identifies the caller of a gRPC method or an HTTP request."""
 
     def identity(self, context: Any) -> Identity | None:
-        """Return the caller of a gRPC method; None if the service does not authenticate clients.
-        Raises Unauthenticated or PermissionDenied.
+        """Return the identity of the caller of a gRPC method; None if the service does not
+        authenticate clients. Raises Unauthenticated or PermissionDenied if the caller is not
+        accepted.
         """
 
     def http_identity(self, authorization: str, certificate: str) -> Identity | None:
         """Identify the caller of an HTTP request by its authorization header or by the common name
-        of its certificate. Returns None and raises errors as `identity` does.
+        of its certificate. Returns None or raises an error under the same conditions as `identity`.
         """
 
     def owner(self, context: Any) -> Owner:
@@ -44,31 +45,31 @@ class NoAuthentication:
     """Accepts every caller, without authentication."""
 
     def identity(self, context: Any) -> Identity | None:
-        """Return None, because no caller has to say who it is."""
+        """Return None, because callers are not authenticated."""
         return None
 
     def http_identity(self, authorization: str, certificate: str) -> Identity | None:
-        """Return None, because no caller has to say who it is."""
+        """Return None, because callers are not authenticated."""
         return None
 
     def owner(self, context: Any) -> Owner:
-        """Return an owner without a name."""
+        """Return an anonymous owner, because callers are not authenticated."""
         return Owner()
 
 
 class CertificateAuthenticator:
-    """Accepts every caller with a certificate of the CA."""
+    """Accepts every caller whose client certificate was signed by the configured CA."""
 
     def identity(self, context: Any) -> Identity | None:
-        """Return the caller that the call's certificate names."""
+        """Return the caller's identity, taken from its client certificate."""
         return _certified(common_name(context))
 
     def http_identity(self, authorization: str, certificate: str) -> Identity | None:
-        """Return the caller that the request's certificate names."""
+        """Return the caller's identity, taken from its client certificate."""
         return _certified(certificate)
 
     def owner(self, context: Any) -> Owner:
-        """Return the owner that the certificate names. The owner is not revoked during the call."""
+        """Return the owner named by the certificate, which is not revoked during the call."""
         return Owner(common_name(context))
 
 
@@ -79,7 +80,7 @@ def _certified(name: str) -> Identity:
 
 
 class ClientFileAuthenticator:
-    """Accepts the clients that a file lists, each with its own rights."""
+    """Accepts the clients listed in a file, which gives each client its own rights."""
 
     def __init__(self, identities: Identities) -> None:
         self._identities = identities
@@ -110,21 +111,23 @@ class ClientFileAuthenticator:
         raise Unauthenticated("the token belongs to no known client")
 
     def owner(self, context: Any) -> Owner:
-        """Return the caller as an owner until the file changes or drops the caller's entry."""
+        """Return the caller as an owner until the clients file changes or drops its entry."""
         identity = self.identity(context)
         assert identity
         return Owner(identity.name, partial(self._identities.until_changed, identity))
 
 
 def authentication(config: OrchestratorConfig) -> Authenticator:
-    """Return the authentication that the settings ask for. Raises Unusable."""
+    """Return the configured authenticator. Raises Unusable if the clients file is invalid."""
     if config.clients:
         return ClientFileAuthenticator(Identities(config.clients))
     return CertificateAuthenticator() if config.tls else NoAuthentication()
 
 
 class ClientGuard:
-    """The guard of the client API. The server calls `check` before every gRPC call."""
+    """Checks the authentication and the rights of callers of the client API. The server calls
+    `check` before every gRPC call.
+    """
 
     def __init__(self, authenticator: Authenticator) -> None:
         self._authenticator = authenticator

@@ -1,14 +1,16 @@
-"""Choose whose request runs next, by deficit round robin between clients (Shreedhar and Varghese,
-1995). A request costs its client the tokens that the request used. The module also computes how
-long a client should wait before it retries a refused request.
+"""Choose the client whose request runs next, by deficit round robin (Shreedhar and Varghese, 1995).
+Clients are charged the number of tokens that their requests use. The module also computes how long
+a client should wait before it retries a refused request.
 
 The number of tokens that a request uses is known only when the request has ended. When a request
-starts, its client is therefore charged the tokens that the client's requests usually use. A new
-client is charged the average over all clients. The charge never exceeds the request's own limit.
-When the request ends, the charge is corrected to the tokens that were used.
+starts, its client is therefore charged the average number of tokens of the client's requests. For a
+new client, the average over the requests of all clients is used. The charge never exceeds the
+maximum number of tokens that the request can use. When the request ends, the charge is corrected to
+the number of tokens that it actually used.
 
-The module is pure: time is an argument. The requests of a client start in the order in which they
-came. If a client has subclients, such as the users of one application, the subclients take turns.
+The module is pure: callers pass the current time. The requests of one client start in the order of
+their arrival. If a client has subclients, such as the users of one application, the subclients take
+turns.
 """
 
 from __future__ import annotations
@@ -20,14 +22,13 @@ from math import inf
 NEWEST_WEIGHT = 0.1  # weight of the newest value in a moving average
 UNKNOWN_RETRY_SECONDS = 0.5  # retry delay until two requests have ended
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 10.0
-MAX_REMEMBERED_CLIENTS = 1 << 12  # clients in `_usual_tokens`, which takes 100 bytes for each
+MAX_REMEMBERED_CLIENTS = 1 << 12  # most clients in `_usual_tokens`, at 100 bytes per client
 
 
 @dataclass(eq=False, slots=True)
 class QueueEntry:
-    """A request that waits for a place or has one. `cost` is the highest number of tokens that the
-    request may use. `charged` is the number of tokens that its client paid when the request
-    started.
+    """A waiting or running request. `cost` is the maximum number of tokens that the request can
+    use. `charged` is the number of tokens that its client was charged when the request started.
     """
 
     client: bytes
@@ -39,9 +40,9 @@ class QueueEntry:
 
 @dataclass(slots=True)
 class ClientQueue:
-    """The requests of one client, of which `places` may run at once. Waiting requests are grouped
-    by subclients, which take turns. `credit` is the number of tokens that the client has left to
-    start requests.
+    """The requests of one client. At most `places` requests of the client may run at once. Waiting
+    requests are grouped by subclient, and the subclients take turns. `credit` is the number of
+    tokens that the client can still spend to start requests.
     """
 
     places: int
@@ -51,12 +52,12 @@ class ClientQueue:
 
     @property
     def next(self) -> QueueEntry:
-        """The next request of the client."""
+        """The request that the client starts next."""
         return next(iter(self.waiting.values()))[0]
 
     def take(self) -> QueueEntry:
-        """Remove and return the next request of the client. After that, another subclient has its
-        turn.
+        """Remove and return the request that the client starts next. The next turn goes to another
+        subclient.
         """
         subclient = next(iter(self.waiting))
         entries = self.waiting.pop(subclient)
@@ -66,34 +67,36 @@ class ClientQueue:
         return entry
 
     def drop(self, entry: QueueEntry) -> None:
-        """Remove a waiting request."""
+        """Remove a waiting request from the queue."""
         self.waiting[entry.subclient].remove(entry)
         if not self.waiting[entry.subclient]:
             del self.waiting[entry.subclient]
 
 
 class FairQueue:
-    """The queue of all clients' requests. Places are limited in total and for each client."""
+    """The queue of the requests of all clients. The number of running requests is limited in total
+    and per client.
+    """
 
     def __init__(self, places: int, places_per_client: int) -> None:
         self.running = 0
         self._places = places
         self._places_per_client = places_per_client
-        # the client whose request started last comes last
+        # ordered by the start of each client's last request, the most recent last
         self._queues: dict[bytes, ClientQueue] = {}
-        self._average_tokens = inf  # moving average over the requests of all clients
+        self._average_tokens = inf  # moving average of the tokens per request, over all clients
         # moving average of the tokens per request of each client, including clients that have left
         self._usual_tokens: dict[bytes, float] = {}
 
     def running_of(self, client: bytes) -> int:
-        """Return how many requests of a client run."""
+        """Return the number of running requests of a client."""
         return self._queues[client].running if client in self._queues else 0
 
     def add(
         self, client: bytes, cost: int, subclient: bytes = b"", places: int | None = None
     ) -> QueueEntry:
-        """Add a waiting request. The client may run `places` requests at once. If `places` is None,
-        the limit for each client applies.
+        """Add a waiting request. At most `places` requests of its client may run at once. If
+        `places` is None, the default limit per client applies.
         """
         entry = QueueEntry(client, cost, subclient)
         places = self._places_per_client if places is None else places
@@ -103,15 +106,17 @@ class FairQueue:
         return entry
 
     def start(self) -> list[QueueEntry]:
-        """Give free places to the requests whose turn has come, and return these requests."""
+        """Start waiting requests, in fair order, until no more may run. Returns the started
+        requests.
+        """
         started = []
         while self.running < self._places and (ready := self._ready()):
             started.append(self._start(ready))
         return started
 
     def leave(self, entry: QueueEntry, used: float | None = None) -> None:
-        """Remove a request that has ended or gives up waiting. `used` is the number of tokens that
-        the request has used. If `used` is None, the request's cost counts as used.
+        """Remove a request that has ended or stops waiting. `used` is the number of tokens that the
+        request has used. If `used` is None, the request is charged its maximum, `cost`.
         """
         queue = self._queues[entry.client]
         if entry.running:
@@ -133,11 +138,11 @@ class FairQueue:
             del self._queues[entry.client]
 
     def _charge(self, entry: QueueEntry) -> float:
-        """Return the tokens that a request is charged when it starts."""
+        """Return how many tokens the client is charged when a request starts."""
         return min(entry.cost, self._usual_tokens.get(entry.client, self._average_tokens))
 
     def _missing_credit(self, queue: ClientQueue) -> float:
-        """Return the tokens of credit that a client lacks to start its next request."""
+        """Return how many more tokens of credit a client needs to start its next request."""
         return max(0.0, self._charge(queue.next) - queue.credit)
 
     def _ready(self) -> list[ClientQueue]:
@@ -145,10 +150,10 @@ class FairQueue:
         return [queue for queue in queues if queue.waiting and queue.running < queue.places]
 
     def _start(self, ready: list[ClientQueue]) -> QueueEntry:
-        """Start the next request of the client that lacks the least credit. Every ready client gets
-        the credit that this client lacks, so clients that keep waiting get ahead of clients that
-        start requests. This equals a round of deficit round robin in which exactly one request
-        starts.
+        """Start the next request of the client that needs the least additional credit. All ready
+        clients receive as much credit as this client needs, so that clients that keep waiting catch
+        up with clients that start requests. The result is the same as that of a round of deficit
+        round robin in which exactly one request starts.
         """
         first = min(ready, key=self._missing_credit)
         missing = self._missing_credit(first)
@@ -166,9 +171,9 @@ class FairQueue:
 
 @dataclass(slots=True)
 class RetryDelay:
-    """Computes how long a refused request should wait, from the rate at which requests end.
-    `interval` is the moving average of the seconds between the ends of two requests. `refused` is
-    the number of refused requests that are expected to be sent again.
+    """Computes how long a client should wait before it retries a refused request, from the rate at
+    which requests end. `interval` is the moving average of the seconds between the ends of two
+    requests. `refused` is the number of refused requests that are expected to be sent again.
     """
 
     interval: float | None = None
@@ -176,8 +181,8 @@ class RetryDelay:
     last: float | None = None
 
     def ended(self, now: float) -> None:
-        """Record the end of a request. One refused request may now return, so `refused` falls by
-        one.
+        """Record the end of a request. One refused request can now be retried successfully, so
+        `refused` is reduced by one.
         """
         if self.last is not None:
             pause = min(now - self.last, MAX_RETRY_SECONDS)
@@ -187,8 +192,9 @@ class RetryDelay:
         self.refused = max(0, self.refused - 1)
 
     def retry_after(self) -> float:
-        """Return the seconds that one more refused request should wait. The delay grows with the
-        number of refused requests, so they do not all return at the same time.
+        """Count one more refused request, and return the seconds to wait before it is retried. The
+        delay grows with the number of refused requests, so that they are not all retried at the
+        same time.
         """
         if self.interval is None:
             return UNKNOWN_RETRY_SECONDS

@@ -1,6 +1,6 @@
-"""Compute figures for the last minutes from totals that were recorded over time.
+"""Compute metrics of the last minutes from totals that were recorded over time.
 
-The module is pure: the time is an argument, which must never decrease.
+The module is pure: callers pass the current time, which must never decrease.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 BUCKET_SECONDS = 5.0
-BUCKETS = 180  # number of buckets; together they last a quarter of an hour
-# a gain is given only for at least this many steps with a draft, and as many without a draft
+BUCKETS = 180  # number of buckets, which together cover 15 minutes
+# a gain is reported only if at least this many steps had a draft and as many had none
 MIN_GAIN_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The counts up to now, and how many requests run and wait at this moment."""
+    """Cumulative counters, and the current numbers of running and waiting requests."""
 
     tokens: float = 0.0
     steps: float = 0.0
@@ -37,7 +37,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures for a period of time. A figure is None if nothing was counted for it."""
+    """Metrics of one time interval. A metric is None if there is no data for it in the interval."""
 
     seconds: float
     tokens_per_second: float
@@ -54,7 +54,7 @@ class Figures:
 
     @classmethod
     def between(cls, older: Totals, newer: Totals, seconds: float) -> Figures:
-        """Return the figures for the time between two totals."""
+        """Return the metrics of the interval between two totals."""
 
         def per(count: str, unit: str) -> float | None:
             return ratio(
@@ -81,8 +81,8 @@ class Figures:
 
 def gain(older: Totals, newer: Totals) -> float | None:
     """Return the tokens per second of all steps, divided by the tokens per second of the steps
-    without a draft. The gain therefore depends on how many steps had a draft. Returns None if too
-    few steps had a draft, or too few had none.
+    without a draft. The gain therefore depends on how many steps had a draft. Returns None if fewer
+    than MIN_GAIN_STEPS steps had a draft, or fewer than MIN_GAIN_STEPS had none.
     """
     drafted = newer.steps_with_drafts - older.steps_with_drafts
     if min(drafted, newer.steps - older.steps - drafted) < MIN_GAIN_STEPS:
@@ -100,23 +100,23 @@ def ratio(count: float, unit: float) -> float | None:
 
 
 class History:
-    """Keeps the last totals of each of the newest buckets, which are periods of equal length."""
+    """Divides time into buckets of equal length and keeps the last totals of each recent bucket."""
 
     def __init__(self, seconds: float = BUCKET_SECONDS, buckets: int = BUCKETS) -> None:
         self._seconds = seconds
         self._kept: deque[tuple[float, Totals]] = deque(maxlen=buckets + 1)
 
     def add(self, now: float, totals: Totals) -> None:
-        """Add the totals up to now. The new totals replace older totals in the same bucket, except
-        the very first totals.
+        """Record the totals up to now. New totals replace earlier totals of the same bucket, but
+        never the very first totals.
         """
         if len(self._kept) > 1 and self._bucket(self._kept[-1][0]) == self._bucket(now):
             self._kept.pop()
         self._kept.append((now, totals))
 
     def over(self, seconds: float) -> Figures:
-        """Return the figures for the `seconds` seconds before the newest totals. If the history is
-        shorter, the figures are for the whole history.
+        """Return the metrics of the last `seconds` seconds before the newest totals. If the history
+        is shorter, the metrics cover the whole history.
         """
         if not self._kept:
             return Figures.between(Totals(), Totals(), 0.0)
@@ -126,7 +126,7 @@ class History:
         return Figures.between(oldest, newest, now - then)
 
     def series(self) -> list[Figures]:
-        """Return the figures of each bucket, the oldest first."""
+        """Return the metrics of each bucket, from oldest to newest."""
         return [
             Figures.between(older, newer, now - then)
             for (then, older), (now, newer) in pairwise(self._kept)

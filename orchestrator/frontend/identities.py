@@ -1,8 +1,8 @@
 """The clients that may call the service, recognised by a token or a certificate. The file that
 lists the clients is read again when it changes.
 
-The module knows no protocol. The file has hashes instead of tokens, so whoever reads the file
-learns no token.
+The module does not depend on gRPC or HTTP. The file contains hashes of the tokens, so that its
+readers cannot learn a token.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ log = structlog.get_logger()
 
 
 class Identity(BaseModel):
-    """The file's entry for one client. For limits that the entry leaves out, the limits of all
-    clients apply.
+    """One client's entry in the clients file. If the entry does not set a limit, the default limit
+    per client applies.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -59,13 +59,13 @@ class Identity(BaseModel):
         return (self.token_sha256,) if isinstance(self.token_sha256, str) else self.token_sha256
 
     def check(self, right: Right) -> None:
-        """Raise PermissionDenied if the client does not have this right."""
+        """Raise PermissionDenied if the client does not have the given right."""
         if right not in self.may:
             raise PermissionDenied(f"{self.name} may {' and '.join(self.may)}, not {right}")
 
     def owning(self, request: Request) -> Request:
-        """Mark a request as this client's. Client names in the request then only subdivide the
-        client's own places and cache.
+        """Return a request with this client as its owner. A client name in the request then only
+        subdivides this client's quota and cached prefixes.
         """
         own = digest(f"identity {self.name}")
         quota = Quota(self.name, self.max_running, self.max_waiting, self.weight)
@@ -78,26 +78,26 @@ ENTRIES = TypeAdapter(dict[Name, Identity])
 
 
 def of_certificate(name: str) -> Identity:
-    """Return the identity of a client with a certificate of the CA, if no file lists the clients.
-    Such a client has all rights.
+    """Return an identity with all rights for a client that has a certificate of the CA. Only
+    services without a clients file use this function.
     """
     return Identity.model_construct(name=name, certificate=name, may=(GENERATE, REGISTER))
 
 
 class Identities:
-    """The clients that a file lists. If the file becomes unusable, a warning is logged and the
-    clients stay as they were.
+    """The clients listed in a file. If the file becomes invalid, a warning is logged and the
+    previously read clients stay valid.
     """
 
     def __init__(self, file: Path) -> None:
-        """Read the file. Raises Unusable."""
+        """Read the clients file. Raises Unusable if the file is invalid."""
         self._file = file
         self._stamp = self._look()
         self._entries = read(file)
 
     def of_token(self, token: str) -> Identity | None:
-        """Return the client that has a token; None for an unknown token. The time of the lookup
-        does not depend on the token.
+        """Return the client that owns a token; None for an unknown token. Against timing attacks,
+        the duration of the lookup does not depend on the token.
         """
         self._refresh()
         given, found = hashlib.sha256(token.encode()).hexdigest(), None
@@ -108,13 +108,13 @@ class Identities:
         return found
 
     def of_certificate(self, name: str) -> Identity | None:
-        """Return the client whose certificate has a common name; None for an unknown name."""
+        """Return the client whose certificate has this common name; None for an unknown name."""
         self._refresh()
         found = (each for each in self._entries.values() if each.certificate == name)
         return next(found, None) if name else None
 
     async def until_changed(self, identity: Identity) -> None:
-        """Wait until the file changes or drops the entry of a client."""
+        """Wait until the clients file changes or drops the entry of a client."""
         while self._entries.get(identity.name) == identity:
             await asyncio.sleep(POLL_SECONDS)
             self._refresh()
@@ -138,13 +138,13 @@ class Identities:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
-    """A YAML loader that refuses mappings in which a name occurs twice. PyYAML itself would use the
-    last value.
+    """A YAML loader that refuses mappings in which a key occurs twice. PyYAML itself would silently
+    use the last value.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return a mapping. Raises YAMLError if a name occurs twice in it. PyYAML calls this
-        method.
+        """Return the mapping of a YAML node. Raises YAMLError if a key occurs twice in it. PyYAML
+        calls this method for every mapping.
         """
         names = [str(key.value) for key, _ in node.value]
         if len(set(names)) < len(names):
@@ -154,8 +154,8 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
 
 
 def read(file: Path) -> dict[str, Identity]:
-    """Return the clients that a file lists, by their names. Raises Unusable with a text that quotes
-    none of the file's values.
+    """Return the clients listed in a file, keyed by name. Raises Unusable if the file is invalid;
+    the message quotes no values of the file.
     """
     try:
         entries = ENTRIES.validate_python(yaml.load(file.read_text("utf-8"), _Loader))
@@ -168,7 +168,7 @@ def read(file: Path) -> dict[str, Identity]:
         raise Unusable(f"clients: {file}: {'; '.join(problems)}") from None
     # PyYAML raises errors of several classes, for example ValueError for an invalid date
     except (yaml.YAMLError, ValueError, RecursionError):
-        raise Unusable(f"clients: {file} is not YAML, or has a name twice") from None
+        raise Unusable(f"clients: {file} is not YAML, or contains a name twice") from None
     named = {name: each.model_copy(update={"name": name}) for name, each in entries.items()}
     for kind in ("tokens", "certificates"):
         known = [key for each in named.values() for key in _keys(each, kind)]

@@ -32,7 +32,7 @@ from tandem.protos.types import Rule, TokenLogprobs
 from tandem.protos.wire.drafting import decode_choice
 from tandem.v1 import orchestrator_pb2 as api
 
-MAX_ARGUMENTS_BYTES = 64 << 10  # template arguments are decoded before the admission
+MAX_ARGUMENTS_BYTES = 64 << 10  # limits what is decoded before the request is admitted
 
 
 def decode_request(
@@ -42,7 +42,7 @@ def decode_request(
     resume_from: int = 0,
     received: tuple[int, ...] = (),
 ) -> Request:
-    """Decode a request. A request without a client name belongs to its connection."""
+    """Decode a request. Without a client name, the connection counts as the client."""
     sampling, stopping = message.sampling, message.stopping
     speculation, malformed = _given(message.speculation), list[Violation]()
     for field, choice in CHOICES.items():
@@ -157,7 +157,7 @@ def _json_object(field: str, text: str) -> dict[str, Any] | None:
 
 
 def _whole(value: object) -> object:
-    """Turn whole floats into integers: templates need integers, and a Struct has only floats."""
+    """Turn whole floats into integers for chat templates, as a protobuf Struct has only floats."""
     if isinstance(value, dict):
         return {name: _whole(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -166,7 +166,7 @@ def _whole(value: object) -> object:
 
 
 def encode_chunk(chunk: Chunk) -> api.Chunk:
-    """Encode a chunk as a message."""
+    """Encode a chunk of an answer as a gRPC message."""
     message = Message()
     for part in chunk.parts:
         message.add(part)
@@ -182,7 +182,7 @@ def encode_chunk(chunk: Chunk) -> api.Chunk:
 
 
 def encode_answer(answer: Answer) -> api.GenerateResponse:
-    """Encode an answer as a message."""
+    """Encode a complete answer as a gRPC message."""
     response = api.GenerateResponse(
         request_id=answer.request_id,
         text=answer.prompt.text + answer.text,
@@ -219,7 +219,7 @@ def _encode_message(message: Message) -> dict[str, Any]:
 
 
 def encode_stats(stats: SpeculationStats, rule: Rule) -> api.SpeculationSummary:
-    """Encode the figures of speculation as a message."""
+    """Encode the speculation statistics of a request as a gRPC message."""
     return api.SpeculationSummary(
         num_spec_steps=stats.steps,
         num_steps_with_guesses=stats.steps_with_drafts,

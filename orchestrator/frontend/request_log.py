@@ -1,7 +1,8 @@
-"""Log one line for every request, however it ended: its client, its outcome and its figures, but
-never its texts.
+"""Log one line at the end of every request: its client, outcome and statistics, but never its
+prompt or answer.
 
-The module knows no protocol. A servicer does all its work for a request inside `logged`.
+The module does not depend on gRPC or HTTP. A servicer handles each request inside the context
+manager `logged`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from tandem.orchestrator.requests.answer import AnswerBuilder
 from tandem.orchestrator.requests.request import Request
 from tandem.protos.errors import TandemError
 
-MAX_ID_LENGTH = 128  # most characters of a request id, which a client may have chosen
-MAX_PROBLEM_LENGTH = 200  # most characters of an error message
+MAX_ID_LENGTH = 128  # longer request ids, which clients may choose, are cut off
+MAX_PROBLEM_LENGTH = 200  # longer error messages are cut off
 NOT_REFUSED = ("CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL")
 
 log = structlog.get_logger()
@@ -29,9 +30,9 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class RequestProgress:
-    """How far a request has come. `answer` is set once the request has been checked, and `complete`
-    once the whole answer exists. A client may leave as soon as it has the whole answer, before its
-    call has ended.
+    """The progress of a request. `answer` is set once the request is found valid, and `complete`
+    once the whole answer has been generated. A complete request counts as successful even if the
+    client disconnects before the call ends.
     """
 
     answer: AnswerBuilder | None = None
@@ -39,15 +40,15 @@ class RequestProgress:
 
 
 class RequestLog:
-    """Logs the end of each request, and counts the ends by gRPC status code."""
+    """Logs the end of each request, and counts the ended requests by gRPC status code."""
 
     def __init__(self, ended: Callable[[str], None] = lambda code: None) -> None:
         self.ends: Counter[str] = Counter()
         self._ended = ended
 
     def reporting(self, ended: Callable[[str], None]) -> RequestLog:
-        """Return a log for another protocol that shares the counts of this log. The new log calls
-        `ended` with the code of each request that it logs itself.
+        """Return a log for another protocol, which shares the counters of this log. The new log
+        calls `ended` with the status code of each request that it logs itself.
         """
         log = RequestLog(ended)
         log.ends = self.ends
@@ -57,9 +58,9 @@ class RequestLog:
     def logged(
         self, request: Request, timed_out: Callable[[], bool] = lambda: False
     ) -> Iterator[RequestProgress]:
-        """Log how a request ends. The request is served in this scope, and all log lines of the
-        scope have the request's id. If the request was cancelled, `timed_out` tells whether its
-        deadline had passed. Raises any error of the scope.
+        """Log the end of the request that is served inside this context. All log lines written
+        inside the context have the request's id. If the request is cancelled, `timed_out` tells
+        whether its deadline has passed. Errors inside the context are raised again.
         """
         progress, began, code, problem = RequestProgress(), time.monotonic(), "INTERNAL", ""
         with structlog.contextvars.bound_contextvars(request_id=request.request_id[:MAX_ID_LENGTH]):
@@ -83,8 +84,8 @@ class RequestLog:
 
     @contextmanager
     def decoding(self, request_id: str) -> Iterator[None]:
-        """Log a request as refused if its decoding, which is done in this scope, fails with a
-        TandemError. Raises any error of the scope.
+        """Log a request as refused if decoding it inside this context fails with a TandemError. The
+        error is raised again.
         """
         try:
             yield
@@ -94,8 +95,9 @@ class RequestLog:
 
 
 def _log(code: str, fields: dict[str, Any]) -> None:
-    """Log the end of a request as finished, failed or refused. A request that never had a place was
-    refused, unless its client left, its deadline passed or an internal error ended it.
+    """Log the end of a request as finished, failed or refused. A request that fails before it
+    starts to run counts as refused, unless its client disconnected, its deadline passed or an
+    internal error occurred.
     """
     if code == "OK":
         log.info("a request has finished", **fields)
@@ -106,7 +108,7 @@ def _log(code: str, fields: dict[str, Any]) -> None:
 
 
 def _figures(answer: AnswerBuilder | None) -> dict[str, Any]:
-    """Return the figures of an answer so far."""
+    """Return the token counts, times and speculation statistics of an answer so far."""
     if answer is None:
         return {}
     now = answer.so_far()

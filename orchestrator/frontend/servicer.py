@@ -35,16 +35,16 @@ from tandem.protos.transport.interceptor import REQUEST_ID
 from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
 
-CLOCK_SECONDS = 0.25  # seconds that a request may take to arrive
-MUTE_SECONDS = 60.0  # seconds for which a client may read nothing
+CLOCK_SECONDS = 0.25  # a deadline that is closer than this counts as passed
+MUTE_SECONDS = 60.0  # a call fails if the client reads nothing for this long
 NO_AUTHENTICATION = NoAuthentication()
 ServicerContext: TypeAlias = "aio.ServicerContext[Any, Any]"
-STREAM_FIELDS = ("resume_from", "received")  # fields of a StreamGenerateRequest itself
+STREAM_FIELDS = ("resume_from", "received")  # fields outside of the nested `request`
 
 
 def with_stream_paths(handler: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """Wrap the handler of a stream, and put `request.` before the names of wrong fields in its
-    errors. The names of STREAM_FIELDS stay as they are.
+    """Wrap a streaming handler so that its errors name invalid fields with the prefix `request.`.
+    Names in STREAM_FIELDS get no prefix.
     """
 
     @wraps(handler)
@@ -83,7 +83,7 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     async def Generate(
         self, request: api.GenerateRequest, context: ServicerContext
     ) -> api.GenerateResponse:
-        """Return the whole answer, which is the last event of the stream."""
+        """Generate an answer, and return it in one response when it is complete."""
         asked = await self._identified(
             decode_request(request, client_of(context), context.peer()), context
         )
@@ -97,8 +97,8 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     async def StreamGenerate(  # type: ignore[override]  # the method writes through the context
         self, request: api.StreamGenerateRequest, context: ServicerContext
     ) -> None:
-        """Send the answer as it grows, without tokens that the client already has. The call fails
-        if the client reads nothing for MUTE_SECONDS.
+        """Stream the answer while it is generated, without tokens that the client already has. The
+        call fails if the client reads nothing for MUTE_SECONDS.
         """
         asked = decode_request(
             request.request,
@@ -123,9 +123,9 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                     await _send(context, response)
 
     async def _identified(self, request: Request, context: ServicerContext) -> Request:
-        """Mark a request with its caller, its trace and its id. The id comes from the request, or
-        else from the metadata, or else it is random. The id is sent back as metadata, even if the
-        request is refused later.
+        """Return the request with its caller's identity, its trace and its id. The request id is
+        taken from the request or else from the metadata; otherwise it is random. The id is sent
+        back as metadata, even if the request is refused later.
         """
         if identity := self._authenticator.identity(context):
             request = identity.owning(request)
@@ -140,7 +140,7 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     async def GetStatus(
         self, request: api.GetStatusRequest, context: ServicerContext
     ) -> api.GetStatusResponse:
-        """Return the status of the served model, with its history if the request wants it."""
+        """Return the status of the served model, with its history if the request asks for it."""
         return encode_status(await self._overview.read(), request.history)
 
 
@@ -163,21 +163,21 @@ def timed_out(context: ServicerContext) -> Callable[[], bool]:
 
 
 async def _send(context: ServicerContext, response: api.StreamGenerateResponse) -> None:
-    """Send a response. Raises DeadlineExceeded if flow control delays the response for
-    MUTE_SECONDS. gRPC delivers that error when the client reads again, and the client's retries
-    then continue the stream. Raises CancelledError if the client has left.
+    """Send one response of a stream to the client. Raises DeadlineExceeded if flow control delays
+    the response for MUTE_SECONDS. gRPC delivers that error when the client reads again, and the
+    client's retries then continue the stream. Raises CancelledError if the client has disconnected.
     """
     try:
         async with asyncio.timeout(MUTE_SECONDS):
             await context.write(response)
     except TimeoutError:
         raise DeadlineExceeded(f"the client read nothing for {MUTE_SECONDS:g} s") from None
-    except aio.InternalError:  # the connection is gone, but gRPC has not cancelled the call yet
+    except aio.InternalError:  # the connection is lost, but gRPC has not cancelled the call yet
         raise asyncio.CancelledError from None
 
 
 def encode_status(status: Status, with_history: bool) -> api.GetStatusResponse:
-    """Encode a status as a message."""
+    """Encode the status of the service as a gRPC message."""
     model = api.ModelStatus(
         name=status.model,
         tokenizer_fingerprint=status.tokenizer_fingerprint,
@@ -200,7 +200,7 @@ def encode_status(status: Status, with_history: bool) -> api.GetStatusResponse:
 
 
 def encode_figures(figures: Figures) -> api.RecentFigures:
-    """Encode figures as a message."""
+    """Encode the metrics of one time interval as a gRPC message."""
     return api.RecentFigures(
         seconds=figures.seconds,
         tokens_per_second=figures.tokens_per_second,
@@ -218,7 +218,7 @@ def encode_figures(figures: Figures) -> api.RecentFigures:
 
 
 def encode_replica(replica: ReplicaStatus) -> api.ReplicaStatus:
-    """Encode the status of a replica as a message."""
+    """Encode the status of a replica as a gRPC message."""
     known = replica.model
     found = api.ReplicaStatus(
         address=replica.address, serving=not replica.problem, problem=replica.problem

@@ -1,5 +1,5 @@
 """Collect the status of the service, as `tandem status`, `tandem top` and the status page show it.
-The module knows no protocol.
+The module does not depend on gRPC or HTTP.
 """
 
 from __future__ import annotations
@@ -19,23 +19,25 @@ from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.metrics import FrontMetrics
 
 SAMPLE_SECONDS = 1.0
-BUSY_SECONDS = 10.0  # seconds between two log lines while there are requests
+BUSY_SECONDS = 10.0  # seconds between two log summaries while there are requests
 MINUTE = 60.0
 
 log = structlog.get_logger()
 
 
 class Problems(Protocol):
-    """Something that knows why the process cannot serve."""
+    """Interface of an object that reports why the process cannot serve requests."""
 
     @property
     def problems(self) -> Sequence[str]:
-        """The reasons why the process cannot serve; empty if it can."""
+        """The reasons why the process cannot serve requests; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The status at one moment. `problems` are the reasons why no request can be served."""
+    """The status of the service at one moment. `problems` lists the reasons why no request can be
+    served.
+    """
 
     model: str
     tokenizer_fingerprint: str
@@ -50,7 +52,7 @@ class Status:
 
 
 class Recorder:
-    """Keeps the history of the front end's metrics. Times are those of the monotonic clock."""
+    """Records the history of the front end's metrics, with times of the monotonic clock."""
 
     def __init__(self, metrics: FrontMetrics, admission: Admission, ends: RequestLog) -> None:
         self._metrics = metrics
@@ -60,8 +62,8 @@ class Recorder:
         self._history.add(time.monotonic(), self._totals())
 
     async def run(self) -> None:
-        """Read the metrics every SAMPLE_SECONDS until cancelled. While there are requests, log a
-        line every BUSY_SECONDS.
+        """Record the metrics every SAMPLE_SECONDS until cancelled. While there are requests, log a
+        summary every BUSY_SECONDS.
         """
         logged = time.monotonic()
         while True:
@@ -72,7 +74,7 @@ class Recorder:
                 _log_activity(history.over(BUSY_SECONDS))
 
     def history(self) -> History:
-        """Return the history, with the totals up to now."""
+        """Record the current totals, and return the history."""
         self._history.add(time.monotonic(), self._totals())
         return self._history
 

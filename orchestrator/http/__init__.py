@@ -1,4 +1,4 @@
-"""The client API over HTTP, as OpenAI clients speak it: routes, bodies, replies and errors. The
-package is a shell over the front end's `Answers`, so it must not know gRPC, links or relays. Start
-reading in `app`, which has the routes.
+"""The client API over HTTP, compatible with OpenAI clients: routes, request bodies, responses and
+errors. The package only translates between HTTP and the front end's `Answers`, so it must not
+depend on gRPC, links or relays. Start reading in `app`, which defines the routes.
 """

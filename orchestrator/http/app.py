@@ -1,6 +1,6 @@
-"""The routes of the HTTP API: they turn bodies into requests, and answers into replies.
+"""The routes of the HTTP API, which turn request bodies into requests, and answers into responses.
 
-The module is a thin shell over the same `Answers` that the gRPC service uses, and knows no gRPC.
+The module uses the same `Answers` object as the gRPC service, but does not depend on gRPC.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from tandem.protos.service import tracing
 from tandem.protos.types import ModelDescription
 
 REQUEST_ID = "x-request-id"
-IGNORED = "x-tandem-ignored"  # a header that names the fields of the body that were not used
+IGNORED = "x-tandem-ignored"  # response header that lists the ignored fields of the request
 GIVEN_ID = re.compile(r"[!-~]{1,128}")
 
 Read = TypeVar("Read")
@@ -103,8 +103,9 @@ class HttpApi:
         return Delivery(self.frontend, chat, (Choice(only, reply),), RENAMED)
 
     def _generating(self, decode: Callable[[Request], Awaitable[Delivery]], path: str) -> Route:
-        """Return a route that turns bodies into deliveries with `decode`. The route logs the errors
-        that occur until a body is decoded. The delivery logs all later errors.
+        """Return a route that decodes requests with `decode`, which returns the `Delivery` of the
+        answer. The route logs errors that occur until the request is decoded. The `Delivery` logs
+        all errors after decoding.
         """
 
         async def endpoint(request: Request) -> Delivery:
@@ -118,8 +119,8 @@ class HttpApi:
     async def _read(
         self, request: Request, parse: Callable[[bytes], tuple[Read, tuple[str, ...]]]
     ) -> Read:
-        """Read and parse the body of a request. The answer's headers name the ignored fields of the
-        body.
+        """Read and parse the body of a request. The names of ignored fields are stored, because a
+        header of the response lists them.
         """
         identity, client = request.state.identity, request.client
         owner = identity.name if identity else client.host if client else ""
@@ -129,7 +130,7 @@ class HttpApi:
         return body
 
     def _owned(self, request: Request, asked: Iterable[Asked]) -> Iterator[Asked]:
-        """Mark each request as owned by the caller's identity and as part of the caller's trace."""
+        """Yield each request with the caller's identity as its owner and the caller's trace id."""
         identity = request.state.identity
         trace = tracing.given(request.headers.get(tracing.TRACEPARENT, ""))
         for each in asked:
@@ -149,8 +150,9 @@ class HttpApi:
         return Delivery(self.frontend, body, choices)
 
     def _identity(self, request: Request) -> Identity | None:
-        """Return the identity of the caller; None where the service does not authenticate clients.
-        Raises Unauthenticated or PermissionDenied.
+        """Return the identity of the caller; None if the service does not authenticate clients.
+        Raises Unauthenticated for an unknown caller, and PermissionDenied for a caller without the
+        right to generate.
         """
         identity = self.authenticator.http_identity(
             request.headers.get("authorization", ""), request.scope["state"].get(CERTIFICATE, "")
@@ -171,9 +173,9 @@ class HttpApi:
         return JSONResponse(await self._tokenizer_api.to_prompt(asked))
 
     def _named(self, app: ASGIApp) -> ASGIApp:
-        """Wrap `app` so that every request has an id, which is logged and sent back. The id is the
-        client's own if that is valid, and otherwise random. While the service drains, each answer
-        closes its connection, which makes clients connect to another instance.
+        """Wrap `app` so that every request has an id, which is logged and sent back. The request id
+        is the client's own if that is valid, and otherwise random. While the service drains, every
+        response closes its connection, so that clients connect to another instance.
         """
 
         async def call(scope: Scope, receive: Receive, send: Send) -> None:
@@ -200,9 +202,9 @@ class HttpApi:
 
 
 def caller_of(request: Request, body: GenerationBody) -> decoding.Caller:
-    """Return who sent a request. Requests with the same client name or cache key share cached
-    prefixes. Requests with the same client name or user share places. Requests with neither share
-    the places of their connection.
+    """Return the caller of a request. Requests with the same client name or cache key share cached
+    prefixes. Requests with the same client name or user share a quota. Requests without a client
+    name or user share the quota of their connection.
     """
     name = request.headers.get(CLIENT_KEY)
     end_user = isinstance(body, ChatBody) and body.safety_identifier
@@ -214,8 +216,9 @@ def caller_of(request: Request, body: GenerationBody) -> decoding.Caller:
 
 
 def client_id_of(request: Request, user: str = "") -> bytes:
-    """Return the id of the client whose places a request takes. The id is a digest of the client's
-    name or of the user. If the request gives neither, the id is a digest of the connection.
+    """Return the id of the client against whose quota a request counts. The id is a digest of the
+    client's name or of the user. If the request gives no client name and no user, the id is a
+    digest of the connection.
     """
     host = f"{request.client.host}:{request.client.port}" if request.client else ""
     return client_digest(request.headers.get(CLIENT_KEY) or user) or connection_digest(host)

@@ -1,5 +1,5 @@
-"""Read the bodies of HTTP requests. Limits apply to the length of a body, to the time in which it
-arrives, and to the bytes of all bodies in memory.
+"""Read the bodies of HTTP requests. Limits apply to the size of a body, to the time until it has
+arrived, and to the total size of the bodies in memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tandem.protos.errors import Busy, InvalidRequest
 
 MAX_BYTES = 4 << 20
 MAX_BYTES_HELD = 64 << 20
-OWNER_FRACTION = 0.25  # fraction of MAX_BYTES_HELD that the bodies of one owner may have
+OWNER_FRACTION = 0.25  # fraction of MAX_BYTES_HELD for the bodies of one client
 RETRY_SECONDS = 1.0
 READ_SECONDS = 60.0
 JSON = "application/json"
@@ -27,26 +27,25 @@ class BodyTooLarge(InvalidRequest):
 
 
 class NotJson(InvalidRequest):
-    """The body's content type is not JSON. Such a body is refused, because any website could make a
-    browser send it.
+    """The body's content type is not JSON. Content types other than JSON are refused, because any
+    website can make a browser send them to this port.
     """
 
 
 @dataclass(slots=True)
 class BodyReader:
-    """Reads bodies, and counts the bytes that are held now. All bodies together have at most
-    `max_bytes` bytes. The bodies of one owner have at most the fraction OWNER_FRACTION of
-    `max_bytes`.
+    """Reads request bodies, and counts the bytes of the bodies in memory. The limit is `max_bytes`
+    for all bodies, and the fraction OWNER_FRACTION of it for the bodies of one client.
     """
 
     max_bytes: int = MAX_BYTES_HELD
-    held: Counter[str] = field(default_factory=Counter)  # number of held bytes by owner
+    held: Counter[str] = field(default_factory=Counter)  # bytes in memory per client
 
     @asynccontextmanager
     async def read(self, request: Request, owner: str) -> AsyncIterator[bytes]:
-        """Read the body of a request and hold it while the scope lasts. Raises NotJson,
-        BodyTooLarge, Busy if too many bytes are held, or InvalidRequest if the body does not
-        arrive in time.
+        """Read the body of a request, and count its bytes as memory in use until this context ends.
+        Raises NotJson, BodyTooLarge, Busy if too many bytes are in memory, or InvalidRequest if the
+        body does not arrive in time.
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != JSON:
@@ -78,8 +77,8 @@ class BodyReader:
         own, total = self.held[owner], self.held.total()
         share = int(OWNER_FRACTION * self.max_bytes)
         if own > share:
-            problem = f"bodies of this client have {own} bytes, above its share of {share}"
+            problem = f"request bodies of this client have {own} bytes, above its share of {share}"
             raise Busy(problem, RETRY_SECONDS)
         if total > self.max_bytes:
-            problem = f"bodies of all clients have {total} bytes, above {self.max_bytes}"
+            problem = f"request bodies of all clients have {total} bytes, above {self.max_bytes}"
             raise Busy(problem, RETRY_SECONDS)

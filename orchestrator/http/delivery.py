@@ -1,6 +1,6 @@
 """Deliver an answer to a client, either whole or as server-sent events while the answer grows.
 
-Generation goes on as long as the client is connected and reads.
+Generation stops if the client disconnects or stops reading.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from tandem.protos.errors import DeadlineExceeded, Internal, InvalidRequest, Tan
 from tandem.protos.service.drain import Drain
 from tandem.protos.service.tasks import background
 
-MUTE_SECONDS = 60.0  # seconds for which a client may read nothing
-EVENTS_PER_COMMENT = 20  # events without a token (four a second) before a comment is sent
+MUTE_SECONDS = 60.0  # seconds after which a client that reads nothing is disconnected
+EVENTS_PER_COMMENT = 20  # events without a token, at 4 per second, before a comment is sent
 BODY = "http.response.body"
 COMMENT = b": alive\n\n"
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -47,7 +47,9 @@ class ReadsNothing(DeadlineExceeded):
 
 @dataclass(frozen=True, slots=True)
 class Frontend:
-    """The services that all protocols share. `serving` says whether requests can be served now."""
+    """The parts of the front end that gRPC and HTTP share. `serving` tells whether requests can be
+    served now.
+    """
 
     answers: Answers
     drain: Drain
@@ -57,7 +59,7 @@ class Frontend:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One choice of a response: the request for it, and the reply that writes its answer."""
+    """One choice of a response: the request that generates it, and the object that formats it."""
 
     request: Request
     reply: Reply | ResponsesReply
@@ -65,14 +67,15 @@ class Choice:
 
 @dataclass
 class Delivery:
-    """The response to one body. The server calls it as an ASGI application. `choices` are in the
-    order of the body's prompts.
+    """The HTTP response to one request, which the server calls as an ASGI application. `choices`
+    are in the order of the prompts in the request body.
     """
 
     frontend: Frontend
     body: GenerationBody
     choices: tuple[Choice, ...]
-    words: Mapping[str, str] = field(default_factory=dict)  # the body's names for fields of a chat
+    # maps field names of a chat to those of the body
+    words: Mapping[str, str] = field(default_factory=dict)
     _started: bool = field(default=False, init=False)
     _quiet: int = field(default=0, init=False)  # events without a token
     # the answers by the index of their choice
@@ -80,8 +83,8 @@ class Delivery:
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Generate and send the response. An error before the first event is raised; a later error
-        is sent as an event. A client that leaves is no error.
+        """Generate and send the response. An error that occurs before the first event is raised; a
+        later error is sent as an event. It is not an error if the client disconnects.
         """
         try:
             await unless_disconnected(receive, self._deliver(scope, receive, send))
@@ -128,7 +131,9 @@ class Delivery:
     async def _stream(
         self, reply: Reply | ResponsesReply, event: Chunk | Answer | None, begun: bool, send: Send
     ) -> None:
-        """Send the pieces of an event. If no choice has had a piece for long, send a comment."""
+        """Send the output that an event adds to the stream. If no choice had any output for a
+        while, send a comment, which keeps the connection alive.
+        """
         pieces = (
             []
             if event is None
@@ -157,8 +162,8 @@ def _known(error: Exception) -> TandemError:
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Do `work` as long as the client is connected. Raises ClientDisconnect if the client leaves,
-    and any error of `work`.
+    """Run `work` until it ends or the client disconnects. Raises ClientDisconnect if the client
+    disconnects first, and any error of `work`.
     """
 
     async def disconnected() -> None:
@@ -178,7 +183,7 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, None])
 
 
 async def _send(send: Send, **message: Any) -> None:
-    """Send a message to the client. Raises ReadsNothing if that takes longer than MUTE_SECONDS."""
+    """Send a message to the client. Raises ReadsNothing if sending takes over MUTE_SECONDS."""
     try:
         async with asyncio.timeout(MUTE_SECONDS):
             await send(message)

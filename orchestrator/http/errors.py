@@ -18,8 +18,8 @@ BODY_STATUS: dict[type[TandemError], HTTPStatus] = {
     BodyTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     NotJson: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
 }
-CLIENT_CLOSED_REQUEST = 499  # the status that nginx logs for a client that left
-MAX_MESSAGE_LENGTH = 2000  # most characters of an error message
+CLIENT_CLOSED_REQUEST = 499  # the status that nginx logs for a client that disconnected
+MAX_MESSAGE_LENGTH = 2000  # longer error messages are cut off
 STATUS = {
     "INVALID_ARGUMENT": HTTPStatus.BAD_REQUEST,
     "UNAUTHENTICATED": HTTPStatus.UNAUTHORIZED,
@@ -58,14 +58,14 @@ def problem(
 
 
 def status_of(error: TandemError) -> HTTPStatus:
-    """Return the HTTP status of an error. A model that is not served gives NOT_FOUND."""
+    """Return the HTTP status of an error; NOT_FOUND if the requested model is not served."""
     if isinstance(error, InvalidRequest) and {v.field for v in error.violations} == {"model"}:
         return HTTPStatus.NOT_FOUND
     return STATUS.get(error.status, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def body_of(error: TandemError) -> dict[str, Any]:
-    """Return the JSON body of an error. An unexpected error is reported without its text."""
+    """Return the JSON body of an error. The message of an unexpected error is not revealed."""
     status = status_of(error)
     if status is HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, Internal):
         error = Internal("internal error; see the server's log")

@@ -1,5 +1,5 @@
-"""Write log-probabilities in OpenAI's formats. Those of a prompt are also written in vLLM's format.
-The module is pure.
+"""Format log-probabilities as in OpenAI's API, and those of a prompt also as in vLLM's API. The
+module is pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UTF_8 = partial(codecs.getincrementaldecoder("utf-8"), "replace")
 
 
 def of_chat(texts: TokenTexts, ids: Sequence[int], found: Sequence[TokenLogprobs]) -> Json:
-    """Return the log-probabilities of a chat's tokens."""
+    """Return the log-probabilities of a chat's answer in OpenAI's format."""
 
     def entry(token: int, logprob: float) -> Json:
         text, content = texts.of(token)
@@ -34,8 +34,8 @@ def of_chat(texts: TokenTexts, ids: Sequence[int], found: Sequence[TokenLogprobs
 
 
 def of_prompt(texts: TokenTexts, prompt: PromptPart) -> list[Json | None]:
-    """Return the log-probabilities of a prompt's tokens in vLLM's format. For each token there is
-    an object whose keys are token ids, except for the first token, for which there is None.
+    """Return the log-probabilities of a prompt's tokens in vLLM's format. The entry of each token
+    is an object whose keys are token ids. The entry of the first token is None.
     """
 
     def entry(token: int, logprob: float, rank: int) -> tuple[str, Json]:
@@ -51,16 +51,16 @@ def of_prompt(texts: TokenTexts, prompt: PromptPart) -> list[Json | None]:
 
 @dataclass
 class CompletionLogprobs:
-    """The log-probabilities of a growing completion, and of its prompt if the prompt is echoed. The
-    object counts characters to give each token its offset in the text.
+    """Formats the log-probabilities of a growing completion, and of its prompt if the prompt is
+    echoed. Counts characters to compute the offset of each token in the text.
     """
 
     texts: TokenTexts
     _decoder: codecs.IncrementalDecoder = field(default_factory=UTF_8, init=False)
-    _characters: int = field(default=0, init=False)  # whole characters in all tokens so far
+    _characters: int = field(default=0, init=False)  # complete characters in all tokens so far
 
     def of(self, ids: Sequence[int], found: Sequence[TokenLogprobs]) -> Json:
-        """Return the log-probabilities of the tokens that come next."""
+        """Return the log-probabilities and text offsets of the next tokens of the completion."""
         return self._columns(ids, found) | {"text_offset": self._offsets(ids)}
 
     def of_prompt(self, prompt: PromptPart, count: int) -> Json:
@@ -92,7 +92,7 @@ class CompletionLogprobs:
         }
 
     def _offsets(self, ids: Sequence[int]) -> list[int]:
-        """Return the offset, in characters, at which each of the next tokens begins."""
+        """Return the text offset, in characters, at which each of the next tokens begins."""
         offsets = []
         for token in ids:
             offsets.append(self._characters)

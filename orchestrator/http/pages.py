@@ -29,27 +29,29 @@ OWNER = "tandem"
 
 @dataclass(frozen=True, slots=True)
 class AllNames:
-    """A collector of a registry's metrics, under Tandem's names and also under vLLM's names."""
+    """Prometheus collector of a registry's metrics, under Tandem's names and under vLLM's names."""
 
     registry: CollectorRegistry
 
     def collect(self) -> Iterator[Metric]:
-        """Return all metrics. The encoder of Prometheus's client calls this method."""
+        """Yield all metrics under Tandem's names and under vLLM's names. The Prometheus encoder
+        calls this method.
+        """
         yield from self.registry.collect()
         yield from VLLMNames(self.registry).collect()
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """The pages of one model's service. `identify` is called with every request except those for
-    `/health`; it raises Unauthenticated or PermissionDenied.
+    """The pages of the service of one model. `identify` is called with every request except those
+    for `/health`, and raises Unauthenticated or PermissionDenied if the caller is refused.
     """
 
     frontend: Frontend
     model: ModelDescription
     registry: CollectorRegistry
     identify: Callable[[Request], object]
-    # time of the start in seconds since 1970
+    # time at which the service started, in seconds since 1970
     began: int = field(default_factory=lambda: int(time.time()))
 
     def routes(self) -> list[Route]:
@@ -92,7 +94,7 @@ class Pages:
         return JSONResponse({"version": version("tandem-serving")})
 
     async def _metrics(self, request: Request) -> Response:
-        """Answer like the metrics port, with Tandem's names and vLLM's names for the metrics."""
+        """Return the same metrics as the metrics port, under Tandem's names and vLLM's names."""
         self.identify(request)
         encode, kind = choose_encoder(request.headers.get("accept", ""))
         text = await asyncio.to_thread(encode, AllNames(self.registry))

@@ -1,5 +1,5 @@
-"""Write answers in OpenAI's format, whole or in pieces, and with log-probabilities. The module is
-pure: the time is an argument.
+"""Format answers as in OpenAI's API, either whole or as a stream, with log-probabilities. The
+module is pure: callers pass the creation time.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ class Head:
     model: str
     created: int  # time of creation in seconds since 1970
     chat: bool
-    include_usage: bool = False  # whether a stream ends with an object that has the usage
+    include_usage: bool = False  # whether a stream ends with an object that reports the usage
     done: ClassVar = b"data: [DONE]\n\n"  # the last event of a stream
 
     def whole(self, choices: Sequence[Json], answers: Sequence[Answer], each: int) -> Json:
-        """Return the response that has all choices at once."""
+        """Return the whole response with all choices, for a request without streaming."""
         return self.with_choices(choices, "") | {"usage": usage(answers, each)}
 
     def total(self, answers: Sequence[Answer], each: int) -> Iterator[Json]:
-        """Return the objects that a stream sends after the last chunks of all choices."""
+        """Yield the usage, if requested, as the object that a stream sends after all choices."""
         if self.include_usage:
             yield self.with_choices([], ".chunk") | {"usage": usage(answers, each)}
 
     def with_choices(self, choices: Sequence[Json], suffix: str) -> Json:
-        """Return an object of the response with the given choices."""
+        """Return a response object that contains the given choices."""
         return {
             "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.request_id}",
             "object": f"chat.completion{suffix}" if self.chat else "text_completion",
@@ -56,7 +56,7 @@ class Head:
 
 @dataclass
 class Reply:
-    """One choice on its way to a client, and how much of it has been written."""
+    """Formats one choice of a response, either whole or as a stream of objects."""
 
     head: Head
     index: int
@@ -70,7 +70,7 @@ class Reply:
         self._completion = CompletionLogprobs(self.tokens)
 
     def whole(self, answer: Answer) -> Json:
-        """Return the whole choice at once."""
+        """Return the whole choice, for a request without streaming."""
         before = self._logprobs_of_prompt(answer.prompt)
         found = self._logprobs(answer.token_ids, answer.logprobs)
         if before and found:
@@ -83,8 +83,9 @@ class Reply:
         return {"index": self.index, **content, **extra, **_end(answer)}
 
     def begun(self, prompt: PromptPart) -> Iterator[Json]:
-        """Return the objects before the first chunk. For a chat, the object has the role. For a
-        completion, there is an object only if the request wants the prompt's text or token ids.
+        """Yield the stream objects that precede the first chunk. A chat has one such object, with
+        the assistant's role. A completion has such an object only if the request asks for the
+        prompt's text or token ids.
         """
         extra = {"prompt_token_ids": prompt.token_ids} if self.asked.return_token_ids else {}
         if self.head.chat:
@@ -94,8 +95,9 @@ class Reply:
             yield self._piece({"text": prompt.text} | extra, found)
 
     def chunk(self, chunk: Chunk) -> Iterator[Json]:
-        """Return the objects for the text of one step. For a chat there may be none. The first
-        object has the step's log-probabilities and token ids, if the request wants them.
+        """Yield the stream objects with the output of one step; for a chat there may be none. The
+        first object contains the step's log-probabilities and token ids if the request asks for
+        them.
         """
         contents: list[Json] = [{"text": chunk.text}]
         if self.head.chat:
@@ -115,18 +117,18 @@ class Reply:
         return {"content": part}
 
     def ended(self, answer: Answer) -> Iterator[Json]:
-        """Return the object after the last chunk, with the reason why the answer ended."""
+        """Yield the stream object that follows the last chunk and says why the answer ended."""
         content: Json = {"delta": {}} if self.head.chat else {"text": ""}
         yield self._piece(content, None, _end(answer)) | self.figures(answer)
 
     def extras(self, answer: Answer) -> Json:
-        """Return the fields that a whole response has beside its choices."""
+        """Return the additional fields of a whole response, which are not part of a choice."""
         of_prompt = self._of_prompt(answer.prompt) if self.head.chat else {}
         return of_prompt | self.figures(answer)
 
     def figures(self, answer: Answer) -> Json:
-        """Return the figures of speculation if the request wants them. The field is vLLM's, and the
-        names of the figures are those of the gRPC API.
+        """Return the speculation statistics if the request asks for them. The statistics are in
+        vLLM's field `metrics`, under the names of the gRPC API.
         """
         if not self.include_figures:
             return {}
@@ -154,7 +156,7 @@ class Reply:
         )
 
     def _logprobs_of_prompt(self, prompt: PromptPart) -> Json | None:
-        """Return the log-probabilities of an echoed prompt; None without echo or logprobs."""
+        """Return the log-probabilities of an echoed prompt; None if echo or logprobs is off."""
         if self.asked.logprobs is None or not self.asked.echo:
             return None
         return self._completion.of_prompt(prompt, self.asked.logprobs)
@@ -163,7 +165,7 @@ class Reply:
         return {"token_ids": ids} if self.asked.return_token_ids else {}
 
     def _of_prompt(self, prompt: PromptPart) -> Json:
-        """Return the token ids and log-probabilities of the prompt, in vLLM's fields, if wanted."""
+        """Return the prompt's token ids and log-probabilities in vLLM's fields, if requested."""
         ids = {"prompt_token_ids": prompt.token_ids} if self.asked.return_token_ids else {}
         if self.asked.prompt_logprobs is None:
             return ids
@@ -171,8 +173,8 @@ class Reply:
 
 
 def usage(answers: Sequence[Answer], each: int) -> Json:
-    """Count the tokens of all choices and of their verified drafts. Every `each` consecutive
-    choices share one prompt, whose tokens are counted once.
+    """Return the token usage of all choices, with the accepted and rejected draft tokens. Every
+    `each` consecutive choices share one prompt, whose tokens are counted once.
     """
     prompt = sum(answer.prompt_tokens for answer in answers[::each])
     completion = sum(len(answer.token_ids) for answer in answers)

@@ -1,6 +1,6 @@
-"""An HTTP port on the orchestrator's own event loop. The port limits how long connections stay
-idle, and adds the name in the connection's certificate to each request. On loopback, it can refuse
-other host names.
+"""An HTTP server on the orchestrator's own event loop. The server limits how long connections stay
+idle, and adds the common name of the client's certificate to each request. On loopback, the server
+can refuse requests that name another host.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ from tandem.orchestrator.http.errors import body_of
 from tandem.protos.address import joined, names_this_machine, unbracketed
 from tandem.protos.errors import PermissionDenied, Unusable
 
-CERTIFICATE = "certificate"  # key of a request's state, for the certificate's common name or ""
+CERTIFICATE = "certificate"  # key of the client certificate's common name in a request's state
 MAX_CONNECTIONS = 4096
-HEAD_SECONDS = 20.0  # seconds that a client may take for the head of a request
-# Seconds that a connection stays open between requests. The value exceeds the limits of clients and
-# proxies (OpenAI's 5 s, load balancers' 60 s, Go's 90 s), because a request may be lost if the
-# server closes the connection first.
+HEAD_SECONDS = 20.0  # seconds within which the head of a request must arrive
+# Seconds that a connection stays open between requests. The value exceeds the idle limits of
+# clients and proxies (OpenAI's 5 s, load balancers' 60 s, Go's 90 s), because a request may be lost
+# if the server closes the connection first.
 IDLE_SECONDS = 120
-UNREAD_SECONDS = 65.0  # seconds until a client that reads nothing is cut off
-USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)  # a socket option of Linux
-LAST_SECONDS = 1  # seconds for unfinished answers when the port is closed
+UNREAD_SECONDS = 65.0  # seconds after which a client that reads nothing is disconnected
+USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)  # socket option that only Linux has
+LAST_SECONDS = 1  # seconds that unfinished answers get when the server stops
 
 
 class _Connection(H11Protocol):
-    """A connection with time limits. A first request, or the rest of a request's head, must arrive
-    within HEAD_SECONDS. A further request must arrive within IDLE_SECONDS. The state of each
-    request has the common name of the connection's certificate.
+    """An HTTP connection with time limits. The first request, and the rest of a request's head,
+    must arrive within HEAD_SECONDS. Further requests must arrive within IDLE_SECONDS. Each
+    request's state contains the common name of the client's certificate.
     """
 
     _head: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Note the certificate's common name and wait for a request. Asyncio calls this method
-        after the handshake, which has verified the certificate.
+        """Store the common name of the client's certificate, and start the time limit of the first
+        request. Asyncio calls this method after the TLS handshake, which has verified the
+        certificate.
         """
         super().connection_made(transport)
         subject = (transport.get_extra_info("peercert") or {}).get("subject", ())
@@ -52,16 +53,17 @@ class _Connection(H11Protocol):
         self._wait()
 
     def data_received(self, data: bytes) -> None:
-        """Limit the time for the rest of a request's head. Asyncio calls this method with the data
-        that a client has sent.
+        """Start the time limit of a request's head if it is not running yet. Asyncio calls this
+        method with the data that a client has sent.
         """
         if not self._head:
             self._wait()
         super().data_received(data)
 
     def on_response_complete(self) -> None:
-        """Limit the time for the next request if a part of the request is here already. Uvicorn
-        calls this method when a response has been sent, and closes a connection that stays idle.
+        """Start the time limit of the next request if a part of it has already arrived. Uvicorn
+        calls this method when a response has been sent, and itself closes connections that stay
+        idle.
         """
         super().on_response_complete()
         self._forget()
@@ -69,7 +71,9 @@ class _Connection(H11Protocol):
             self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting for a request. Asyncio calls this method when the connection has ended."""
+        """Cancel the time limit of the next request. Asyncio calls this method when the connection
+        has ended.
+        """
         super().connection_lost(exc)
         self._forget()
 
@@ -88,11 +92,11 @@ class _Connection(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves the handling of signals to its process."""
+    """A Uvicorn server that installs no signal handlers, because its process handles signals."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture no signals. Uvicorn calls this method around its main loop."""
+        """Install no signal handlers. Uvicorn calls this method around its main loop."""
         yield
 
 
@@ -104,9 +108,9 @@ async def serving(
     tls: ssl.SSLContext | None = None,
     shared: bool = False,
 ) -> AsyncIterator[str]:
-    """Serve until the scope ends. Yields the URL of the port. Port 0 means any free port. Other
-    processes may listen at the same port if it is `shared`. Raises Unusable if the port cannot be
-    opened.
+    """Serve `app` until this context ends. Yields the URL of the server. Port 0 means any free
+    port. If `shared` is true, other processes may listen on the same port. Raises Unusable if the
+    port cannot be opened.
     """
     config = uvicorn.Config(
         app,
@@ -156,8 +160,8 @@ def _listening(host: str, port: int, shared: bool) -> Iterator[socket.socket]:
 
 def with_host_check(app: ASGIApp) -> ASGIApp:
     """Wrap `app` so that requests for other hosts than this machine are refused. A port on loopback
-    without authentication needs this check: a page in a browser on this machine can send requests
-    to the page's own host name, and that name can resolve to loopback.
+    without authentication needs this check against DNS rebinding: a web page in a browser on this
+    machine could reach the port through its own host name if that name resolves to loopback.
     """
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""Write single tokens of a vocabulary as text and as bytes. The module is pure."""
+"""Convert single tokens of a vocabulary to text and to bytes. The module is pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from tandem.orchestrator.requests.text import REPLACEMENT, special_tokens
 from tandem.protos.tokenizer import SPACE
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-VISIBLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))  # bytes kept as they are
+# bytes that a byte-level vocabulary writes as the character of the same number
+VISIBLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 
 
 def byte_of() -> dict[str, int]:
-    """Return the byte that each character of a byte-level vocabulary stands for."""
+    """Return a mapping from the characters of a byte-level vocabulary to bytes."""
     others = (byte for byte in range(0x100) if byte not in VISIBLE)
     shifted = {chr(0x100 + index): byte for index, byte in enumerate(others)}
     written = {chr(byte): byte for byte in VISIBLE} | shifted
@@ -29,13 +30,13 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._bytes = byte_of()  # the byte that each character stands for
+        self._bytes = byte_of()  # maps characters of the vocabulary to bytes
         self.special = frozenset(special_tokens(tokenizer).values())
         self.of = lru_cache(4096)(self._of)
 
     def _of(self, token: int) -> tuple[str, bytes]:
-        """Return a token's text and its bytes. In the text, U+FFFD replaces bytes that are not a
-        whole character.
+        """Return a token's text and its bytes. In the text, U+FFFD replaces bytes that do not form
+        a complete character.
         """
         text = self._tokenizer.decode([token], skip_special_tokens=False)
         raw = self._tokenizer.id_to_token(token) or ""
@@ -50,8 +51,8 @@ class TokenTexts:
         return text, text.encode()
 
     def name(self, token: int) -> str:
-        """Return a token's text. If the text contains incomplete characters, which all look alike,
-        return the token's bytes instead.
+        """Return a token's text. If the text contains an incomplete character, return the bytes in
+        hexadecimal instead, because all incomplete characters look alike.
         """
         text, content = self.of(token)
         if REPLACEMENT not in text:

@@ -1,5 +1,5 @@
 """Answer `/tokenize` with the tokens of a prompt, and `/detokenize` with the text of tokens. Both
-use the tokenizer of the served model.
+endpoints use the tokenizer of the served model.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tandem.protos.types import ModelDescription
 
 @dataclass(frozen=True, slots=True)
 class TokenizerApi:
-    """The answers to `/tokenize` and `/detokenize` for one model. All methods raise InvalidRequest
-    if a body names another model.
+    """Answers requests to `/tokenize` and `/detokenize` for one model. All methods raise
+    InvalidRequest if a body names a model that is not served.
     """
 
     answers: Answers
@@ -30,9 +30,9 @@ class TokenizerApi:
     model: ModelDescription
 
     async def of_prompt(self, asked: Tokenized, request: Request) -> Json:
-        """Return the tokens of a prompt, their number and, if asked for, their texts as the
-        vocabulary writes them. `request` carries the prompt and its owner. The method also raises
-        Busy.
+        """Return the token ids of a prompt, their number and, if requested, the vocabulary's entry
+        of each token. `request` contains the prompt and its owner. Also raises Busy if too many
+        requests run or wait.
         """
         self._check(asked.body.model)
         try:
@@ -47,7 +47,7 @@ class TokenizerApi:
         }
 
     async def to_prompt(self, asked: DetokenizeBody) -> Json:
-        """Return the text of tokens, including that of special tokens."""
+        """Return the text of the given token ids, including special tokens."""
         self._check(asked.model)
         if above := [token for token in asked.tokens if token >= self.model.vocab_size]:
             last = self.model.vocab_size - 1

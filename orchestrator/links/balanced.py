@@ -40,10 +40,10 @@ class ReplicaWatch(Generic[Sent, Received]):
         self.balanced.on_lost(self.name)
 
     def receive(self, item: Received) -> None:
-        """Do nothing, because a watch has no stream."""
+        """Do nothing, because a watch only observes the connection and has no stream."""
 
     def failed(self, error: TandemError) -> None:
-        """Do nothing, because a watch has no stream."""
+        """Do nothing, because a watch only observes the connection and has no stream."""
 
 
 class BalancedLink(Generic[Sent, Received]):
@@ -93,19 +93,19 @@ class BalancedLink(Generic[Sent, Received]):
         return placement.link.group(stream) if placement else ""
 
     def replica(self, stream: int) -> str:
-        """Return the name of the replica where a stream is open; empty if none is."""
+        """Return the name of the replica where a stream is open; empty if it is not open."""
         placement = self._streams.get(stream)
         return placement.replica if placement else ""
 
     @property
     def load(self) -> tuple[float, float]:
-        """The price and the seconds per token, as means over all replicas that report them."""
+        """The price of a row and the seconds per token, averaged over replicas that report them."""
         loads = [link.load for link in self._links.values() if link.connected and any(link.load)]
         count = max(1, len(loads))
         return sum(price for price, _ in loads) / count, sum(each for _, each in loads) / count
 
     def add(self, name: str, link: ReplicaLink[Sent, Received]) -> None:
-        """Add a replica."""
+        """Add a replica and its link."""
         self._links[name] = link
         watch = self._watches[name] = ReplicaWatch(self, name)
         link.subscribe(watch)
@@ -113,8 +113,8 @@ class BalancedLink(Generic[Sent, Received]):
             self.on_connected()
 
     def retain(self, members: Collection[str]) -> list[str]:
-        """Replace the members by these. Returns the names of the members, followed by the names of
-        leaving replicas that still have streams.
+        """Set the replicas that are members; all other replicas are leaving. Returns the names of
+        the members, followed by the names of leaving replicas that still have streams.
         """
         returned = self._leaving.intersection(members)
         self._leaving = self._links.keys() - set(members)
@@ -129,11 +129,11 @@ class BalancedLink(Generic[Sent, Received]):
         self.on_lost(name)
 
     def subscribe(self, subscriber: Subscriber[Received]) -> None:
-        """Tell a subscriber from now on when the service is connected or lost."""
+        """From now on, tell the subscriber whenever the service is connected or lost."""
         self._subscribers[subscriber] = None
 
     def unsubscribe(self, subscriber: Subscriber[Received]) -> None:
-        """End the reports that `subscribe` started."""
+        """Stop telling the subscriber when the service is connected or lost."""
         self._subscribers.pop(subscriber, None)
 
     def open(self, stream: int, opening: Sent, subscriber: Subscriber[Received]) -> None:
@@ -198,7 +198,7 @@ class BalancedLink(Generic[Sent, Received]):
                 link.close(session_id, turn)
 
     def on_connected(self) -> None:
-        """Tell the subscribers without a stream that a replica is connected. A subscriber with a
+        """Tell every subscriber that has no stream that a replica is connected. A subscriber with a
         stream stays at its replica.
         """
         placed = {placement.subscriber for placement in self._streams.values()}

@@ -1,4 +1,4 @@
-"""One call to one service, which carries all sessions of a cell. A lost call is made again. Items
+"""One gRPC call to a service, which carries all sessions of a cell. A lost call is restarted. Items
 are sent in as few messages as possible. Received items go to the subscriber of their stream.
 """
 
@@ -28,27 +28,27 @@ from tandem.protos.wire.codec import decode_model, decode_passes
 from tandem.protos.wire.requests import encode_closing, encode_item
 
 BACK_OFF_SECONDS = (0.05, 1.0)
-CONNECT_SECONDS = 30.0  # seconds to connect, before a new call with the newest certificates
+CONNECT_SECONDS = 30.0  # seconds to connect; the next attempt uses the newest certificates
 CLOSE_SECONDS = 2.0
 MESSAGE_BYTES = 1 << 20  # size limit of one message, unless one item is larger
-MAX_PROPOSALS = 1 << 10  # with more unsent items, the link drops proposals that nobody awaits
-MAX_ITEMS = 1 << 14  # with more unsent items, the service counts as lost
-MAX_CLOSING = 1 << 16  # most closed sessions that the service is still to be told of
+MAX_PROPOSALS = 1 << 10  # above this many unsent items, proposals nobody awaits are dropped
+MAX_ITEMS = 1 << 14  # above this many unsent items, the service counts as lost
+MAX_CLOSING = 1 << 16  # maximum number of session closings that the service has not confirmed
 
-ModelCheck: TypeAlias = Callable[[ModelDescription], str | None]  # returns why not to use a model
+ModelCheck: TypeAlias = Callable[[ModelDescription], str | None]  # reason to reject a model
 log = structlog.get_logger()
 
 
 @dataclass(eq=False, repr=False)
 class Link(Generic[Sent, Received]):
-    """A scope that keeps a call to a service open. While it lasts, a lost call is made again."""
+    """Context manager that keeps a call to a service open and restarts the call if it is lost."""
 
     name: str  # the service's name, for the log
     call: Callable[..., Any]
     request: type[Any]
-    incoming: str  # the field of a response that has the items
+    incoming: str  # the field of a response that contains the items
     decode: Callable[[Any], Received]
-    complete: Callable[[Any], None] = lambda request: None  # sets other fields of a request
+    complete: Callable[[Any], None] = lambda request: None  # fills in other fields of a request
     check_model: ModelCheck = lambda model: None
     connected: bool = field(default=False, init=False)
     problem: str = field(default="", init=False)
@@ -73,7 +73,7 @@ class Link(Generic[Sent, Received]):
         return self
 
     async def __aexit__(self, *error: Any) -> None:
-        """Send what is left in the outbox, unless it takes too long."""
+        """Send the items that are left in the outbox, but wait at most CLOSE_SECONDS."""
         self._ending = True
         self._wake.set()
         if self.connected:
@@ -93,11 +93,11 @@ class Link(Generic[Sent, Received]):
         return ""
 
     def subscribe(self, subscriber: Subscriber[Received]) -> None:
-        """Tell a subscriber from now on when the service is connected or lost."""
+        """From now on, tell the subscriber whenever the service is connected or lost."""
         self._subscribers[subscriber] = None
 
     def unsubscribe(self, subscriber: Subscriber[Received]) -> None:
-        """End the reports that `subscribe` started."""
+        """Stop telling the subscriber when the service is connected or lost."""
         self._subscribers.pop(subscriber, None)
 
     def open(self, stream: int, opening: Sent, subscriber: Subscriber[Received]) -> None:
@@ -132,14 +132,14 @@ class Link(Generic[Sent, Received]):
     async def _run(self) -> None:
         pause, most = BACK_OFF_SECONDS
         while not self._ending:
-            problem, seen = "it is silent, does not read, or has ended the call", self._responses
+            problem, seen = "the service is silent, not reading, or ended the call", self._responses
             began = monotonic()
             try:
                 await self._run_call()
             except Exception as error:  # whatever a service does, the link must connect again
                 problem = status.problem_of(error)
             if self._responses == seen:
-                self.problem = ""  # the service that had a problem is gone
+                self.problem = ""  # the service with the problem no longer responds
             if self.connected:
                 if monotonic() - began > most:  # the pause grows if each call ends early
                     pause = BACK_OFF_SECONDS[0]
@@ -150,7 +150,7 @@ class Link(Generic[Sent, Received]):
                 pause = min(most, 2 * pause)
 
     async def _run_call(self) -> None:
-        """Run one call until it ends or no response comes."""
+        """Run one call until it ends or the service stops responding."""
         call = self.call(wait_for_ready=True)
         self._full.clear()
         self._trip.called()

@@ -19,9 +19,9 @@ log = structlog.get_logger()
 @dataclass(slots=True)
 class SessionAffinity:
     """The replicas of one session. `held` are the replicas that may hold the session, the newest
-    last. `refused` are the replicas that have failed since the last item came, and `lost` are those
-    that have been lost since then, before they answered. `left_at` is the time at which the session
-    last left a slow replica.
+    last. `refused` are the replicas that have failed since the last item arrived. `lost` are the
+    replicas whose connection was lost after that item and before they had sent one. `left_at` is
+    the time at which the session last left a slow replica.
     """
 
     session_id: bytes
@@ -31,8 +31,8 @@ class SessionAffinity:
     left_at: float = -inf
 
     def untried(self, connected: Collection[str]) -> Collection[str]:
-        """Return the connected replicas that have not failed since the last item came. If all have
-        failed, return all connected replicas.
+        """Return the connected replicas that have not failed since the last item arrived. If every
+        connected replica has failed, return all of them.
         """
         left = [name for name in connected if name not in self.refused]
         if not left:
@@ -48,7 +48,7 @@ class SessionAffinity:
         return [last] if last in steady else steady
 
     def answered(self) -> None:
-        """Note that an item came, and forget which replicas failed or were lost."""
+        """Record that an item arrived: forget which replicas failed or were lost."""
         self.refused.clear()
         self.lost.clear()
 
@@ -56,7 +56,7 @@ class SessionAffinity:
 @dataclass(slots=True, eq=False)
 class Placement(Generic[Received]):
     """The replica where a stream is open. A placement passes items and errors on to the subscriber,
-    and notes failures of the replica for the session.
+    and records in the session that the replica answered or failed.
     """
 
     session: SessionAffinity
@@ -84,11 +84,11 @@ class Placement(Generic[Received]):
         self.subscriber.failed(error)
 
     def leave(self, now: float) -> None:
-        """Close the session here, and let the subscriber open a stream at another replica."""
+        """Close the session at this replica; the subscriber then opens a stream at another one."""
         self.session.left_at = now
         self.link.close(self.session.session_id, self.turn)
         try:
-            self.subscriber.failed(TransportLost("the replica is much slower than another"))
+            self.subscriber.failed(TransportLost("the replica is much slower than another one"))
         except Exception as error:  # a bug in one subscriber must not affect the others
             log.error("a session failed", exc_info=error)
             self.subscriber.failed(Internal("internal error; see the server's log"))

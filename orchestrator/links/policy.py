@@ -8,9 +8,10 @@ name-based mappings to increase hit rates", 1998). A replica that has many more 
 another is passed over ("consistent hashing with bounded loads").
 
 Outlier detection, as in gRPC and Envoy: a replica that still answers may be slow because its GPU is
-throttled or its machine is shared or swaps. Such a replica is ejected for a while. A long pass is a
-sign of slowness, unless the pass has much to do or the model is large. Replicas that compute the
-same bits are therefore compared by the time of a pass over a single token.
+throttled or its machine is shared or swaps. A slow replica is ejected: it gets no new sessions for
+a while. A long forward pass alone does not prove that a replica is slow, because the pass may have
+much to compute or the model may be large. Replicas that compute the same bits are therefore
+compared by the time of a pass over a single token.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from math import inf
 
 from tandem.protos.streams import PassTimes
 
-SLACK = 4  # how many more sessions a replica may have than the one with fewest
+SLACK = 4  # how many more sessions a replica may have than the least loaded one
 SLOW_SECONDS = 1.0  # a replica may be slow if its forward pass takes longer than this
-SLOW_FACTOR = 4.0  # a slow replica takes this many times as long as another one
-CONFIRM_SECONDS = 0.5  # time for which a replica stays slow before its sessions leave it
-EJECTION_SECONDS = (10.0, 320.0)  # time without new sessions: the first, and the longest
+SLOW_FACTOR = 4.0  # a slow replica takes this many times as long as the fastest other one
+CONFIRM_SECONDS = 0.5  # seconds that a replica must be slow before its sessions move away
+EJECTION_SECONDS = (10.0, 320.0)  # seconds without new sessions: first and longest ejection
 
 
 def choose(key: bytes, sessions: Mapping[str, int]) -> str:
@@ -39,9 +40,10 @@ def choose(key: bytes, sessions: Mapping[str, int]) -> str:
 
 
 def in_group(group: str, groups: Mapping[str, str]) -> Collection[str]:
-    """Return the names of the replicas that may continue a text from a group. Replicas of the same
-    group compute the same bits, so only these are returned if there are any. Otherwise, all
-    replicas are returned. `groups` maps each replica's name to its group. A new text has no group.
+    """Return the names of the replicas that may continue a text that a replica of `group` has
+    generated. Replicas of one group compute the same bits, so only the replicas of this group are
+    returned. If the group has no replicas, or if the text is new and `group` is empty, all replicas
+    are returned. `groups` maps each replica's name to its group.
     """
     same = [name for name in groups if groups[name] == group]
     return same if group and same else groups.keys()
@@ -53,9 +55,9 @@ def _score(key: bytes, name: str) -> bytes:
 
 @dataclass(slots=True)
 class OutlierDetection:
-    """The slow replicas of one service. `outliers` are slow now. `ejected` replicas are slow now or
-    were slow not long ago, and get no new sessions. `confirmed` outliers have been slow for a
-    while, and their sessions leave them.
+    """The slow replicas of one service. `outliers` are slow now. `ejected` replicas are slow or
+    were slow recently, and get no new sessions. `confirmed` outliers have been slow for at least
+    CONFIRM_SECONDS, and their sessions move to other replicas.
     """
 
     outliers: frozenset[str] = frozenset()
@@ -82,14 +84,15 @@ class OutlierDetection:
         self.confirmed = frozenset(name for name, at in since if now - at >= CONFIRM_SECONDS)
 
     def best(self, names: Collection[str]) -> Collection[str]:
-        """Return the replicas that are neither outliers nor ejected. If there are none, return
-        those that are not outliers. If all are outliers, return all.
+        """Return the replicas that are neither outliers nor ejected. If every replica is an outlier
+        or ejected, return those that are not outliers. If all replicas are outliers, return all of
+        them.
         """
         fast = [name for name in names if name not in self.outliers]
         return [name for name in fast if name not in self.ejected] or fast or names
 
     def _eject(self, name: str, now: float) -> None:
-        """Eject a replica. The time doubles if the replica is slow again soon after an ejection."""
+        """Eject a replica, for twice as long as before if its last ejection ended recently."""
         (least, most), (until, seconds) = EJECTION_SECONDS, self._ejections.get(name, (-inf, 0.0))
         if until <= now:
             seconds = min(most, 2 * seconds) if now - until < seconds else least

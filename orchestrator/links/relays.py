@@ -1,7 +1,7 @@
 """Runs the rounds of all requests of a cell: a relay for each request, and a link to each replica.
 
-Everything runs on the event loop that also serves clients. A step passes by plain calls from the
-link that received it to the answer that it extends.
+Everything runs on the event loop that also serves clients. Each step is passed by function calls
+from the link that received it to the client's answer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tandem.protos.wire.registration import registered_name
 from tandem.protos.wire.requests import receive_proposal
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 
-JITTER = 0.5  # a random delay is longer by up to this share of the delay
+JITTER = 0.5  # delays are lengthened at random by up to this fraction
 
 VerifierLink: TypeAlias = Link[ToVerifier, Commit]
 DrafterLink: TypeAlias = Link[ToDrafter, EncodedProposal]
@@ -68,8 +68,8 @@ class Relays:
         self.services = Services(verifier, drafter, LoopTimer(), itertools.count(1))
 
     async def run(self, request: RunRequest) -> AsyncGenerator[Step, None]:
-        """Run a request and yield its steps until the generation ends. However the run ends, its
-        sessions are closed. Raises a TandemError.
+        """Run a request and yield its steps until the generation ends. The sessions of the request
+        are closed however its run ends. Raises a TandemError.
         """
         changed = asyncio.Event()
         span = tracing.begin("relay", request.traceparent, request_id=request.request_id)
@@ -95,8 +95,8 @@ class Relays:
 async def relaying(
     tls: Tls | None, target: ModelDescription, membership: Membership, registry: Registry
 ) -> AsyncIterator[Relays]:
-    """Run requests while the scope lasts, at members that fit: verifiers of this very target, and
-    drafters with the target's tokens.
+    """Yield an object that runs requests inside this context. Requests use only the verifiers that
+    serve exactly this target, and only the drafters that have the target's tokenizer.
     """
     verifiers: BalancedLink[ToVerifier, Commit] = BalancedLink()
     drafters: BalancedLink[ToDrafter, EncodedProposal] = BalancedLink()
@@ -163,7 +163,7 @@ async def _linked(
     make: Callable[[str], AbstractAsyncContextManager[Link[Any, Any]]],
     address: str,
 ) -> AsyncIterator[None]:
-    """Add a replica to a balanced link while the scope lasts."""
+    """Connect to a replica, and keep it in a balanced link inside this context."""
     async with make(address) as link:
         balanced.add(address, link)
         try:
@@ -173,8 +173,8 @@ async def _linked(
 
 
 def verifier_link(channel: aio.Channel, identity: str = "") -> VerifierLink:
-    """Return a link to a verifier, which is used while its model has this identity. By default, the
-    identity is that of the verifier's first model.
+    """Return a link to a verifier, which is used as long as its model has this identity. By
+    default, the identity is that of the first model that the verifier reports.
     """
     stub = verifier_pb2_grpc.VerifierServiceStub(channel)
     return Link(
@@ -197,9 +197,9 @@ def drafter_link(
 def proposal_link(
     propose: Callable[..., Any], verifier: ServiceLink[ToVerifier, Commit], tokenizer: str = ""
 ) -> DrafterLink:
-    """Return a link to a drafter that is called by `propose`. The link is used while the drafter's
-    tokenizer has this fingerprint; by default any tokenizer is accepted. Requests report how far
-    responses were read and, periodically, the verifiers' load.
+    """Return a link to the drafter that `propose` calls. The link is used as long as the drafter's
+    tokenizer has this fingerprint; by default, any tokenizer is accepted. Requests tell the drafter
+    which responses were read and, periodically, how busy the verifiers are.
     """
     reported = -inf
 
@@ -225,7 +225,7 @@ def proposal_link(
 
 
 def same_model(identity: str = "") -> ModelCheck:
-    """Return a check for the model with this identity or, by default, for the first model seen."""
+    """Return a check that accepts the model with this identity or, by default, the first model."""
     expected = identity
 
     def check(model: ModelDescription) -> str | None:
@@ -239,7 +239,7 @@ def same_model(identity: str = "") -> ModelCheck:
 
 
 def same_tokenizer(fingerprint: str = "") -> ModelCheck:
-    """Return a check for models with the target's tokens or, by default, for any model."""
+    """Return a check that accepts models with this tokenizer or, by default, any model."""
 
     def check(model: ModelDescription) -> str | None:
         if fingerprint in ("", model.tokenizer_fingerprint):

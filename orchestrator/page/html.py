@@ -1,4 +1,4 @@
-"""Write a status as the HTML of the status page. All texts of the status are escaped."""
+"""Render a status as the HTML of the status page. All text in the status is escaped."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ REFRESH_SECONDS = 5
 SHOWN_SECONDS = BUCKET_SECONDS * BUCKETS
 NOTHING = "–"  # noqa: RUF001  # shown where nothing was counted
 
-Cell = tuple[str, str]  # text, class
+Cell = tuple[str, str]  # column title, CSS class
 Show = Callable[[float | None], str]
 
 
 def page(status: Status, version: str, now: str) -> str:
-    """Return the whole page. `now` is the time that the page shows."""
+    """Return the HTML of the whole status page. `now` is the time that the page shows."""
     bad = " bad" if status.problems else ""
     state = "not serving" if status.problems else "serving"
     problem = escape("; ".join(status.problems))
@@ -46,14 +46,14 @@ def page(status: Status, version: str, now: str) -> str:
 
 
 def number(value: float | None) -> str:
-    """Write a number with about three significant digits, and NOTHING for None."""
+    """Format a number with about three significant digits, or return NOTHING for None."""
     if value is None:
         return NOTHING
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def percent(part: float | None) -> str:
-    """Write a fraction of a whole as percent, and NOTHING for None."""
+    """Format a fraction as a percentage, or return NOTHING for None."""
     return NOTHING if part is None else f"{100 * part:.0f} %"
 
 

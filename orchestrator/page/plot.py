@@ -13,9 +13,9 @@ from math import ceil, floor, log10
 
 WIDTH, HEIGHT = 300.0, 72.0
 SCALE_STEPS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
-MIN_SHOWN = 1e-6  # smaller values are shown as zero
+MIN_SHOWN = 1e-6  # if all values are smaller, the scale ends at 1
 
-# how many seconds ago, and the value, or None if nothing was measured
+# age in seconds, and the value at that time, or None if nothing was measured
 Point = tuple[float, float | None]
 
 
@@ -34,7 +34,7 @@ class Line:
 
 
 def top_of_scale(lines: Sequence[Line]) -> float:
-    """Return a round number that no value exceeds."""
+    """Return the upper end of the scale, a round number that no value exceeds."""
     most = max((v for line in lines for _, v in line.points if v is not None), default=0.0)
     if most < MIN_SHOWN:
         return 1.0
@@ -80,5 +80,5 @@ def _runs(points: Sequence[Point]) -> list[list[tuple[float, float]]]:
 
 
 def minutes(seconds: float) -> str:
-    """Write how long ago a plot begins, in minutes."""
+    """Return how many minutes ago a plot begins, as text."""
     return f"{ceil(seconds / 60)} min ago"

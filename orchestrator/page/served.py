@@ -30,8 +30,8 @@ from tandem.protos.service.tasks import from_thread
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-FRESH_SECONDS = 1.0  # seconds for which all viewers share one reading of the status
-LATE_SECONDS = 5.0  # seconds that a reading may take
+FRESH_SECONDS = 1.0  # seconds for which a collected status is shown to all viewers
+LATE_SECONDS = 5.0  # time limit in seconds for collecting the status
 STYLE_HASH = b64encode(sha256(STYLE.encode()).digest()).decode()
 HEADERS = [
     ("Cache-Control", "no-store"),
@@ -46,13 +46,13 @@ HEADERS = [
 
 
 class StatusReader:
-    """Lets threads read the status, which is read on the event loop that made the reader."""
+    """Gives any thread the status, which is collected on the event loop that made this object."""
 
     def __init__(self, read: Callable[[], Awaitable[Status]]) -> None:
         self._read = read
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
-        self._until = 0.0  # time until which the known status is fresh
+        self._until = 0.0  # time until which `_known` is reused
         self._known: Status | None = None
 
     def __call__(self) -> Status:
@@ -90,10 +90,10 @@ def add_status_pages(pages: Pages, read: Callable[[], Awaitable[Status]]) -> Non
 def add_targets(pages: Pages, cells: Callable[[], Sequence[str]] | None = None) -> None:
     """Serve the document by which Prometheus finds the metrics of all cells (`http_sd_configs`).
     `cells` is called in a thread, and returns the URLs of the cells. If `cells` raises
-    TimeoutError, Prometheus goes on with the cells that it knows. By default the list contains only
-    the cell that is asked.
+    TimeoutError, the request fails, and Prometheus keeps the cells that it already knows. By
+    default, the document lists only the cell that serves it.
     """
-    # only one call at a time uses `cells`, because `cells` may wait for a hanging cell
+    # only one request at a time calls `cells`, which may wait for a cell that hangs
     asking = threading.Lock()
 
     def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:

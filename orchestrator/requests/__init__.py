@@ -1,4 +1,5 @@
-"""Requests and answers as plain values for every protocol: how requests are checked and become
-tokens, and how the tokens of answers become text and messages. No module here may know gRPC, HTTP
-or the links to services. Start reading in `request`, which has the values, and then in `checks`.
+"""Requests and answers independent of the protocol: requests are validated and tokenised, and the
+tokens of answers are turned into text and messages. No module of this package may depend on gRPC,
+HTTP or the links to services. Start reading in `request`, which defines a request, and then in
+`checks`.
 """

@@ -1,4 +1,4 @@
-"""The answer to one request: its chunks as it grows, and the complete answer with its figures."""
+"""The answer to one request: its chunks, and the complete answer with its statistics."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tandem.protos.types import Rule, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """The parts of a prompt that its answer repeats, if the request asked for them. All tokens of
-    the prompt except the first have log-probabilities.
+    """The prompt's text, token ids and log-probabilities, which the answer repeats if the request
+    asks for them. The first token has no log-probability.
     """
 
-    text: str = ""  # the text that comes before the answer's text
+    text: str = ""  # prompt text that precedes the answer's text
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
 
@@ -29,7 +29,7 @@ class PromptPart:
 class Chunk:
     """The text and tokens that one step adds to an answer."""
 
-    text: str  # never ends within a character
+    text: str  # never ends with an incomplete character
     token_ids: tuple[int, ...]
     completion_tokens: int  # tokens of the answer so far, including this chunk's
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -41,7 +41,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The complete answer to a request; its times are seconds since the request arrived."""
+    """The complete answer to a request, with times in seconds since the request's arrival."""
 
     request_id: str
     text: str
@@ -57,14 +57,14 @@ class Answer:
     rule: Rule
     seed: int
     logprobs: tuple[TokenLogprobs, ...] = ()
-    message: Message | None = None  # the message, if the prompt was a chat
+    message: Message | None = None  # the parsed answer, if the prompt was a chat
     prompt: PromptPart = PromptPart()
 
 
 class AnswerBuilder:
-    """Turns the steps of a run into chunks and an answer, and counts them in the metrics. The
-    client already has the request's `completion`, so no chunk repeats it. `arrived` is the time of
-    the request's arrival on the monotonic clock.
+    """Turns the steps of a run into chunks and an answer, and updates the metrics. Chunks do not
+    repeat the request's `completion`, which the client already has. `arrived` is the time of the
+    request's arrival on the monotonic clock.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class AnswerBuilder:
         message: MessageStream | None = None,
         prompt: PromptPart = PromptPart(),
     ) -> None:
-        """`message` parses the text of a chat's answer. The log-probabilities of the `prompt` come
-        later, with the steps.
+        """`message` parses the answer to a chat; it is None for other requests. The
+        log-probabilities of `prompt` are added by later steps.
         """
         self._request = request
         self._stream = stream
@@ -85,7 +85,7 @@ class AnswerBuilder:
         self._message = message
         self._prompt = prompt
         self._prompt_logprobs: list[TokenLogprobs] = []  # log-probabilities of the prompt so far
-        self._first_sent = False  # whether the chunk that names the request was made
+        self._first_sent = False  # whether the first chunk, with the request id, exists
         self._stats = SpeculationStats(requested=request.shape.levels > 0)
         self._logprobs: list[TokenLogprobs] = []
         self._newest = self._received()
@@ -103,14 +103,14 @@ class AnswerBuilder:
 
     @property
     def finished(self) -> bool:
-        """Whether the text and the wanted log-probabilities of the prompt are complete."""
+        """Whether the text and all requested log-probabilities of the prompt are complete."""
         wanted = self._request.prompt_logprobs is not None
         known = 1 + len(self._prompt_logprobs)  # the first token has no log-probability
         return self._ended and not (wanted and known < len(self._request.prompt))
 
     def started(self) -> RunRequest:
-        """Note that the request got a place, for the first time or again. Returns the part of the
-        request that is left to run.
+        """Record that the request starts to run, for the first time or again. Returns a request for
+        the part of the answer that is still missing.
         """
         self.has_started = True
         if not self._generated:
@@ -120,8 +120,8 @@ class AnswerBuilder:
         return self._left()
 
     def add(self, step: Step) -> Chunk:
-        """Take one step and return its chunk. The chunk ends before a stop string, and has no
-        tokens if the step is about the prompt.
+        """Add the output of a step to the answer, and return it as a chunk that ends before a stop
+        string. Steps with log-probabilities of the prompt have a chunk without tokens.
         """
         if step.prompt_logprobs:
             return self._add_prompt_logprobs(step)
@@ -152,7 +152,7 @@ class AnswerBuilder:
         return answer
 
     def so_far(self) -> Answer:
-        """Return the answer so far."""
+        """Return the part of the answer that has been generated so far."""
         matched: str | int | None = self._stream.matched
         finish = self._newest.finish if matched is None else Finish.STOP
         now, first = self._last, self._first or self._last
@@ -179,8 +179,8 @@ class AnswerBuilder:
         return replace(self._prompt, logprobs=tuple(self._prompt_logprobs))
 
     def _left(self) -> RunRequest:
-        """Return a request for the rest of the answer. If the text has ended, the rest is only
-        log-probabilities of the prompt.
+        """Return a request for the rest of the answer. If the text is complete, only
+        log-probabilities of the prompt are missing.
         """
         request = replace(self._request, prompt_logprobs_from=1 + len(self._prompt_logprobs))
         if self._ended:
@@ -188,7 +188,7 @@ class AnswerBuilder:
         return replace(request, completion=tuple(self._tokens))
 
     def _add_prompt_logprobs(self, step: Step) -> Chunk:
-        """Take a step with log-probabilities of the prompt, which may be all that is asked."""
+        """Add a step's log-probabilities of the prompt, the only output that some requests want."""
         self._prompt_logprobs += step.prompt_logprobs
         self._stats.verified(step)
         self._last = time.monotonic()
@@ -198,7 +198,7 @@ class AnswerBuilder:
         return Chunk("", (), len(self._tokens))
 
     def _parts(self, text: str) -> tuple[Part, ...]:
-        """Return the parts that a text adds to the message. At the end, add the held parts."""
+        """Return the message parts that `text` adds; at the end, also the parts held back."""
         if not self._message:
             return ()
         parts = self._message.push(text)
@@ -220,7 +220,7 @@ class AnswerBuilder:
             metrics.finished[finish].inc()
 
     def _received(self) -> Step:
-        """Return one step with the tokens that the client has, up to the end of the answer."""
+        """Return a step with the tokens that the client already has, up to the answer's end."""
         generation = Generation.of(replace(self._request, completion=()))
         tokens = generation.extend(generation.length, self._request.completion)
         text, used = self._stream.push(tokens)

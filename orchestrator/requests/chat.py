@@ -1,6 +1,6 @@
 """A model's chat template, which renders conversations into prompts as `transformers` does.
 
-Templates come with models, so they run in Jinja's sandbox and see plain values only.
+Templates are untrusted code from models, so they run in Jinja's sandbox on plain values.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tandem.protos.errors import InvalidRequest, Unusable
 CONFIG_FILE, TEMPLATE_FILE = "tokenizer_config.json", "chat_template.jinja"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 GGUF_TEMPLATE_KEY = "tokenizer.chat_template"
-# variables that clients may not set
+# template variables that clients may not set
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 OPTIONAL_FIELDS = ("name", "reasoning_content", "tool_call_id")  # fields that a message may lack
-AUTO = "auto"  # setting for the format that the template shows
+AUTO = "auto"  # setting that derives the format from the chat template
 END_MARK = "CONTINUE_FINAL_MESSAGE_TAG"  # marks the final message's end, as in transformers
 
 
@@ -44,19 +44,19 @@ DEFAULT_FORMATS = Formats()
 
 
 class _Generation(ext.Extension):
-    """Renders the content of `{% generation %}` as it is; the tag marks a model's training text."""
+    """Renders `{% generation %}` blocks without the tag, which only matters for training."""
 
     tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Parse a tag and its content. Jinja calls this method."""
+        """Parse a `generation` tag and its content. Jinja calls this method."""
         next(parser.stream)
         return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
 
 
 class ChatTemplate:
-    """Renders conversations, or refuses them all if the template is missing or broken. `special`
-    maps the names of special tokens in templates to the texts of these tokens. `for_tools` is a
+    """Renders conversations as prompts. Without a valid template, every conversation is refused.
+    `special` maps names of special tokens, such as `bos_token`, to their text. `for_tools` is a
     separate template for conversations with tools, if the model has one.
     """
 
@@ -83,13 +83,13 @@ class ChatTemplate:
             self.problem = f"need a chat template, and the model's is broken: {error}"
 
     def _tool_format(self, setting: str) -> tuple[ToolFormat | None, str]:
-        """Return the format of tool calls, or None and the reason why there can be none."""
+        """Return the format of tool calls, or None and the reason why tools are unsupported."""
         if setting == "none":
             return None, "are not supported: --tool-format is none"
         if setting != AUTO:
             return FORMATS[setting], ""
         if "tools" not in self._source:
-            return None, "are not taken by the model's chat template"
+            return None, "are not supported by the model's chat template"
         if found := format_of(self._source):
             return found, ""
         known = ", ".join(FORMATS)
@@ -97,11 +97,11 @@ class ChatTemplate:
         return None, f"{problem}; set --tool-format to one of {known}"
 
     def of(self, conversation: Conversation) -> ChatTemplate:
-        """Return the template that writes a conversation: this one, or the one for tools."""
+        """Return the template that renders a conversation: this one or the one for tools."""
         return self._for_tools if conversation.tools and self._for_tools else self
 
     def render(self, conversation: Conversation) -> str:
-        """Render a conversation as the text of a prompt. Raises InvalidRequest if that fails."""
+        """Render a conversation as a prompt. Raises InvalidRequest if the template fails."""
         if (other := self.of(conversation)) is not self:
             return other.render(conversation)
         if self._template is None:
@@ -134,7 +134,7 @@ class ChatTemplate:
         if (other := self.of(conversation)) is not self:
             return other.reading(conversation, prompt_end)
         names = [tool.name for tool in conversation.tools]
-        if conversation.tool_choice != "auto":  # a grammar then allows only calls
+        if conversation.tool_choice != "auto":  # the grammar then allows only tool calls
             return Reading(FORMATS["json"], names, conversation.parallel_tool_calls)
         return Reading(
             self.tools if names else None,
@@ -146,7 +146,7 @@ class ChatTemplate:
         )
 
     def _reason(self, error: Exception) -> str:
-        """Say why the template failed. Only its own errors are quoted: others may show prompts."""
+        """Say why the template failed, without quoting errors that might reveal the prompt."""
         reason = str(error)
         known = isinstance(error, TemplateError) and reason and reason in self._source
         return "are refused by the chat template" + (f": {reason}" if known else "")
@@ -166,8 +166,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _cut(text: str) -> str:
-    """Cut a prompt at the end of its final message. Blanks at the end of the message stay if the
-    template kept them. Raises InvalidRequest if the template left the message out.
+    """Cut off a prompt at the end of its final message. Spaces at the end of the message are kept
+    if the template kept them. Raises InvalidRequest if the template omitted the message.
     """
     before, cut, after = text.rpartition(END_MARK)
     if not cut:
@@ -177,7 +177,7 @@ def _cut(text: str) -> str:
 
 
 def load_chat_template(model: Path, formats: Formats = DEFAULT_FORMATS) -> ChatTemplate:
-    """Load the template of a model directory or a GGUF file. Raises Unusable for a file that cannot
+    """Load the chat template of a model directory or a GGUF file. Raises Unusable if a file cannot
     be read.
     """
     if gguf.is_gguf(model):
@@ -201,7 +201,7 @@ def load_chat_template(model: Path, formats: Formats = DEFAULT_FORMATS) -> ChatT
 
 
 def _plain(message: ChatMessage) -> dict[str, Any]:
-    """Return a message as templates read it: the arguments of its calls are objects, not text."""
+    """Return a message as chat templates expect it: call arguments are objects, not text."""
     given = {name: getattr(message, name) for name in OPTIONAL_FIELDS}
     calls = [
         {
@@ -220,7 +220,7 @@ def _plain(message: ChatMessage) -> dict[str, Any]:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """Read the object in a JSON file; without a file, the object is empty. Raises Unusable."""
+    """Return the object in a JSON file; {} if there is no such file. Raises Unusable."""
     if not file.is_file():
         return {}
     try:
@@ -231,7 +231,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _content(token: object) -> str:
-    """Return the text of a special token, which a configuration gives as a text or an object."""
+    """Return a special token's text, which a configuration gives as a string or an object."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else ""

@@ -20,14 +20,14 @@ from tandem.protos.types import DraftShape, ModelDescription
 from tandem.protos.wire.sampling import problems
 
 MAX_STOP_STRINGS = 16
-MAX_STOP_CHARACTERS = 1024  # characters of a stop string, for which every new token starts a search
+MAX_STOP_CHARACTERS = 1024  # characters of a stop string, which is searched for after each token
 MAX_STOP_TOKENS = 4096
 MAX_REQUEST_ID = 128  # characters
 OVERFLOW = "context_length_exceeded"  # OpenAI's code for a prompt that is too long
 
 
 class Tokenise(Protocol):
-    """Turns a prompt, or a text in the middle of a prompt, into tokens."""
+    """Function that turns a prompt, or text that continues a prompt, into tokens."""
 
     def __call__(self, prompt: str | Conversation, special: bool = True) -> tuple[int, ...]:
         """Return the tokens of a prompt. `special` says whether to add special tokens to a text."""
@@ -35,18 +35,18 @@ class Tokenise(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The served model: the limits that requests are checked against, and their defaults."""
+    """The served model, with the limits and the default options of requests."""
 
     description: ModelDescription
     shape: DraftShape  # the default draft shape
     max_prompt_bytes: int  # bytes of the longest text that may fit into the context
-    special_tokens: Mapping[str, int]  # ids of the special tokens, by their written forms
+    special_tokens: Mapping[str, int]  # ids of the special tokens, by their text
     generation: GenerationDefaults = NO_DEFAULTS
 
 
 def checked(request: Request, served: ServedModel, tokenise: Tokenise) -> RunRequest:
-    """Return the run of a request. The session id of the run is empty, because every run gets its
-    own session. Raises InvalidRequest, which names every bad field.
+    """Validate a request and return its run. The run's session id is left empty, because each start
+    of the run gets a new session. Raises InvalidRequest, which names every invalid field.
     """
     model, stopping = served.description, request.stopping
     check_size(request, served)
@@ -90,7 +90,8 @@ def checked(request: Request, served: ServedModel, tokenise: Tokenise) -> RunReq
 
 def _known(request: Request, prompt: tuple[int, ...], tokenise: Tokenise) -> tuple[int, ...]:
     """Return the end of the prompt followed by the tokens of the prediction. Because the end of the
-    prompt matches, the first token of the answer can already be drafted from the prediction.
+    prompt is included, suffix matching can draft even the first token of the answer from the
+    prediction.
     """
     if not request.speculation.prediction:
         return ()
@@ -98,7 +99,7 @@ def _known(request: Request, prompt: tuple[int, ...], tokenise: Tokenise) -> tup
 
 
 def check_size(request: Request, served: ServedModel) -> None:
-    """Raise InvalidRequest for a prompt or prediction that is too long whatever its tokens are."""
+    """Raise InvalidRequest for a prompt or prediction with too many bytes to fit the context."""
     prompt, model = request.prompt, served.description
     if isinstance(prompt, Conversation) and len(prompt.messages) > model.context_length:
         problem = f"has {len(prompt.messages)} messages; {_maximum(model)}"
@@ -117,10 +118,10 @@ def check_size(request: Request, served: ServedModel) -> None:
 
 
 def too_long(size: int, served: ServedModel) -> str:
-    """Return what is wrong with a text of `size` bytes; empty if nothing is wrong."""
+    """Return the error for a text of `size` bytes if it is too long, and otherwise ""."""
     if size <= served.max_prompt_bytes:
         return ""
-    most = f"of {served.max_prompt_bytes} bytes at most"
+    most = f"or at most {served.max_prompt_bytes} bytes"
     return f"has {size} bytes; {_maximum(served.description)}, {most}"
 
 
@@ -136,8 +137,8 @@ def check_resumable(request: Request, served: ServedModel) -> None:
 
 
 def _resuming(request: Request, served: ServedModel) -> Iterator[Violation]:
-    """Yield the reasons why an answer cannot be continued. The rest of an answer is sampled with
-    the seed of its beginning, so a random answer needs a seed.
+    """Yield the reasons why an answer cannot be continued. The rest of an answer must be sampled
+    with the same seed as its beginning, so a request with a nonzero temperature must give the seed.
     """
     sampling, received = request.sampling, len(request.received)
     temperature = first(sampling.temperature, served.generation.temperature, 1.0)
@@ -193,8 +194,8 @@ def _stopping(request: Request, most_new: int) -> Iterator[Violation]:
 
 
 def model_problems(name: str, served: ModelDescription) -> Iterator[Violation]:
-    """Yield a violation if a request names another model than the served model. An empty name means
-    the served model.
+    """Yield a violation if a request names a model that is not served. An empty name means the
+    served model.
     """
     if name and name != served.name:
         yield Violation("model", f"is {name!r}, but the served model is {served.name!r}")
@@ -213,7 +214,7 @@ def _request_id(request_id: str) -> Iterator[Violation]:
 
 
 def _prompt_field(request: Request) -> str:
-    """Return the name of the field that has the prompt, by the prompt's kind."""
+    """Return the name of the request field that contains the prompt."""
     match request.prompt:
         case None:
             return "prompt"
@@ -238,7 +239,7 @@ def _prompt(
             f"has token {max(prompt)}, above the vocabulary's last token, {model.vocab_size - 1}",
         )
     elif len(prompt) + min(1, wanted) > model.context_length:
-        problem = f"has {len(prompt)} tokens, which leave none free; {_maximum(model)}"
+        problem = f"has {len(prompt)} tokens, which leave no room for an answer; {_maximum(model)}"
         yield Violation(field, problem, OVERFLOW)
     elif len(prompt) + wanted > model.context_length:
         problem = f"is {wanted}, after a prompt of {len(prompt)} tokens; {_maximum(model)}"

@@ -1,5 +1,5 @@
-"""Try the grammars of requests in a separate process before a stream is opened. A grammar that
-takes too long ends that process and nothing else.
+"""Test the grammars of requests in a separate process before the requests run. If a grammar takes
+too long, only the separate process is killed.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from tandem.protos.grammar import MAX_BYTES, Grammar, GrammarKind
 from tandem.protos.matching import GrammarCompiler, problem_of, walk
 from tandem.protos.tokenizer import tokenizer_of
 
-TRIAL_SECONDS = 0.5  # processor time for one grammar; a schema of 10 kB takes a tenth of it
-NICENESS = 5  # niceness of the process, so that decoding comes first
-MAX_REMEMBERED_VERDICTS = 256  # verdicts that are remembered
-TOO_LONG = f"takes more than {TRIAL_SECONDS:g} s to compile or to follow"
+TRIAL_SECONDS = 0.5  # CPU time for one grammar; a schema of 10 kB takes a tenth of it
+NICENESS = 5  # niceness of the process, which gives decoding priority
+MAX_REMEMBERED_VERDICTS = 256  # most test results that are cached
+TOO_LONG = f"takes more than {TRIAL_SECONDS:g} s to compile or to match"
 
 
 class GrammarTrials:
-    """Tries grammars with the tokenizer of a model. `ends` are the tokens that end a text. The
-    first trial starts the process.
+    """Tests grammars with the tokenizer of a model, in a process that the first test starts. `ends`
+    are the model's end tokens.
     """
 
     def __init__(self, model: Path, ends: Sequence[int]) -> None:
@@ -37,11 +37,13 @@ class GrammarTrials:
         self._thread = ThreadPoolExecutor(1, "grammars")
         self._process: subprocess.Popen[str] | None = None
         self._closed = False
-        self._known: OrderedDict[Grammar, str] = OrderedDict()  # problem of each known grammar
+        # cached test results: the problem of a grammar, or ""
+        self._known: OrderedDict[Grammar, str] = OrderedDict()
 
     async def check(self, grammar: Grammar | None) -> None:
         """Raise InvalidRequest for a grammar that cannot be used."""
-        if grammar is None or len(grammar.text.encode()) > MAX_BYTES:  # refused by other checks
+        # another check refuses grammars that are too long
+        if grammar is None or len(grammar.text.encode()) > MAX_BYTES:
             return
         problem = self._known.get(grammar)
         if problem is None:
@@ -56,7 +58,7 @@ class GrammarTrials:
             raise InvalidRequest.of(grammar.field, problem)
 
     def close(self) -> None:
-        """End the process and cancel the trials that wait for it."""
+        """Kill the process and cancel the tests that wait for it."""
         self._closed = True
         if self._process:
             self._process.kill()
@@ -65,7 +67,7 @@ class GrammarTrials:
             _end(self._process)
 
     def _ask(self, grammar: Grammar) -> str:
-        """Return what the process finds wrong with a grammar; empty if nothing is wrong."""
+        """Return the problem that the process finds in a grammar; empty if there is none."""
         if self._process and self._process.poll() is not None:
             _end(self._process)
             self._process = None
@@ -76,7 +78,7 @@ class GrammarTrials:
         if answer := process.stdout.readline():
             return str(json.loads(answer))
         _end(process)
-        # starts a process for the next grammar
+        # the process was killed, so the next grammar needs a new one
         self._process = None if self._closed else self._started()
         return TOO_LONG
 
@@ -92,13 +94,15 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 @asynccontextmanager
 async def trying(model: Path, ends: Sequence[int]) -> AsyncIterator[GrammarTrials]:
-    """Provide grammar trials while the scope lasts."""
+    """Yield grammar trials, whose process is killed when this context ends."""
     with closing(GrammarTrials(model, ends)) as trials:
         yield trials
 
 
 def trial(compiler: GrammarCompiler, grammar: Grammar) -> str:
-    """Compile a grammar and walk one path through it. Returns the problem; empty for none."""
+    """Compile a grammar and feed it tokens that it allows. Returns the problem with the grammar; ""
+    if there is none.
+    """
     try:
         matcher = compiler.fresh(grammar)
     except InvalidRequest as error:
@@ -108,11 +112,11 @@ def trial(compiler: GrammarCompiler, grammar: Grammar) -> str:
 
 
 def main(model: str, *ends: str, limit: Callable[[float], object]) -> None:
-    """Try the grammars on standard input, which has one grammar on each line, until the input ends.
-    `limit` is called with the seconds that a trial may take, and with 0 after the trial.
+    """Test the grammars on standard input, one per line, until the input ends. `limit` is called
+    with the CPU seconds that a test may take, and with 0 after the test.
     """
     compiler = GrammarCompiler(lambda: tokenizer_of(Path(model)), tuple(map(int, ends)))
-    compiler.compiled(Grammar(GrammarKind.REGEX, "a"))  # reads the tokenizer
+    compiler.compiled(Grammar(GrammarKind.REGEX, "a"))  # loads the tokenizer in advance
     for line in sys.stdin:
         kind, text = json.loads(line)
         limit(TRIAL_SECONDS)
@@ -123,7 +127,7 @@ def main(model: str, *ends: str, limit: Callable[[float], object]) -> None:
 
 if __name__ == "__main__":
     os.nice(NICENESS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the parent
-    # the signal ends the process, whatever the process does
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C must reach only the parent process
+    # the default action of the timer's signal kills the process even while it compiles a grammar
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     main(*sys.argv[1:], limit=lambda seconds: signal.setitimer(signal.ITIMER_PROF, seconds))

@@ -1,6 +1,6 @@
 """Parse an assistant's message from a model's growing text: its reasoning, content and tool calls.
 
-The module is pure. The message is the same however the text is cut into pieces.
+The module is pure. The result does not depend on how the text is split into pieces.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Reasoning:
     text: str
 
 
-Part: TypeAlias = str | Reasoning | ToolCall  # a part that is a str is content
+Part: TypeAlias = str | Reasoning | ToolCall  # content is a plain str
 
 
 @dataclass(slots=True)
@@ -52,14 +52,14 @@ class ReasoningEnd:
     """
 
     def __init__(self, begun: bool) -> None:
-        """`begun` says that the prompt already ends with `<think>`."""
+        """`begun` says whether the prompt already ends with `<think>`."""
         self._held = ""
         self._begun = begun
         self._ended = False
-        self._blank = begun  # whether only white space came since the last mark
+        self._blank = begun  # whether only white space followed the last `<think>` or `</think>`
 
     def push(self, text: str) -> tuple[str, str]:
-        """Add text. Returns the new reasoning and the new rest that no further text can change."""
+        """Add text. Returns the reasoning and other text that have become final."""
         self._held += text
         if not self._begun and not self._ended:
             head = self._held.lstrip()
@@ -71,7 +71,7 @@ class ReasoningEnd:
         return reasoning, self._rest() if self._ended else ""
 
     def finish(self) -> tuple[str, str]:
-        """End the text. Returns the reasoning and the rest that were held back."""
+        """Note that the text has ended. Returns the reasoning and other text held back so far."""
         rest, self._held = self._held, ""
         return (rest, "") if self._begun and not self._ended else ("", rest)
 
@@ -97,7 +97,7 @@ class ReasoningEnd:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How to parse an answer: the tool calls and the reasoning that it may have."""
+    """How to parse an answer, which may contain tool calls and reasoning."""
 
     tools: ToolFormat | None = None
     known: Collection[str] = ()  # names of the conversation's tools
@@ -108,13 +108,13 @@ class Reading:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The markers that the parser must see, even if they are special tokens."""
+        """The markers that the parsed text must contain, even if they are special tokens."""
         marks = (THINK, THOUGHT) if self.reasoning else ()
         return marks + (self.tools.markers if self.tools else ())
 
 
 class MessageStream:
-    """Parses the message of one request. `message` has all parts so far."""
+    """Parses the growing answer to one request. `message` has the parts parsed so far."""
 
     def __init__(self, reading: Reading, request_id: str) -> None:
         self.message = Message()
@@ -122,17 +122,17 @@ class MessageStream:
         self._request_id = request_id
         thinking = reading.reasoning
         self._reasoning = ReasoningEnd(reading.reasoning_begun) if thinking else None
-        self._count = 0  # calls so far
+        self._count = 0  # number of tool calls so far
         form, known, strict = reading.tools, reading.known, reading.strict
         self._calls = CallFinder(form, known, strict) if form else None
 
     def push(self, text: str) -> tuple[Part, ...]:
-        """Add text, and return the new parts of the message that no further text can change."""
+        """Add text, and return the parts of the message that have become final."""
         reasoning, rest = self._reasoning.push(text) if self._reasoning else ("", text)
         return self._add(reasoning, self._calls.push(rest) if self._calls else (rest,))
 
     def finish(self) -> tuple[Part, ...]:
-        """End the text, and return the parts that were held back."""
+        """Note that the text has ended, and return the message parts held back so far."""
         reasoning, rest = self._reasoning.finish() if self._reasoning else ("", "")
         if not self._calls:
             return self._add(reasoning, (rest,))

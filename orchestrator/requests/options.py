@@ -1,7 +1,8 @@
-"""Complete the options of a request. Missing options of sampling get the defaults of the model's
-makers, or else the usual defaults. Missing options of speculation get the server's settings.
+"""Fill in the options that a request does not set. Sampling options get the model's defaults from
+`generation_config.json`, or else the usual defaults. Speculation options get their defaults from
+the server's settings.
 
-The module is pure. An option that is not implemented is refused by its name.
+The module is pure. Options that are not implemented are refused by name.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ from tandem.protos.types import (
     Schedule,
 )
 
-# first number of levels: the heuristic schedule changes it with every proposal
+# initial number of levels, which the heuristic schedule then adapts
 HEURISTIC_LEVELS = 8
-LOCKSTEP_LEVELS, LOCKSTEP_NODES = 4, 8  # fewer than usual, because each proposed node is verified
-MAX_PROMPT_LOGPROBS = 1 << 18  # most log-probabilities of a prompt: they fit into 4 MiB
+LOCKSTEP_LEVELS, LOCKSTEP_NODES = 4, 8  # small, because every proposed node is verified
+MAX_PROMPT_LOGPROBS = 1 << 18  # most log-probabilities per prompt, which fit into 4 MiB
 
 
 def shape(options: Speculation, default: DraftShape) -> DraftShape:
-    """Return the draft shape of a request. With given branches, a draft can have levels x branches
-    nodes. Otherwise the default limits the number of nodes. If the request gives levels but no
-    schedule, the schedule is CONSTANT, and a draft has at most that many levels.
+    """Return the draft shape of a request. If the request sets the number of branches, a draft can
+    have levels x branches nodes; otherwise the default limits the nodes. If the request sets the
+    number of levels but no schedule, the schedule is CONSTANT, and a draft has at most that many
+    levels.
     """
     levels_given = options.num_speculative_tokens is not None
     branches_given = options.branches is not None
@@ -50,7 +52,7 @@ def shape(options: Speculation, default: DraftShape) -> DraftShape:
     elif not levels_given and lockstep:
         levels = min(levels, LOCKSTEP_LEVELS)
     method = options.drafted_by or default.method
-    # the draft must fit into MAX_NODES, so options that the request does not give are reduced
+    # a draft has at most MAX_NODES nodes, so options that the request does not set are reduced
     whole = method is Method.MEDUSA_LITE
     if whole and not levels_given:
         levels = min(levels, MAX_NODES // max(1, branches))
@@ -70,7 +72,7 @@ def shape(options: Speculation, default: DraftShape) -> DraftShape:
 
 
 def speculation_problems(options: Speculation) -> Iterator[Violation]:
-    """Yield a violation for every option of speculation that cannot be used as it is."""
+    """Yield a violation for every speculation option that is invalid or not supported."""
     levels, branches = options.num_speculative_tokens or 0, options.branches
     if levels > MAX_LEVELS:
         yield Violation("speculation.num_speculative_tokens", f"is {levels}, above {MAX_LEVELS}")
@@ -81,11 +83,11 @@ def speculation_problems(options: Speculation) -> Iterator[Violation]:
         limit = f"is {confidence:g}, not in 0..1"
         yield Violation("speculation.confidence_threshold", limit)
     if confidence and options.method is Method.SUFFIX:
-        limit = f"is {confidence:g}, but the method SUFFIX knows no confidence"
+        limit = f"is {confidence:g}, but the method SUFFIX does not use it"
         yield Violation("speculation.confidence_threshold", limit)
     nodes = levels * (branches or 0)
     if options.method is Method.MEDUSA_LITE and nodes > MAX_NODES:
-        limit = f"is {branches}, or {nodes} nodes with num_speculative_tokens, above {MAX_NODES}"
+        limit = f"is {branches}, which allows drafts of {nodes} nodes, above {MAX_NODES}"
         yield Violation("speculation.branches", limit)
     if options.prediction and options.method is Method.MEDUSA_LITE:
         yield Violation("speculation.prediction", "cannot be used with the method MEDUSA_LITE")
@@ -94,8 +96,8 @@ def speculation_problems(options: Speculation) -> Iterator[Violation]:
 
 
 def prompt_problems(request: Request, length: int) -> Iterator[Violation]:
-    """Yield violations for too many log-probabilities of a prompt of `length` tokens, and for a
-    request that asks neither for new tokens nor for anything about its prompt.
+    """Yield a violation if a request asks for too many log-probabilities of its prompt of `length`
+    tokens, or if it asks neither for new tokens nor for any output about its prompt.
     """
     top, wanted = request.prompt_logprobs or 0, request.prompt_top_logprobs
     if top > MAX_LOGPROBS:
@@ -116,8 +118,9 @@ def sampling_params(
     defaults: GenerationDefaults,
     model_ends: tuple[int, ...] = (),
 ) -> SamplingParams:
-    """Return how a request's tokens are sampled. A text with a grammar ends where the grammar ends.
-    If such a request sets `ignore_eos`, the model's end tokens are never sampled before that.
+    """Return the sampling parameters of a request. An answer with a grammar ends where the grammar
+    ends. If such a request sets `ignore_eos`, the model's end tokens are never sampled before the
+    grammar ends.
     """
     sampling = request.sampling
     ignored = model_ends if sampling.grammar and request.stopping.ignore_eos else ()
@@ -143,5 +146,5 @@ def sampling_params(
 
 
 def first(given: float | None, default: float | None, otherwise: float) -> float:
-    """Return the request's value, or else the makers' default, or else the usual default."""
+    """Return the request's value, or else the model's default, or else the usual default."""
     return next(value for value in (given, default, otherwise) if value is not None)

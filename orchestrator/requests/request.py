@@ -1,8 +1,8 @@
-"""A client's request as plain values, which are the same for every protocol. None means that the
-request does not give a value. The module is pure.
+"""A client's request in a form that does not depend on the protocol. A field is None if the request
+does not set it. The module is pure.
 
-Clients are known by digests of their names. Requests of one client share cached prefixes and
-places.
+Clients are identified by digests of their names. Requests of one client share cached prefixes and a
+quota.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tandem.protos.types import Method, Rule, Schedule
 
 DEFAULT_MAX_NEW_TOKENS = 128
 CLIENT_KEY = "x-tandem-client"
-CLIENT_NAME_DIGITS = 8  # hex digits of the digest that name a client in logs and status
+CLIENT_NAME_DIGITS = 8  # hex digits of a digest that name a client in logs and status
 CHOICES: Mapping[str, type[Enum]] = {"rule": Rule, "method": Method, "schedule": Schedule}
 
 
@@ -28,27 +28,27 @@ def digest(text: str) -> bytes:
 
 
 def client_digest(name: str) -> bytes:
-    """Return the digest of a client's name; empty without a name. A name that others cannot guess
-    keeps them out of the client's cached prefixes.
+    """Return the digest of a client's name; empty without a name. If a client has a secret name,
+    other clients cannot use its cached prefixes.
     """
     return digest(f"client {name}") if name else b""
 
 
 def scope_of(client: bytes, salt: str) -> bytes:
     """Return the scope of the cached prefixes that a request may use. Requests of one client with
-    the same salt share a scope. A client's requests without a salt also share a scope. Requests
-    without a client name or a salt share everybody's scope.
+    the same salt share a scope, and so do its requests without a salt. Requests with neither a
+    client name nor a salt share one common scope.
     """
     return digest(f"salt {client.hex()} {salt}") if salt else client
 
 
 def connection_digest(peer: str) -> bytes:
-    """Return the id of a client without a name, which is a digest of its connection."""
+    """Return the id of a client that gives no name, which is a digest of its connection."""
     return digest(f"connection {peer}")
 
 
 def client_name(client_id: bytes) -> str:
-    """Return the name of a client for logs and status. The name is a part of the client's id,
+    """Return the name of a client for logs and status. The name is a prefix of the client's id,
     because the client's own name may be a secret.
     """
     return client_id.hex()[:CLIENT_NAME_DIGITS]
@@ -56,8 +56,8 @@ def client_name(client_id: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The options of sampling. Options that the model's makers may set are None if the request does
-    not set them.
+    """The sampling options of a request. Options that have a default in the model's configuration
+    are None if the request does not set them.
     """
 
     temperature: float | None = None
@@ -85,7 +85,7 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """Overrides of the server's speculation settings."""
+    """The speculation options of a request, which override the server's settings."""
 
     rule: Rule = Rule.MATCH
     num_speculative_tokens: int | None = None
@@ -94,13 +94,13 @@ class Speculation:
     method: Method | None = None
     schedule: Schedule | None = None
     confidence_threshold: float = 0.0
-    prediction: str = ""  # a text that much of the completion may repeat
+    prediction: str = ""  # text that much of the completion will probably repeat
 
     @property
     def drafted_by(self) -> Method | None:
-        """The method that finds drafts. With another rule than MATCH, each step waits for a
-        drafter's proposal, so a prediction could not be used at the same time. A request with such
-        a rule and a prediction therefore has the method SUFFIX.
+        """The drafting method. With any rule other than MATCH, each step waits for a drafter's
+        proposal and cannot also use drafts from the prediction. A request with such a rule and a
+        prediction therefore uses the method SUFFIX.
         """
         alone = self.prediction and self.rule is not Rule.MATCH
         return Method.SUFFIX if alone else self.method
@@ -108,7 +108,7 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The limits of a client that is known by `name`; None means the limit of all clients."""
+    """The limits of the client `name`. If a limit is None, the default limit per client applies."""
 
     name: str = ""
     running: int | None = None
@@ -118,7 +118,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call; `parameters` are a JSON schema."""
+    """A function that the model may call; `parameters` is a JSON schema."""
 
     name: str
     description: str | None = None
@@ -126,7 +126,7 @@ class Tool:
     strict: bool = False  # whether the arguments of a call always fit the schema
 
     def plain(self) -> dict[str, object]:
-        """Return the tool as an object in the form of OpenAI's API and of chat templates."""
+        """Return the tool in the format of OpenAI's API, which chat templates also expect."""
         given = {"description": self.description, "parameters": self.parameters}
         known = {name: value for name, value in given.items() if value is not None}
         return {"type": "function", "function": {"name": self.name} | known}
@@ -134,7 +134,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that a model wrote; `arguments` are a JSON object."""
+    """A tool call that a model generated; `arguments` is the text of a JSON object."""
 
     name: str
     arguments: str
@@ -143,7 +143,9 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """A message of a conversation. The result of a tool names its call in `tool_call_id`."""
+    """A message of a conversation. A message with a tool's result has the id of the call in
+    `tool_call_id`.
+    """
 
     role: str
     content: str
@@ -155,20 +157,20 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A prompt that the model's chat template writes. If the final message is to be continued, the
-    prompt ends with the content of that message.
+    """A chat, which the model's chat template renders as a prompt. If the final message is to be
+    continued, the prompt ends with the content of that message.
     """
 
     messages: tuple[ChatMessage, ...]
     add_generation_prompt: bool = True
-    template_arguments: Mapping[str, object] = field(default_factory=dict)  # plain values
+    template_arguments: Mapping[str, object] = field(default_factory=dict)  # values of JSON's types
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"  # "auto", "required", or the name of the tool that must be called
     parallel_tool_calls: bool = True
     continue_final_message: bool = False
 
     def size(self) -> int:
-        """Return the bytes of all contents and arguments; a prompt has at least as many."""
+        """Return the bytes of all contents and call arguments, a lower bound of a prompt's size."""
         return sum(
             len(part.encode())
             for each in self.messages
@@ -190,24 +192,24 @@ class Request:
     speculation: Speculation = Speculation()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    echo: bool = False  # whether text and log-probabilities begin with those of the prompt
+    echo: bool = False  # whether the answer begins with the prompt's text and log-probabilities
     return_token_ids: bool = False
     resume_from: int = 0  # number of `received` tokens; only older clients give this field
     received: tuple[int, ...] = ()  # completion tokens that the client already has
-    # scope whose cached prefixes the request may use; empty means everybody's
+    # scope whose cached prefixes the request may use; empty means the common scope
     cache_scope: bytes = b""
-    client_id: bytes = b""  # digest of the client or connection whose places it takes
+    client_id: bytes = b""  # digest of the client or connection whose quota the request uses
     malformed: tuple[Violation, ...] = ()
     traceparent: str = ""  # the client's span, as in W3C's header of this name
-    subclient_id: bytes = b""  # part of the client's requests; such parts take turns
+    subclient_id: bytes = b""  # a client's subclients take turns in starting requests
     quota: Quota = Quota()
-    # default of `max_new_tokens`, unless the context has less room
+    # default of `max_new_tokens`, reduced if the context has less room
     default_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
 
     @property
     def prompt_top_logprobs(self) -> int | None:
-        """The number of likeliest tokens to report beside each token of the prompt; None if not
-        even the prompt's own log-probabilities are wanted.
+        """How many of the likeliest tokens to report for each prompt token; None if the request
+        asks for no log-probabilities of the prompt.
         """
         wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
         return max((each for each in wanted if each is not None), default=None)

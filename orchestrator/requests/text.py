@@ -1,5 +1,5 @@
-"""Turn tokens into text as they come. Incomplete characters and possible beginnings of stop strings
-are held back.
+"""Turn the tokens of a growing completion into text. Incomplete characters and possible beginnings
+of stop strings are held back.
 
 `TextStream` wraps a Hugging Face tokenizer and holds the state of one completion.
 """
@@ -14,9 +14,9 @@ from tokenizers.decoders import DecodeStream
 
 from tandem.protos.tokenizer import tokenizer_of
 
-PROMPT_TAIL = 8  # tokens of the prompt that decide how its continuation is decoded
-CHARACTER_TOKENS = 4  # most tokens in a character, since each of its bytes may be a token
-REPLACEMENT = "\ufffd"  # the text of bytes that are no character
+PROMPT_TAIL = 8  # last prompt tokens, on which the decoding of the next tokens depends
+CHARACTER_TOKENS = 4  # most tokens per character, since each of its bytes may be a token
+REPLACEMENT = "\ufffd"  # decoded from bytes that form no character
 NO_TOKENS: Mapping[int, str] = {}
 
 
@@ -30,21 +30,21 @@ def load_tokenizer(model: Path) -> Tokenizer:
 
 def longest_token(tokenizer: Tokenizer) -> int:
     """Return the number of bytes of the longest token as the vocabulary writes it. The result is at
-    least 4, since a token may stand for any single character.
+    least 4, since a token may represent a character of 4 bytes.
     """
     return max(4, *(len(token.encode()) for token in tokenizer.get_vocab()))
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return a mapping from the special tokens, as they are written, to their ids."""
+    """Return a mapping from the text of each special token to its id."""
     added = tokenizer.get_added_tokens_decoder()
     return {token.content: number for number, token in added.items() if token.special}
 
 
 class TextStream:
-    """The text of a growing completion of a prompt. The stream ignores a stop string that ends
-    within the first `min_tokens` tokens. `visible` has the special tokens that appear in this text;
-    other special tokens do not.
+    """Decodes the text of a growing completion, up to a stop string. Stop strings that end within
+    the first `min_tokens` tokens are ignored. Special tokens are left out of the text, except for
+    those in `visible`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class TextStream:
         self.matched: str | None = None
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
-        self._newest: list[int] = []  # the newest token that added to the text, if any
+        self._newest: list[int] = []  # the last token that added text, if any
         self._stop = stop
         self._min_tokens = min_tokens
         self._visible = visible
@@ -67,11 +67,11 @@ class TextStream:
         self._ignored = 0  # characters of the held text in which no stop string may end
         tail = self._tail(prompt)
         decoded = "".join(map(self._decoded, tail))
-        self._pending = tokenizer.decode(tail).removeprefix(decoded)  # the prompt's end, held back
+        self._pending = tokenizer.decode(tail).removeprefix(decoded)  # prompt text still held back
 
     def push(self, tokens: Iterable[int]) -> tuple[str, int]:
-        """Add tokens up to the first stop string. Returns the text that is final now, and how many
-        tokens were used.
+        """Decode tokens up to the first stop string. Returns the text that has become final, and
+        the number of tokens that were decoded.
         """
         fresh, used = "", 0
         for token in tokens:
@@ -112,8 +112,9 @@ class TextStream:
         return next(whole, ())
 
     def _take(self, piece: str, may_end: bool) -> str:
-        """Add a piece and return the text that is final now. Text that may become a stop string is
-        held back. `may_end` says whether a stop string may end within the piece.
+        """Add a piece of text and return the text that has become final. Text that may be the
+        beginning of a stop string is held back. `may_end` says whether a stop string may end within
+        the piece.
         """
         self._held += piece
         if not may_end:

@@ -1,7 +1,7 @@
-"""Write grammars for answers that must call a tool, or that may call strict tools.
+"""Generate grammars for answers that must call a tool, or that may call strict tools.
 
-The module is pure. The grammars are written in Lark. Each schema of arguments is a separate
-document in a grammar, so references within a schema stay valid.
+The module is pure. The grammars are written in Lark. A grammar contains the schema of each tool's
+arguments as a separate document, so references within a schema stay valid.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ NO_TOKENS: Mapping[str, int] = {}
 def with_calls(
     request: Request, chat: ChatTemplate, special: Mapping[str, int] = NO_TOKENS
 ) -> Request:
-    """Give a request the grammar that its conversation's tools need, in the tool format of its chat
-    template. `special` has the ids of the special tokens. Raises InvalidRequest for a tool choice
-    that cannot be met.
+    """Return the request with the grammar that the tools of its conversation require, in the tool
+    format of the chat template. `special` maps special tokens to their ids. Raises InvalidRequest
+    for a tool choice that cannot be satisfied.
     """
     conversation = request.prompt
     if not isinstance(conversation, Conversation):
@@ -55,7 +55,7 @@ def grammar_of(
     """Return the grammar of an answer; None if the answer needs no grammar. If a tool must be
     called, the grammar allows one or more calls, each on its own line. Otherwise, if a tool is
     strict, the grammar allows any text with calls in the model's own `form`. Raises InvalidRequest
-    for strict tools if `form` is not bare and has no mark at the end of a call.
+    for strict tools if `form` is not bare and has no marker for the end of a call.
     """
     tools, choice = conversation.tools, conversation.tool_choice
     if choice not in (AUTO, REQUIRED):
@@ -69,7 +69,10 @@ def grammar_of(
     if form.bare:
         return _headed(list(strict.values()), special.get(form.begin))
     if not form.end:
-        problem = f"cannot be true with tool_choice auto: format {form.name} does not end its calls"
+        problem = (
+            "cannot be true with tool_choice auto: "
+            f"format {form.name} has no marker for the end of a tool call"
+        )
         raise InvalidRequest.of(f"messages.tools[{min(strict)}].strict", problem)
     begin, end = json.dumps(form.begin), json.dumps(f"\n{form.end}")
     rules = f"start: marked* text\ntext: TEXT\nbegin[lazy]: TEXT {begin}\nTEXT: {TEXT}"
@@ -77,8 +80,9 @@ def grammar_of(
 
 
 def _headed(tools: Sequence[Tool], marker: int | None) -> Grammar:
-    """Return the grammar of any text in which valid arguments follow the head of each call. The
-    `marker` is a special token, which no text contains, so the grammar allows it separately.
+    """Return a grammar that allows any text in which valid arguments follow the head of each call.
+    `marker` is a special token, which a text rule cannot match, so the grammar has a separate rule
+    for it.
     """
     numbers = range(len(tools))
     parts = [f"call_{number}" for number in numbers]

@@ -1,5 +1,5 @@
-"""Find tool calls in the text of a model while the text grows. A `ToolFormat` says how a model
-marks its calls; the calls themselves are JSON. The module is pure.
+"""Find tool calls in the output of a model while the output grows. A `ToolFormat` says how a model
+marks calls, which are JSON. The module is pure.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tandem.orchestrator.requests.request import ToolCall
 Piece: TypeAlias = str | ToolCall  # content, or a call without an id
 ARGUMENTS = ("arguments", "parameters")  # keys under which models write a call's arguments
 VALUE = r'\{\s*["}]|\[\s*\{\s*"'  # how the JSON of a call begins
-BEGUN = r"(?:\{\s*|\[\s*(?:\{\s*)?)?\Z"  # how a call's JSON may begin at the end of a text
+BEGUN = r"(?:\{\s*|\[\s*(?:\{\s*)?)?\Z"  # an incomplete call's JSON at the end of a text
 NAME, SEPARATORS = r"[\w.-]{1,128}", (";", ",")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """How a model writes a call: as JSON after the marker `begin` or, if `bare`, at the start of a
-    line. Markers may be special tokens. With `named`, a call's name may precede its arguments.
+    line. Markers may be special tokens. If `named` is set, a tool's name may precede the JSON.
     """
 
     name: str
@@ -32,21 +32,21 @@ class ToolFormat:
     end: str = ""
     named: str = ""  # the marker that may come between the name and the arguments
     bare: bool = False
-    signs: tuple[str, ...] = ()  # texts that show this format in a chat template
+    signs: tuple[str, ...] = ()  # texts in a chat template that indicate this format
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The markers of a call, which may be special tokens without text."""
+        """The markers of a call, which may be special tokens that decoding leaves out."""
         return tuple(filter(None, (self.begin, self.end, self.named)))
 
     def start(self) -> re.Pattern[str]:
-        """Return a pattern that finds the start of a call in a text, and ends before its JSON."""
+        """Return a pattern that matches the start of a tool call up to the call's JSON."""
         name = rf"(?:(?P<name>{NAME})(?:{re.escape(self.named)})?\s*)?" if self.named else ""
         marked = [rf"{re.escape(self.begin)}\s*{name}"] if self.begin else []
         return re.compile("|".join(rf"(?:{each})(?={VALUE})" for each in [*marked, *self._lines()]))
 
     def started(self) -> re.Pattern[str]:
-        """Return a pattern that finds a possible beginning of a call at the end of a text."""
+        """Return a pattern that matches the possible beginning of a call at a text's end."""
         named = f"(?:{NAME}(?:{_beginnings(self.named)})?)?" if self.named else ""
         marked = [rf"{re.escape(self.begin)}\s*{named}\s*{BEGUN}"] if self.begin else []
         lines = [rf"{each}{BEGUN}" for each in self._lines()]
@@ -57,13 +57,13 @@ class ToolFormat:
 
 
 def head_of(name: str) -> str:
-    """Return a pattern, for Python and Rust, for a tool call's text before its arguments."""
+    """Return a regex, valid in Python and Rust, that matches a call up to its arguments."""
     kind = r'("type"\s*:\s*"function"\s*,\s*)?'
     return rf'\{{\s*{kind}"name"\s*:\s*"{re.escape(name)}"\s*,\s*"({"|".join(ARGUMENTS)})"\s*:'
 
 
 def _beginnings(marker: str) -> str:
-    """Return a pattern for all beginnings of a marker, the longest first."""
+    """Return a pattern that matches any prefix of a marker, trying the longest first."""
     sizes = range(len(marker), 0, -1)
     return "|".join(re.escape(marker[:size]) for size in sizes) or r"(?!)"
 
@@ -81,7 +81,7 @@ UNKNOWN_FORMAT_SIGNS = ("<function=", "<arg_key>", "<\uff5ctool")
 
 
 def format_of(template: str) -> ToolFormat | None:
-    """Return the format of calls in a chat template; None if the format is unknown."""
+    """Return the tool call format of a chat template; None if the format is unknown."""
     if any(sign in template for sign in UNKNOWN_FORMAT_SIGNS):
         return None
     plain = template.replace('\\"', '"')
@@ -91,15 +91,15 @@ def format_of(template: str) -> ToolFormat | None:
 
 @dataclass(slots=True)
 class JsonEnd:
-    """Finds the end of a JSON object or list in a growing text, by its brackets alone."""
+    """Finds the end of a JSON object or list in a growing text by counting brackets."""
 
-    position: int  # index of the next character to look at
+    position: int  # index of the next character to examine
     depth: int = 0
     quoted: bool = False
     escaped: bool = False
 
     def find(self, text: str) -> int:
-        """Return the index behind the end of the object or list; -1 if the end has not come yet."""
+        """Return the index after the end of the object or list; -1 while it is incomplete."""
         for position in range(self.position, len(text)):
             character = text[position]
             if self.quoted:
@@ -118,15 +118,15 @@ class JsonEnd:
 
 
 class CallFinder:
-    """Splits a growing text into content and calls. How the text is cut into pieces does not
-    matter. Text that only looks like a call is content. White space beside calls is dropped.
+    """Splits a growing text into content and tool calls. The result does not depend on how the text
+    arrives. Text that only looks like a call is content. White space around calls is dropped.
     """
 
     def __init__(
         self, form: ToolFormat, known: Collection[str], strict: Collection[str] = ()
     ) -> None:
         """A call without a marker counts only if it names a `known` tool. In a bare format, a call
-        of a `strict` tool counts only if it begins with the tool's head, as in the grammar.
+        of a `strict` tool counts only if it begins with the tool's head, as its grammar requires.
         """
         self._form = form
         self._known = frozenset(known)
@@ -135,20 +135,20 @@ class CallFinder:
         self._started = form.started()
         self._held = ""  # text that may belong to a call
         self._json: JsonEnd | None = None  # finds the end of a call that has begun
-        self._json_start = 0  # place in the held text at which the call's JSON starts
+        self._json_start = 0  # position in the held text where the call's JSON starts
         self._name = ""  # name before the call's JSON, if there is one
-        self._marked = False  # whether something comes before the call's JSON
+        self._marked = False  # whether a marker precedes the call's JSON
         self._after_call = False
-        self._in_line = False  # whether the line began with content that is not held now
+        self._in_line = False  # whether content of the current line was already returned
 
     def push(self, text: str) -> Iterator[Piece]:
-        """Add text, and yield the new pieces that no further text can change."""
+        """Add text, and yield the pieces of content and calls that have become final."""
         self._held += text
         while (pieces := self._next()) is not None:
             yield from pieces
 
     def finish(self) -> Iterator[Piece]:
-        """End the text, and yield the text that was held back."""
+        """Note that the text has ended, and yield the text that was held back."""
         rest, self._held, self._json = self._held, "", None
         if self._after_call and self._form.end.startswith(rest.strip()):
             return
@@ -156,7 +156,7 @@ class CallFinder:
             yield rest.lstrip() if self._after_call else rest
 
     def _next(self) -> Sequence[Piece] | None:
-        """Return the next pieces; None if more text must come first."""
+        """Return the next final pieces; None if more text is needed."""
         if self._json is not None:
             return self._ended(self._json.find(self._held))
         if self._after_call and not self._passed():
@@ -178,7 +178,7 @@ class CallFinder:
         return [content] if content else []
 
     def _ended(self, end: int) -> Sequence[Piece] | None:
-        """Return the calls that end at `end`, or the text if it is no call; None if `end` is -1."""
+        """Return the calls up to `end`, or the text if it is no valid call; None if `end` is -1."""
         if end < 0:
             return None
         whole, self._held, self._json = self._held[:end], self._held[end:], None
@@ -198,7 +198,7 @@ class CallFinder:
         if end and rest.startswith(end):
             rest = rest.removeprefix(end).lstrip()
         self._held = rest
-        if end.startswith(rest):  # nothing has come, or a part of the marker
+        if end.startswith(rest):  # nothing has come, or only a part of the marker
             return False
         if self._form.bare and rest.startswith(SEPARATORS):
             value = rest[1:].lstrip()
@@ -210,7 +210,7 @@ class CallFinder:
 
 
 def calls_in(text: str, name: str = "") -> tuple[ToolCall, ...]:
-    """Return the calls in a JSON text; () if it has none. With `name`, the text is arguments."""
+    """Return the calls in a JSON text; () if none. With `name`, the text is a call's arguments."""
     try:
         value = json.loads(text, parse_constant=_no_constant)
         if name:
@@ -221,7 +221,7 @@ def calls_in(text: str, name: str = "") -> tuple[ToolCall, ...]:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Parse a text as a JSON object. Raises ValueError with the name of what was expected."""
+    """Parse text as a JSON object. Raises ValueError, whose message says what was expected."""
     try:
         found = from_json(text, allow_inf_nan=False)
     except ValueError:
@@ -232,7 +232,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def _call(value: Any) -> ToolCall:
-    """Return a call from its JSON value. Raises ValueError if the value is no call."""
+    """Return the tool call in a JSON value. Raises ValueError if the value is not a tool call."""
     name = value.get("name") if isinstance(value, dict) else None
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
         raise ValueError

@@ -1,11 +1,11 @@
-"""Decides when a drafter whose proposals bring nothing is left alone for a while. The module is
-pure.
+"""Decides when a drafter whose proposals are useless is paused for a while. The module is pure.
 
-Proposals that are wrong, late or not worth a row cost messages. If the drafter shares the
-verifier's machine, they also cost time. If many steps get proposals of which no token is accepted,
-the drafter is left alone: it is sent nothing during a pause. After the pause the drafter is sent
-all held-back commits at once, because drafts may pay again. An honest drafter stops proposing by
-itself before a pause begins. A drafter that sends nothing is never left alone.
+Proposals that are wrong, late or never verified cost network messages. If the drafter runs on the
+verifier's machine, useless proposals also slow the verifier down. If many steps get proposals of
+which no token is accepted, the drafter is paused: it gets no commits for a while. After the pause,
+the drafter gets all held-back commits at once, because its proposals may be useful again. A drafter
+that works correctly stops proposing by itself before it is paused. A drafter that sends no
+proposals is never paused.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from dataclasses import dataclass, replace
 
 from tandem.protos.streams import Commit
 
-PATIENCE = 32  # steps in vain before a pause; the trial after the pause has half as many
-ROUND_TRIPS = 4  # a pause needs steps in vain over at least this many round trips
-PAUSES = 1.0, 3.0  # seconds of the first and the longest pause; each is twice the one before
+PATIENCE = 32  # useless steps (no accepted token) before a pause; half as many before the next
+ROUND_TRIPS = 4  # a pause needs useless steps over at least this many round trips
+PAUSES = 1.0, 3.0  # seconds of the first and the longest pause; each pause doubles
 
 
 @dataclass(slots=True)
 class DraftBackoff:
-    """The backoff of one opening of a drafter."""
+    """Decides about pauses of the drafter, for one opening of a session."""
 
     arrived: bool = False  # whether a proposal has come since the newest step
-    _in_vain: int = 0  # number of steps in vain; a negative number allows as many more
-    _since: float = 0.0  # when the first step in vain was
-    _pause: float = 0.0  # seconds of the newest pause; 0 if drafts have paid since then
-    _until: float = 0.0  # when the pause ends
-    _held: Commit | None = None  # commits that the drafter was not sent, merged into one
+    _in_vain: int = 0  # useless steps, less those that accepted tokens cancel
+    _since: float = 0.0  # time of the first useless step
+    _pause: float = 0.0  # seconds of the newest pause; 0 if many tokens were accepted since
+    _until: float = 0.0  # time at which the pause ends
+    _held: Commit | None = None  # held-back commits, merged into one
 
     def paused(self, now: float) -> bool:
-        """Tell whether the drafter is left alone now."""
+        """Tell whether the drafter is paused at the time `now`."""
         return now < self._until
 
     def stepped(self, commit: Commit, now: float, round_trip: float) -> Commit | None:
         """Return the commit to send to the drafter now, merged with the commits that were held
-        back. Return None while the drafter is left alone. `round_trip` is the number of seconds
-        from a commit until the verifier gets the proposal that the commit causes.
+        back. Return None while the drafter is paused. `round_trip` is the number of seconds from a
+        commit until the verifier gets the proposal that answers the commit.
         """
         if commit.sent_accepted:
             self._until = 0.0
@@ -53,7 +53,7 @@ class DraftBackoff:
         return held
 
     def _count(self, accepted: int, now: float, round_trip: float) -> None:
-        """Count a step. An accepted token cancels as many steps in vain as a trial has."""
+        """Count a step. Each accepted token cancels PATIENCE // 2 useless steps."""
         counted = self._in_vain + self.arrived - PATIENCE // 2 * accepted
         self._in_vain = min(PATIENCE, max(-PATIENCE, counted))
         if self._in_vain == -PATIENCE:

@@ -20,7 +20,7 @@ from tandem.protos.types import (
 
 
 class Finish(Enum):
-    """The reasons why a generation ended; the numbers are the client API's."""
+    """The reasons why a generation ended, with the numbers of the client API."""
 
     STOP = 1
     LENGTH = 2
@@ -28,9 +28,9 @@ class Finish(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """A request that was checked and completed with defaults. `completion` are tokens that the
-    client already has. `prompt_logprobs` is how many of the likeliest tokens to report for each
-    token of the prompt, beginning with token `prompt_logprobs_from`.
+    """A validated request, completed with defaults. `completion` contains tokens that the client
+    already has. `prompt_logprobs` is the number of likeliest tokens to report for each token of the
+    prompt from index `prompt_logprobs_from` on.
     """
 
     request_id: str
@@ -42,17 +42,17 @@ class RunRequest:
     shape: DraftShape = NO_DRAFT_SHAPE
     cache_scope: bytes = b""
     completion: tuple[int, ...] = ()
-    traceparent: str = ""  # traceparent of the span in which the request runs
-    known: tuple[int, ...] = ()  # tokens that the completion may repeat
+    traceparent: str = ""  # trace context of the request's span
+    known: tuple[int, ...] = ()  # tokens that the completion may repeat, searched for drafts
     prompt_logprobs: int | None = None
     prompt_logprobs_from: int = 1  # the first token has no log-probability
 
 
 @dataclass(slots=True)
 class Generation:
-    """A growing completion. The log-probabilities of the prompt's tokens before
-    `prompt_logprobs_from` have been reported. `turn` is the turn of the newest opening, at either
-    service.
+    """The state of one request's generation. The log-probabilities of the prompt tokens before
+    index `prompt_logprobs_from` have been reported. `turn` is the turn of the newest opening, at
+    the drafter or the verifier.
     """
 
     session_id: bytes
@@ -65,7 +65,7 @@ class Generation:
     matched_token_id: int | None = None
     cache_scope: bytes = b""
     turn: int = 0
-    group: str = ""  # group of verifiers that the newest tokens are from
+    group: str = ""  # group of the verifier that generated the newest tokens
     prompt_logprobs: int | None = None
     prompt_logprobs_from: int = 1
 
@@ -96,24 +96,24 @@ class Generation:
 
     @property
     def wanted_prompt_logprobs(self) -> PromptLogprobs | None:
-        """The log-probabilities of the prompt that are still wanted, if any."""
+        """The log-probabilities of the prompt that are still to be reported, or None."""
         if self.prompt_logprobs is None or self.prompt_logprobs_from >= len(self.prompt):
             return None
         return PromptLogprobs(self.prompt_logprobs_from, len(self.prompt), self.prompt_logprobs)
 
     def context(self) -> Context:
-        """Return the context of the next opening, with all tokens. A service that still holds the
-        session, or a prefix of its text, uses its cache.
+        """Return the context of the next opening, with all committed tokens. A service that still
+        holds the session, or a prefix of its tokens, reuses its KV cache.
         """
         self.turn += 1
         tokens = (*self.prompt, *self.completion)
         return Context(self.session_id, self.turn, 0, tokens, client=self.cache_scope)
 
     def extend(self, start: int, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Commit `tokens` as the text from `start` on, up to the first stop token or the limit.
-        Returns the tokens that are new.
+        """Commit `tokens`, which begin at position `start`, up to the first stop token or the
+        limit. Returns the tokens that were not committed before.
         """
-        assert start <= self.length, "a commit that leaves a gap"
+        assert start <= self.length, "the commit leaves a gap in the text"
         fresh = tuple(tokens[self.length - start :][: self.until - self.length])
         for index, token in enumerate(fresh):
             if token in self.stop_token_ids:
@@ -127,12 +127,12 @@ class Generation:
     def take_prompt_logprobs(
         self, start: int, logprobs: Sequence[TokenLogprobs]
     ) -> tuple[TokenLogprobs, ...]:
-        """Take the log-probabilities of tokens from `start` on, if these tokens belong to the
-        prompt. Returns the log-probabilities that are new.
+        """Record the log-probabilities of the tokens from position `start` on, if these tokens
+        belong to the prompt. Returns the log-probabilities that were not reported before.
         """
         if start >= len(self.prompt):
             return ()
-        assert start <= self.prompt_logprobs_from, "a commit that leaves a gap"
+        assert start <= self.prompt_logprobs_from, "the log-probabilities have a gap"
         fresh = tuple(logprobs[self.prompt_logprobs_from - start :])
         self.prompt_logprobs_from += len(fresh)
         self._end_at_limit()

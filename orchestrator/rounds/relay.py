@@ -1,8 +1,8 @@
-"""Relays commits and proposals: the verifier's commits go to the drafter and to the reader, and the
+"""Relays commits and proposals: the verifier's commits go to the drafter and to the client, and the
 drafter's proposals go to the verifier.
 
-This module is the best place to start reading. Events come in as plain calls and cause plain calls,
-so no code of this module waits. The verifier decodes by itself, whatever the drafter does.
+This module is the best place to start reading. Events arrive as function calls and are handled at
+once, so nothing in this module blocks. The verifier continues to decode, whatever the drafter does.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tandem.protos.errors import Busy, SessionMiss, TandemError, is_transient
 from tandem.protos.streams import Commit, Decoding, Drafting, EncodedProposal, Flow, Proposal
 from tandem.protos.types import NO_DRAFT_SHAPE, Method, Rule
 
-PAUSE_AT, RESUME_AT = 64, 16  # unread steps at which the verifier pauses, and goes on
-VERIFIER_PAUSES = (0.05, 1.0)  # least and most seconds before a verifier is opened again
+PAUSE_AT, RESUME_AT = 64, 16  # unread steps at which the verifier is paused and resumed
+VERIFIER_PAUSES = (0.05, 1.0)  # minimum and maximum seconds before a verifier's stream is reopened
 DRAFTER_PAUSES = (0.2, 2.0)
 VERIFIER_LOST_SECONDS = 30.0  # seconds without a verifier after which the request ends
-VERIFIER_BUSY_SECONDS = 600.0  # seconds of Busy errors alone after which the request ends
-# largest proposal in bytes; a whole tree with its distributions is smaller
+VERIFIER_BUSY_SECONDS = 600.0  # seconds of only Busy errors after which the request ends
+# maximum size of a proposal in bytes; a full tree with its distributions is smaller
 LARGEST_PROPOSAL = 256 << 10
 
 ToVerifier: TypeAlias = Decoding | EncodedProposal | Proposal | Flow
@@ -38,7 +38,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The services that all relays of a cell share. `numbers` yields the numbers of streams."""
+    """The services that all relays of a cell share. `numbers` yields a number for each stream."""
 
     verifier: ServiceLink[ToVerifier, Commit]
     drafter: ServiceLink[ToDrafter, EncodedProposal]
@@ -47,7 +47,7 @@ class Services:
 
 
 class Relay:
-    """The relay of one request. It calls `changed` when steps are ready, or no more will come."""
+    """Relays one request. Calls `changed` when `steps` has new steps or the relay has ended."""
 
     def __init__(
         self, request: RunRequest, services: Services, changed: Callable[[], None]
@@ -101,8 +101,8 @@ class Relay:
         self._changed()
 
     def _open_verifier(self) -> None:
-        """Open a stream at the verifier. In lockstep the drafter's stream is opened again too,
-        because its proposals refer to what was sent on the verifier's stream. Without lockstep, the
+        """Open a stream at the verifier. In lockstep, the drafter's stream is reopened too, because
+        its proposals refer to what was sent on the verifier's stream. Without lockstep, the
         drafter's stream is opened at the first commit: a drafter may share a machine with the
         verifier, and must not delay the first token.
         """
@@ -174,7 +174,7 @@ class Relay:
         self._changed()
 
     def _step(self, commit: Commit) -> Step:
-        """Add a commit to the text and return it as a step for the reader."""
+        """Add a commit to the text and return it as a step for the client."""
         generation, now = self.generation, self._timer.now()
         reported = generation.take_prompt_logprobs(commit.start, commit.logprobs)
         tokens = generation.extend(commit.start, commit.tokens)
@@ -200,7 +200,7 @@ class Relay:
         )
 
     def _inform_drafter(self, commit: Commit) -> None:
-        """Send the commit to the drafter, or hold it back. In lockstep every commit is sent."""
+        """Send the commit to the drafter unless it is paused. In lockstep, every commit is sent."""
         due: Commit | None = commit
         if not self._lockstep:
             round_trip = self.drafter.link.round_trip + self.verifier.link.round_trip
@@ -217,12 +217,12 @@ class Relay:
                 self.verifier.send(replace(proposal, awaited=True) if lockstep else proposal)
 
     def _pause(self, paused: bool) -> None:
-        """Pause the verifier, because the reader is too far behind, or let it go on."""
+        """Pause the verifier because the client reads too slowly, or resume it."""
         self._paused = paused
         self.verifier.send(Flow(paused))
 
     def _on_verifier_error(self, error: TandemError) -> None:
-        """Retry, unless the pauses before retries have lasted too long since the last item."""
+        """Reopen the verifier's stream, or end if the error is permanent or lasts too long."""
         if self._lockstep:
             self._lockstep.stop()
         retry_after = error.retry_after if isinstance(error, Busy) else 0.0
@@ -233,7 +233,7 @@ class Relay:
             self.end(error)
 
     def _on_drafter_error(self, error: TandemError) -> None:
-        """Retry, unless the drafter can never serve this request."""
+        """Reopen the drafter's stream, unless the drafter can never serve this request."""
         if _may_retry(error):
             retry_after = error.retry_after if isinstance(error, Busy) else 0.0
             self.drafter.retry(*DRAFTER_PAUSES, retry_after)
@@ -244,5 +244,5 @@ class Relay:
 
 
 def _may_retry(error: TandemError) -> bool:
-    """Return whether the same opening may succeed a little later."""
+    """Return whether opening the stream again may succeed after this error."""
     return isinstance(error, SessionMiss) or is_transient(error)

@@ -15,27 +15,27 @@ from tandem.protos.types import TokenLogprobs
 class Fallback(Enum):
     """The reasons why a step had no draft although drafts were requested."""
 
-    FIRST_STEP = auto()  # the drafter is asked when the first step is over
+    FIRST_STEP = auto()  # the drafter's stream is opened after the first step
     NO_DRAFTER = auto()  # no drafter is connected, or its stream is not open yet
     REFUSED = auto()  # the drafter will not draft for this request
-    LATE = auto()  # a draft arrived after the text had passed it
+    LATE = auto()  # a draft arrived too late for the committed text
     NOT_VERIFIED = auto()  # a draft came since the previous step, but was not verified
     NO_DRAFT = auto()  # the drafter has sent no draft since the previous step
-    NO_MATCH = auto()  # only the suffix method drafts, and the newest tokens never occurred before
-    BACKOFF = auto()  # many drafts were of no use, so the drafter is paused for a while
+    NO_MATCH = auto()  # only the suffix method drafts, and it found no earlier occurrence
+    BACKOFF = auto()  # the drafter is paused, because its drafts were useless
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the verifier for one request. A step has a commit, cut to the tokens that were
-    committed, or log-probabilities of the prompt.
+    """One step of the verifier for one request. A step carries log-probabilities of the prompt, or
+    a commit that is truncated at the first stop token and at the token limit.
     """
 
     commit: Commit
     seconds: float = 0.0  # seconds since the previous step, or since the opening
     finish: Finish | None = None
     matched_token_id: int | None = None  # the stop token that ended the generation
-    drafter_switches: int = 0  # how many openings came after an opening that was answered
+    drafter_switches: int = 0  # how often the stream was reopened after the drafter had answered
     verifier_switches: int = 0
     drafter_round_trip: float = 0.0  # smoothed round trip in seconds; 0 means not known
     verifier_round_trip: float = 0.0
@@ -52,7 +52,7 @@ class Step:
 
 @dataclass(slots=True)
 class DraftWatch:
-    """Watches what has come from the drafter of one generation since its newest step."""
+    """Watches what the drafter of one generation has sent since the newest step."""
 
     requested: bool
     alone: bool  # whether the suffix method alone makes drafts

@@ -1,4 +1,4 @@
-"""A generation's stream at one service, which is opened again after every loss."""
+"""A generation's stream at one service, which is reopened after every loss."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 from tandem.protos.errors import TandemError, TransportLost
 from tandem.protos.streams import PassTimes
 
-MAX_DOUBLINGS = 16  # most doublings of a pause, so that the pause fits a float
+MAX_DOUBLINGS = 16  # maximum number of doublings of a retry pause, to prevent overflow
 
 Sent = TypeVar("Sent")
 SentContra = TypeVar("SentContra", contravariant=True)
@@ -28,14 +28,16 @@ class Subscriber(Protocol[ReceivedContra]):
         """Note that the service cannot be reached now."""
 
     def receive(self, item: ReceivedContra) -> None:
-        """Take an item that arrived on the stream."""
+        """Process an item that arrived on the stream."""
 
     def failed(self, error: TandemError) -> None:
         """Note that the stream has ended, or could not be opened."""
 
 
 class ServiceLink(Protocol[SentContra, ReceivedCo]):
-    """The connection to a service, such as `link.Link`. The caller numbers the streams."""
+    """The connection to a service, such as `link.Link`. The caller chooses the number of each
+    stream.
+    """
 
     @property
     def connected(self) -> bool:
@@ -43,7 +45,7 @@ class ServiceLink(Protocol[SentContra, ReceivedCo]):
 
     @property
     def problem(self) -> str:
-        """The reason why the service must not be used; empty if nothing is known against it."""
+        """The reason why the service must not be used; empty if no reason is known."""
 
     @property
     def round_trip(self) -> float:
@@ -59,13 +61,13 @@ class ServiceLink(Protocol[SentContra, ReceivedCo]):
 
     @property
     def load(self) -> tuple[float, float]:
-        """The service's price and seconds per token, if it reports them."""
+        """The service's price of a row and its seconds per token, if it reports them."""
 
     def subscribe(self, subscriber: Subscriber[ReceivedCo]) -> None:
-        """Tell a subscriber from now on when the service is connected or lost."""
+        """From now on, tell the subscriber whenever the service is connected or lost."""
 
     def unsubscribe(self, subscriber: Subscriber[ReceivedCo]) -> None:
-        """End the reports that `subscribe` started."""
+        """Stop telling the subscriber when the service is connected or lost."""
 
     def open(self, stream: int, opening: SentContra, subscriber: Subscriber[ReceivedCo]) -> None:
         """Open a stream. Items that arrive for the stream go to the subscriber."""
@@ -87,15 +89,15 @@ class ReplicaLink(ServiceLink[SentContra, ReceivedCo], Protocol[SentContra, Rece
 
     @property
     def passes(self) -> PassTimes:
-        """The times that the process's forward passes take."""
+        """How long the forward passes of the process take."""
 
     @property
     def others(self) -> int:
-        """The number of streams that the process has from other orchestrators."""
+        """The number of streams that other orchestrators have open at the process."""
 
 
 class TimerHandle(Protocol):
-    """A call that is scheduled."""
+    """A scheduled call, which can be cancelled."""
 
     def cancel(self) -> None:
         """Cancel the call."""
@@ -113,8 +115,9 @@ class Timer(Protocol):
 
 @dataclass(slots=True, eq=False)
 class SessionStream(Generic[Sent, Received]):
-    """The subscriber for one generation. `open` opens a stream if one is needed. `on_item` is
-    called with each item of the stream, and `on_failure` with the error that ends the stream.
+    """The stream of one generation at a service, which it reopens after failures. `open` opens a
+    stream if one is needed. `on_item` is called with each item of the stream, and `on_failure` with
+    the error that ends the stream.
     """
 
     link: ServiceLink[Sent, Received]
@@ -125,10 +128,10 @@ class SessionStream(Generic[Sent, Received]):
     number: int = 0  # number of the open stream; 0 if none is open
     turn: int = 0  # the turn of the newest opening
     openings: int = 0
-    switches: int = 0  # how many openings followed an opening that the service had answered
+    switches: int = 0  # how often the stream was reopened after the service had answered
     _answered: bool = False
-    failures: int = 0  # number of failures since an item arrived
-    waited: float = 0.0  # seconds of pauses since an item arrived
+    failures: int = 0  # number of failures since the last item arrived
+    waited: float = 0.0  # seconds in retry pauses since the last item arrived
     _retry: TimerHandle | None = None
     _retry_since: float = 0.0
 
@@ -147,12 +150,12 @@ class SessionStream(Generic[Sent, Received]):
         self.link.open(number, opening, self)
 
     def send(self, item: Sent) -> None:
-        """Send an item of the stream, if one is open."""
+        """Send an item on the stream, if the stream is open."""
         if self.opened:
             self.link.send(self.number, item)
 
     def retry(self, least: float, most: float, retry_after: float = 0.0) -> None:
-        """Open a stream after a pause that doubles with every failure and lasts at least
+        """Reopen the stream after a pause that doubles with every failure and lasts at least
         `retry_after` seconds, or as soon as the service is connected.
         """
         self.stop()
@@ -161,7 +164,7 @@ class SessionStream(Generic[Sent, Received]):
         self._retry, self._retry_since = self.timer.call_later(pause, self.open), self.timer.now()
 
     def stop(self) -> None:
-        """Drop the stream, and cancel the retry, if there is one."""
+        """Drop the stream, and cancel a scheduled retry."""
         if self.opened:
             self.link.drop(self.number)
             self.number = 0
@@ -182,16 +185,16 @@ class SessionStream(Generic[Sent, Received]):
         self.open()
 
     def lost(self) -> None:
-        """Fail, because the link is lost."""
+        """Treat the loss of the link as a failure of the stream."""
         self.failed(TransportLost(self.link.problem or "the service cannot be reached"))
 
     def receive(self, item: Received) -> None:
-        """Take an item that the link received, and reset the count of failures."""
+        """Pass on an item that the link received, and reset the count of failures."""
         self.failures, self.waited, self._answered = 0, 0.0, True
         self.on_item(item)
 
     def failed(self, error: TandemError) -> None:
-        """Drop the stream, which the link reports as failed, and report the error."""
+        """Drop the stream, which has failed, and report the error through `on_failure`."""
         self.stop()
         self.failures += 1
         self.on_failure(error)

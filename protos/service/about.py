@@ -1,5 +1,5 @@
-"""Reports a process's version and model as labels of metrics, so that queries can add these labels
-to other metrics. The process also announces its model on standard output, for `tandem up`.
+"""Reports the version and model of a process as labels of metrics, so that queries can add these
+labels to other metrics. The process also announces its model on standard output, for `tandem up`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tandem.protos.types import ModelDescription
 
 
 def report_build(registry: CollectorRegistry) -> None:
-    """Report the version of Tandem that runs."""
+    """Report the version of Tandem as a metric."""
     gauge = Gauge(
         "tandem_build_info", "Always 1; the label is the version", ("version",), registry=registry
     )
@@ -21,7 +21,9 @@ def report_build(registry: CollectorRegistry) -> None:
 
 
 def report_model(registry: CollectorRegistry, model: ModelDescription) -> None:
-    """Report the model that the process holds or, at an orchestrator, that its verifiers hold."""
+    """Report the model of the process as a metric. An orchestrator reports the model of its
+    verifiers.
+    """
     gauge = Gauge(
         "tandem_model_info",
         "Always 1; the labels are the model and how it is computed",
@@ -32,10 +34,10 @@ def report_model(registry: CollectorRegistry, model: ModelDescription) -> None:
 
 
 def report_drafter(registry: CollectorRegistry, model: ModelDescription) -> None:
-    """Report how a drafter's tokenizer compares with the target's."""
+    """Report as metrics how a drafter's tokenizer differs from the target's."""
     likeness = Gauge(
         "tandem_draft_tokenizer_info",
-        "Always 1; the label is the tokenizer's likeness: equal, nearly equal, or foreign",
+        "Always 1; the tokenizer compared to the target's: equal, nearly equal or foreign",
         ("tokenizer",),
         registry=registry,
     )

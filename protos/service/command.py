@@ -1,4 +1,5 @@
-"""Runs a service from its command line, which has a flag for every setting, until its end.
+"""Runs a service until it stops, with settings from its command line, which has a flag for every
+setting.
 
 Modules that take long to import are imported only after the arguments have been checked.
 """
@@ -38,7 +39,7 @@ def start(role: str, kind: type[Config], work: Callable[[Config], None]) -> None
     """Read the command line, and call `work` with the settings. If the service cannot start, the
     process prints one line and ends with exit code 1.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing needs an orderly end yet
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # at first, Ctrl-C may end the process at once
     try:
         config = configured(kind, role, sys.argv[1:])
         process.configure_logging(config.log_level, config.log_format)
@@ -63,7 +64,7 @@ def serve(role: str, config: ServiceConfig, module: str) -> None:
 
 async def run(role: str, config: ServiceConfig, serve: Serve) -> None:
     """Run a service until it is stopped: the first signal makes it drain, and the second ends it at
-    once. Before the service serves, one signal ends the process at once.
+    once. While the service still starts, the first signal ends the process at once.
     """
     from prometheus_client import REGISTRY
 
@@ -72,7 +73,7 @@ async def run(role: str, config: ServiceConfig, serve: Serve) -> None:
     serving = serve(config, REGISTRY, drain, pages)
     with served(config, pages) as metrics:
         async with process.parent_watched(), serving as address:
-            # before the announcement, because its reader may send a signal at once
+            # handle signals before the announcement, whose reader may send a signal at once
             stop = process.stop_signals()
             process.announce("serving", role=role, address=address, metrics=metrics)
             await stop.get()
@@ -82,10 +83,10 @@ async def run(role: str, config: ServiceConfig, serve: Serve) -> None:
 
 @contextmanager
 def served(config: ServiceConfig, pages: Pages) -> Iterator[str]:
-    """Serve the pages of a service while the scope lasts; yields their URL."""
+    """Context manager that serves a service's HTTP pages; yields their URL."""
     host = config.metrics_host or config.host
     asked = config.tls if config.metrics_tls else None
-    # TLS only asks for a certificate; `pages` demands one where a page needs it
+    # TLS only requests a client certificate; `pages` insists on one where a page requires it
     context = server_context(asked, ssl.CERT_OPTIONAL) if asked else None
     with pages_served(host, config.metrics_port, pages, context) as address:
         yield f"{'https' if context else 'http'}://{address}"

@@ -35,14 +35,14 @@ from tandem.protos.service.listening import ListeningSettings
 PREFIX = "TANDEM__"
 FILE = "TANDEM_CONFIG"
 
-MIN_LENGTH, MAX_LENGTH = 16, 256  # least and most characters of a token
-FOLLOWING_ERROR = "default_factory_not_called"  # an error that follows from another field's error
-# kinds of errors whose message gets the wrong value added, because it is never a token
+MIN_LENGTH, MAX_LENGTH = 16, 256  # minimum and maximum length of an access token
+FOLLOWING_ERROR = "default_factory_not_called"  # an error caused by another field's error
+# types of errors whose message shows the invalid value, because it is never a secret token
 SHOWABLE = ("int_", "float_", "bool_", "byte_", "literal_", "greater_", "less_", "string_pattern_")
 
 
 def _secret(given: SecretStr) -> SecretStr:
-    """Check that a token can be sent as metadata of a call, and is too long to be guessed."""
+    """Check that an access token can be sent in call metadata, and is too long to be guessed."""
     token = given.get_secret_value()
     if not (MIN_LENGTH <= len(token) <= MAX_LENGTH and re.fullmatch(r"[!-~]+", token)):
         raise ValueError(
@@ -99,7 +99,7 @@ class ServiceConfig(ListeningSettings):
         *others: PydanticBaseSettingsSource,
         **more: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Read only the arguments, because `configured` reads the environment and the file."""
+        """Use only the constructor arguments: `configured` reads the environment and the file."""
         return (init_settings,)
 
     @property
@@ -108,12 +108,13 @@ class ServiceConfig(ListeningSettings):
         """The directory from which a model or tokenizer is loaded."""
 
     def prepare(self) -> None:
-        """Set up the process as the settings ask, before it starts threads; raises Unusable."""
+        """Apply settings that concern the process, before it starts threads; raises Unusable."""
 
 
 class ExternalSettings(BaseSettings):
     """The settings of each role in the environment, such as `TANDEM__VERIFIER__PORT`, and in the
-    file, such as `port` in the section `verifier`. Their names and values are not checked yet.
+    file, such as `port` in the section `verifier`. The names and values of the settings are not
+    checked yet.
     """
 
     model_config = SettingsConfigDict(
@@ -131,7 +132,7 @@ Settings = TypeVar("Settings", bound=BaseSettings)
 
 
 class Help(HelpFormatter):
-    """Formats help. Defaults that are None or come from a factory are left to the descriptions."""
+    """Formats help texts, without defaults that are None or that come from a factory."""
 
     def _expand_help(self, action: Action) -> str:
         return re.sub(r" \(default(: None| factory: .*)\)$", "", super()._expand_help(action))
@@ -201,7 +202,7 @@ def _completed(
 
 
 def _built(kind: type[Settings], *sources: PydanticBaseSettingsSource) -> Settings:
-    """Build settings from these sources only; earlier sources win. Raises ValidationError."""
+    """Build settings from `sources` alone; earlier ones take precedence. Raises ValidationError."""
     arguments: dict[str, Any] = {"_build_sources": (sources, {})}
     return kind(**arguments)
 
@@ -223,7 +224,9 @@ def _unknown(name: str, known: Iterable[str], source: str = "") -> Unusable:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint that names the known name most similar to a wrong one, if any is similar."""
+    """Return a hint with the known name that is most similar to the wrong `name`, if any is
+    similar.
+    """
     near = get_close_matches(name, list(known), 1)
     return f"; did you mean {near[0]}?" if near else ""
 
@@ -239,5 +242,5 @@ def _problem(found: ErrorDetails) -> str:
 
 
 def message(found: ErrorDetails) -> str:
-    """Return the text of a problem without the words that pydantic puts before it."""
+    """Return the text of a validation error without the prefix that pydantic adds."""
     return found["msg"].removeprefix("Value error, ")

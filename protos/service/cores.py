@@ -1,4 +1,4 @@
-"""Counts the processor cores that this process can use, and binds it to those of one NUMA node."""
+"""Counts the processor cores that this process can use, and binds the process to one NUMA node."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ CPUS, NODES = "sys/devices/system/cpu", "sys/devices/system/node"
 
 
 def usable(root: Path = ROOT, numa: int | None = None) -> int:
-    """Return how many physical cores of a NUMA node the process may use. By default, this is the
-    node with the most cores that the process may use. A container's limit of processor time lowers
-    the number, but not below 1. Hardware threads and other nodes do not count, because two threads
-    of a core multiply no faster than one, and the memory of another node is slow.
+    """Return how many physical cores of a NUMA node the process may use. By default, the node with
+    the most usable cores is counted. A container's limit of processor time lowers the result, but
+    not below 1. Hardware threads and other nodes do not count, because two threads of a core
+    multiply no faster than one, and the memory of another node is slow.
     """
     allowed = _allowed()
     shares = (own & allowed for node, own in nodes(root).items() if numa in (None, node))
@@ -27,8 +27,8 @@ def usable(root: Path = ROOT, numa: int | None = None) -> int:
 
 def bind(numa: int, root: Path = ROOT) -> None:
     """Run this thread, and all threads that it starts from now on, only on the processors of a NUMA
-    node. Memory then lies at that node, because the system places memory where it is first written.
-    Raises Unusable.
+    node. Memory is then allocated on that node, because the system places memory where it is first
+    written. Raises Unusable.
     """
     allowed, found = _allowed(), nodes(root)
     if not (own := found.get(numa, set()) & allowed):
@@ -76,8 +76,8 @@ def _core(root: Path, number: int) -> tuple[str, ...]:
 
 
 def _quota(root: Path, most: int) -> int:
-    """Return how many whole cores the time limit of the container's control group (version 2)
-    amounts to, or `most` if there is no limit.
+    """Return the time limit of the container's control group (version 2) in whole cores, or `most`
+    if there is no limit.
     """
     with suppress(OSError, ValueError):
         time, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()

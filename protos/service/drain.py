@@ -1,4 +1,4 @@
-"""Ends a service: it takes no new work, and running work has a limited time to finish."""
+"""Stops a service: it refuses new work, and running work has a limited time to finish."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from contextlib import asynccontextmanager, suppress
 
 from tandem.protos.errors import Unavailable
 
-LAST_SECONDS = 0.5  # seconds in which work that is cut short can tell its client
+LAST_SECONDS = 0.5  # seconds for aborted work to report its error to the client
 
 
 class Drain:
-    """Counts the running work of a service, and records whether the service is stopping. Use a
-    drain on one event loop only.
+    """Counts the running work of a service, and records whether the service is stopping. A drain
+    may be used on one event loop only.
     """
 
     def __init__(self, seconds: float = 0.0) -> None:
-        """Running work has `seconds` seconds to finish once the service takes no new work."""
-        self.leaving = False  # whether senders of new work should go elsewhere
-        self.begun = False  # whether no new work is taken
+        """Once the service refuses new work, running work has `seconds` seconds to finish."""
+        self.leaving = False  # whether clients should send new work elsewhere
+        self.begun = False  # whether new work is refused
         self._seconds = seconds
         self._running = 0
         self._scopes: set[asyncio.Timeout] = set()
@@ -27,14 +27,14 @@ class Drain:
         self._cut = asyncio.Event()
 
     def check(self) -> None:
-        """Raise Unavailable if no new work is taken."""
+        """Raise Unavailable if the service refuses new work."""
         if self.begun:
             raise Unavailable("the service is stopping")
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Count work as running while the scope lasts. Raises Unavailable if the service takes no
-        new work, and when the time for running work is over.
+        """Context manager that counts its body as running work. Raises Unavailable if the service
+        refuses new work, and when the time for running work is over.
         """
         self.check()
         self.begin_one()
@@ -52,11 +52,11 @@ class Drain:
             self.end_one()
 
     def begin_one(self) -> None:
-        """Note that work begins, although the service may be stopping."""
+        """Record that a piece of work begins, even if the service is stopping."""
         self._running += 1
 
     def end_one(self) -> None:
-        """Note that work has ended."""
+        """Record that a piece of work has ended."""
         self._running -= 1
         if not self._running and self.begun:
             self._over.set()
@@ -68,14 +68,14 @@ class Drain:
         self._over.set()
 
     async def leave(self, seconds: float) -> None:
-        """Take new work for `seconds` more seconds, in which its senders learn that the service is
+        """Accept new work for `seconds` more seconds, in which clients learn that the service is
         stopping. After `cut` this method returns at once.
         """
         self.leaving = True
         await _until(self._cut, seconds)
 
     async def finish(self) -> None:
-        """Take no new work. Returns when all running work has finished, or its time is over."""
+        """Refuse new work. Returns when all running work has finished, or its time is over."""
         self.leaving = self.begun = True
         if self._running and self._seconds:
             await _until(self._over, self._seconds)

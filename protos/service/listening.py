@@ -1,4 +1,4 @@
-"""The types of settings that are addresses, and the settings that every service has for its ports:
+"""Types for settings that contain addresses, and the settings that every service has for its ports:
 where the service listens, and how its ports are protected.
 """
 
@@ -16,8 +16,8 @@ from tandem.protos.tls import Tls
 
 
 def _listed(check: Callable[[str], object]) -> BeforeValidator:
-    """Return a validator of addresses, which are a list, as in a YAML file, or a text with commas.
-    `check` must raise ValueError for a wrong address.
+    """Return a validator for addresses that are given as a list, as in a YAML file, or as text with
+    commas. `check` must raise ValueError for a wrong address.
     """
 
     def listed(given: object) -> object:
@@ -55,15 +55,15 @@ class ListeningSettings(BaseSettings):
         default=False, description="listen beyond loopback without TLS and authentication"
     )
     metrics_host: str | None = Field(
-        default=None, description="address of the metrics page; by default host"
+        default=None, description="address of the metrics page; by default the same as host"
     )
     metrics_tls: bool = Field(
-        default=False, description="the metrics page asks for certificates, as the service does"
+        default=False, description="serve the metrics page with TLS and require client certificates"
     )
 
     @property
     def tls(self) -> Tls | None:
-        """The certificate files for encrypted connections; None if the service does not encrypt."""
+        """The certificate files for encrypted connections; None if the service does not use TLS."""
         return Tls(self.tls_ca, self.tls_cert, self.tls_key) if self.tls_ca else None
 
     @model_validator(mode="after")

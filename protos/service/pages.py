@@ -1,7 +1,7 @@
-"""The HTTP pages of a service: WSGI applications by their paths, served in threads.
+"""Serves the HTTP pages of a service: one WSGI application per path, called in threads.
 
-The pages have a port of their own beside the gRPC port, for people and for Prometheus. The only
-page that this module knows is `/metrics`.
+The pages are for people and for Prometheus, and have a port beside the gRPC port. The only page
+that this module itself defines is `/metrics`.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
-MAX_REQUESTS = 64  # most requests at once; each has a thread
-READ_SECONDS = 10.0  # time that a client may take for its whole request
+MAX_REQUESTS = 64  # maximum number of concurrent requests; each has a thread
+READ_SECONDS = 10.0  # seconds that a client may take to send its whole request
 METHODS = ("GET", "HEAD")
 PLAIN = ("Content-Type", "text/plain; charset=utf-8")
-CERTIFICATE = "SSL_CLIENT_VERIFY"  # name under which web servers report the check of a certificate
+CERTIFICATE = "SSL_CLIENT_VERIFY"  # WSGI variable with the result of the certificate check
 
 
 class Pages:
-    """A WSGI application that consists of others, one for each path. `/metrics` is always there."""
+    """A WSGI application that calls another one for each path. `/metrics` always exists."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._applications: dict[str, WSGIApplication] = {"/metrics": metrics_page(registry)}
         self._anybody: set[str] = set()
 
     def add(self, path: str, application: WSGIApplication, anybody: bool = False) -> None:
-        """Serve an application at a path from now on. Threads call the application. With TLS,
-        clients need a certificate unless the page is for `anybody`.
+        """Serve an application at a path from now on. The application is called from several
+        threads. With TLS, clients need a certificate unless `anybody` is set.
         """
         self._applications[path] = application
         if anybody:
             self._anybody.add(path)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Answer a request with the application of its path. The server calls this."""
+        """Answer a request with the application of its path. The WSGI server calls this."""
         if environ["REQUEST_METHOD"] not in METHODS:
             start_response("405 Method Not Allowed", [PLAIN, ("Allow", ", ".join(METHODS))])
             return [b"only GET and HEAD\n"]
         here, asked = environ.get("SERVER_NAME", ""), environ.get("HTTP_HOST", "")
-        # a web page in a browser of this machine may have sent this request
+        # DNS rebinding: a foreign web page in a local browser may have sent this request
         if is_loopback(here) and not names_this_machine(asked):
             start_response("403 Forbidden", [PLAIN])
             return [b"the host is not this machine\n"]
@@ -67,7 +67,7 @@ class Pages:
         if application is None:
             start_response("404 Not Found", [PLAIN])
             paths = " ".join(sorted(self._applications))
-            return [f"not found; there is {paths}\n".encode()]
+            return [f"not found; the pages are {paths}\n".encode()]
         return application(environ, start_response)
 
 
@@ -99,7 +99,7 @@ def _bytes(body: Any) -> Iterable[bytes]:
 
 class _Server(ThreadingMixIn, WSGIServer):
     """A server with a thread for each request, so that a slow client delays no other client.
-    Connections above MAX_REQUESTS are closed.
+    Connections beyond MAX_REQUESTS are closed at once.
     """
 
     daemon_threads = True
@@ -108,7 +108,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._places = threading.Semaphore(MAX_REQUESTS)
         super().__init__((host, port), _Handler)
-        if tls:  # threads do the handshakes; otherwise a silent client would hold up all others
+        if tls:  # each thread does its handshake; otherwise a silent client would block all others
             self.socket = tls.wrap_socket(
                 self.socket, server_side=True, do_handshake_on_connect=False
             )
@@ -122,7 +122,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for a connection, or close it above the limit."""
+        """Start a thread for a connection, or close the connection if MAX_REQUESTS are running."""
         if not self._places.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -133,14 +133,14 @@ class _Server(ThreadingMixIn, WSGIServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in its thread, and give its place back."""
+        """Handle a connection in its thread, and release its slot at the end."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore errors: a client that left, or does not speak TLS, is not worth a log line."""
+        """Ignore errors: a client that leaves or does not speak TLS is not worth a log line."""
 
 
 class _InTime(io.RawIOBase):
@@ -152,12 +152,12 @@ class _InTime(io.RawIOBase):
         self._until = time.monotonic() + seconds
 
     def readable(self) -> bool:
-        """Return True: this file can be read."""
+        """Return True, because this stream can be read."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the empty buffer in the time that is left. Writing to the connection later has the
-        full time again.
+        """Read into `buffer` within the time that is left. Then reset the timeout of the
+        connection, so that writing has the full time.
         """
         if (left := self._until - time.monotonic()) <= 0:
             raise TimeoutError
@@ -170,12 +170,12 @@ class _InTime(io.RawIOBase):
 
 class _Handler(WSGIRequestHandler):
     def setup(self) -> None:
-        """Limit the time for reading the request, before it is read."""
+        """Set a time limit for reading the whole request."""
         super().setup()
         self.rfile = io.BufferedReader(_InTime(self.connection, READ_SECONDS))
 
     def get_environ(self) -> WSGIEnvironment:
-        """Return the request's environ. With TLS, the environ tells whether the client has a
+        """Return the WSGI environment of the request. With TLS, it tells whether the client has a
         certificate.
         """
         environ = super().get_environ()
@@ -185,15 +185,15 @@ class _Handler(WSGIRequestHandler):
         return environ
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: requests are not logged."""
+        """Do nothing, because requests are not logged."""
 
 
 @contextmanager
 def pages_served(
     host: str, port: int, pages: WSGIApplication, tls: ssl.SSLContext | None = None
 ) -> Iterator[str]:
-    """Serve pages while the scope lasts; yields the address. Port 0 takes a free port. If other
-    certificates are loaded into `tls` later, new connections use these. Raises Unusable.
+    """Context manager that serves pages, and yields the address. Port 0 selects a free port. If
+    other certificates are loaded into `tls` later, new connections use these. Raises Unusable.
     """
     try:
         server = _Server(unbracketed(host), port, tls)

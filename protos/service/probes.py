@@ -1,6 +1,6 @@
 """The pages `/healthz` and `/readyz`, for the probes of containers. A service's event loop answers
-these pages from the moment when the service's port is open. Before that, the metrics port does not
-have them.
+these pages from the moment when the service's port is open. Before that, the metrics port reports
+these pages as not found.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 ALIVE, READY = "/healthz", "/readyz"
-ANSWER_SECONDS = 5.0  # seconds for the event loop to answer; probes wait a little longer
+ANSWER_SECONDS = 5.0  # time limit for the event loop; probes should wait longer
 
 
 def add_probes(pages: Pages, problems: Callable[[], Sequence[str]]) -> None:
-    """Serve the probes' pages. Clients need no certificate for them, because the kubelet shows
-    none. Call this on the service's event loop. The service is alive while the loop answers, and
-    ready if there are no `problems`.
+    """Serve the pages for liveness and readiness probes. The service is alive while the event loop
+    answers, and ready if there are no `problems`. These pages require no client certificate,
+    because the kubelet has none. This function must be called on the service's event loop.
     """
     loop = asyncio.get_running_loop()
 

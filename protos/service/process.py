@@ -32,7 +32,7 @@ def configure_logging(level: str, form: str | None = None) -> None:
 
     terminal = sys.stderr.isatty()
     if form == "console" or (form is None and terminal):
-        # local variables of a traceback may hold a prompt: they are not shown
+        # tracebacks are shown without local variables, which may contain a prompt
         plain = structlog.dev.plain_traceback
         shown: list[Any] = [
             structlog.dev.ConsoleRenderer(colors=terminal, exception_formatter=plain)
@@ -79,7 +79,7 @@ def refuse(role: str, problem: TandemError) -> Never:
 
 
 def raise_on_signals() -> None:
-    """Let SIGTERM and Ctrl-C unwind all scopes and end the process with the usual exit code."""
+    """Make SIGTERM and Ctrl-C unwind all scopes and end the process with the usual exit code."""
 
     def unwind(number: int, frame: object) -> Never:
         for each in STOPPING:
@@ -92,8 +92,8 @@ def raise_on_signals() -> None:
 
 @asynccontextmanager
 async def parent_watched() -> AsyncIterator[None]:
-    """If the parent ends while the scope lasts, send this process SIGTERM twice, which ends it at
-    once. Only a process with the variable TANDEM_CHILD watches its parent.
+    """Context manager that sends this process SIGTERM twice if the parent process ends, which stops
+    this process at once. Only a process with the variable TANDEM_CHILD watches its parent.
     """
     if not os.environ.get(CHILD):
         yield
@@ -109,7 +109,7 @@ async def parent_watched() -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def standard_input() -> AsyncIterator[asyncio.StreamReader]:
-    """Read standard input while the scope lasts; yields a reader."""
+    """Context manager that yields an asynchronous reader of standard input."""
     reader = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(reader)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
@@ -126,7 +126,7 @@ def _end(parent: asyncio.Task[bytes]) -> None:
 
 
 def stop_signals() -> asyncio.Queue[int]:
-    """Make SIGTERM and Ctrl-C only put their numbers into a queue from now on; return the queue."""
+    """From now on, let SIGTERM and Ctrl-C only put their signal numbers into the returned queue."""
     loop = asyncio.get_running_loop()
     numbers: asyncio.Queue[int] = asyncio.Queue()
     for number in STOPPING:
@@ -135,16 +135,14 @@ def stop_signals() -> asyncio.Queue[int]:
 
 
 async def until_cancelled() -> None:
-    """Wait until cancelled, and return without an error: being stopped while serving is
-    no error.
-    """
+    """Wait until cancelled, then return normally: stopping a running service is no error."""
     with suppress(asyncio.CancelledError):
         await asyncio.get_running_loop().create_future()
 
 
 async def until_stopped(service: Coroutine[Any, Any, None]) -> int:
-    """Run a service until it ends by itself or a signal ends it. Returns the exit code: 0, or that
-    of the signal that ended the service. Raises the service's errors.
+    """Run a service until it ends by itself or a signal stops it. Returns the exit code: 0, or that
+    of the signal. Raises the service's errors.
     """
     serving = asyncio.create_task(service)
     stop = asyncio.create_task(stop_signals().get())

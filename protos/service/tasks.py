@@ -1,4 +1,6 @@
-"""Background tasks. A task that fails makes the scope that started it raise the task's error."""
+"""Runs background tasks. If a task fails, its error is raised in the context manager that started
+it.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def background(*work: Coroutine[Any, Any, object]) -> AsyncIterator[list[asyncio.Task[Any]]]:
-    """Run coroutines while the scope lasts, then cancel them; yields their tasks. The first
-    coroutine that fails cancels the scope, and the scope raises that coroutine's error.
+    """Context manager that runs coroutines as tasks and cancels them at the end; yields the tasks.
+    If a coroutine fails, the body is cancelled, and the coroutine's error is raised.
 
-    The scope is an `asyncio.TaskGroup` that raises an error without an ExceptionGroup around it. If
-    the scope itself was cancelled, it raises CancelledError even if a coroutine failed: code that
-    caught the coroutine's error and went on would never end.
+    The context is an `asyncio.TaskGroup` that raises an error without an ExceptionGroup around it.
+    If the surrounding task was cancelled, CancelledError is raised even if a coroutine failed:
+    otherwise code that catches the coroutine's error would continue in spite of the cancellation.
     """
     raised: BaseException | None = None
     cancelled = _cancelled()
@@ -45,20 +47,20 @@ async def background(*work: Coroutine[Any, Any, object]) -> AsyncIterator[list[a
 
 
 def _cancelled() -> int:
-    """Return how many times this task was cancelled."""
+    """Return how many requests to cancel the current task are pending."""
     task = asyncio.current_task()
     return task.cancelling() if task else 0
 
 
 async def first_done(*work: Coroutine[Any, Any, object]) -> None:
-    """Run coroutines until one ends, then cancel the others. If one failed, raise its error."""
+    """Run coroutines until one ends, then cancel the others. If one fails, raise its error."""
     async with background(*work) as tasks:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def in_daemon(work: Callable[[], T]) -> T:
-    """Do work in a daemon thread, and return its result or raise its error. A process that a signal
-    ends waits for all other threads, but not for a daemon thread.
+    """Call a function in a daemon thread, and return its result or raise its error. Unlike other
+    threads, a daemon thread does not delay the exit of a process that a signal ends.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()

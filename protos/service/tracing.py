@@ -1,8 +1,8 @@
-"""Makes OpenTelemetry spans, but only in the scope `exporting`. Only this module uses
-OpenTelemetry.
+"""Creates OpenTelemetry spans, but only inside the context manager `exporting`. Only this module
+uses OpenTelemetry.
 
-Other processes know a span by its W3C `traceparent`, which is a text; an empty text means that
-there is no span.
+Other processes refer to a span by its W3C `traceparent`, which is a string; an empty string means
+that there is no span.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tandem.protos.errors import Unusable
 
 TRACEPARENT = "traceparent"  # key in the metadata of calls
 W3C = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-EXPORT_SECONDS = 2  # seconds that a collector may take to receive spans
+EXPORT_SECONDS = 2  # timeout, in seconds, for sending spans to a collector
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class Span:
-    """One operation, which may extend over several calls and threads. If no spans are made, the
-    object only holds a `traceparent` to pass on.
+    """A span of one operation, which may extend over several calls and threads. If tracing is off,
+    the object only holds the `traceparent` to pass on.
     """
 
     traceparent: str
@@ -40,7 +40,7 @@ class Span:
     _since: int = 0  # time at which the newest part ended
 
     def part(self, name: str, **attributes: str | float) -> None:
-        """Add a part to the span. The part ends now, and began when the previous part ended."""
+        """Add a child span that began when the previous part ended, and that ends now."""
         if self._span is not None:
             began, self._since = self._since, time_ns()
             part = self._tracer.start_span(
@@ -49,7 +49,7 @@ class Span:
             part.end(self._since)
 
     def end(self, error: BaseException | None = None, **attributes: str | float) -> None:
-        """End the span. The type of an `error` is noted as the reason, without its text."""
+        """End the span. If there is an `error`, its type is recorded, but not its message."""
         if self._span is not None:
             if error:
                 attributes["error.type"] = type(error).__name__
@@ -61,7 +61,7 @@ _tracer: Any = None
 
 
 def begin(name: str, parent: str = "", **attributes: str | float) -> Span:
-    """Begin a span. If `parent` is the traceparent of another span, the new one is a part of it."""
+    """Begin a span. If `parent` is the traceparent of another span, the new span is its child."""
     if _tracer is None:
         return Span(parent)
     from opentelemetry import trace
@@ -78,7 +78,7 @@ def begin(name: str, parent: str = "", **attributes: str | float) -> Span:
 
 @contextmanager
 def during(name: str, parent: str = "", **attributes: str | float) -> Iterator[Span]:
-    """Make a span that lasts as long as the scope."""
+    """Context manager that records a span for the duration of its body."""
     span, problem = begin(name, parent, **attributes), None
     try:
         yield span
@@ -90,17 +90,17 @@ def during(name: str, parent: str = "", **attributes: str | float) -> Iterator[S
 
 
 def given(traceparent: str) -> str:
-    """Return the `traceparent` that a client sent, or an empty text if it is malformed."""
+    """Return the `traceparent` that a client sent, or an empty string if it is malformed."""
     return traceparent if W3C.fullmatch(traceparent) else ""
 
 
 def metadata(traceparent: str) -> Sequence[tuple[str, str]]:
-    """Return the metadata of a call that carries a `traceparent`."""
+    """Return call metadata that carries a `traceparent`; empty if there is no span."""
     return ((TRACEPARENT, traceparent),) if traceparent else ()
 
 
 def current() -> str:
-    """Return the `traceparent` of the current span, if the program itself uses OpenTelemetry."""
+    """Return the `traceparent` of the current span; empty if the program uses no OpenTelemetry."""
     if "opentelemetry.trace" not in sys.modules:
         return ""
     carrier: dict[str, str] = {}
@@ -118,8 +118,8 @@ class Reported(logging.Handler):
 
 @contextmanager
 def exporting(endpoint: str, service: str) -> Iterator[None]:
-    """Make spans of this process and send them to a collector while the scope lasts. Without an
-    endpoint, no spans are made. Raises Unusable.
+    """Context manager in which this process creates spans and sends them to a collector. Without an
+    endpoint, no spans are created. Raises Unusable.
     """
     global _tracer
     if not endpoint:

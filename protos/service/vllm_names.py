@@ -1,5 +1,5 @@
-"""Tandem's metrics under vLLM's names, so that dashboards and queries for vLLM work. Only metrics
-that mean the same in vLLM are included.
+"""Exports Tandem's metrics under vLLM's names, so that dashboards and queries for vLLM work. Only
+metrics that mean the same in vLLM are included.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ SAME = frozenset(
 
 
 class VLLMNames:
-    """Collects a registry's metrics, with vLLM's prefix, and with the label `model_name`."""
+    """Collects a registry's metrics under vLLM's prefix, with the label `model_name`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics. The exporter calls this."""
+        """Yield the renamed metrics. The Prometheus client library calls this."""
         from prometheus_client.core import Metric
 
         found = list(self._registry.collect())

@@ -21,16 +21,16 @@ USUAL_CODES = (
     *("UNAVAILABLE", "INTERNAL", "UNAUTHENTICATED", "PERMISSION_DENIED"),
 )
 DURATION_BUCKETS = (0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60)
-# Clocks differ: when a deadline is over for the caller, the server may still count this many
-# seconds, or this fraction of the whole time, as left.
+# Clocks differ: when the caller's deadline has passed, the server may still see this many seconds,
+# or this fraction of the whole time, as left.
 NEAR_SECONDS, NEAR_FRACTION = 0.05, 0.02
 
 Code = Callable[[str], None]
 
 
 class CallMetrics:
-    """Counts calls in a registry. `ended` maps methods to functions. When a call of a method ends,
-    its function gets the call's code.
+    """Counts calls in a Prometheus registry. `ended` maps a method to a function that is called
+    with the status code of every call of the method that has ended.
     """
 
     def __init__(
@@ -40,27 +40,27 @@ class CallMetrics:
         self._methods: dict[str, tuple[str, str]] = {}
         self._total = Counter(
             "tandem_rpc",
-            "Calls that ended, by their status",
+            "Calls that ended, by status code",
             ("service", "method", "code"),
             registry=registry,
         )
         self._seconds = Histogram(
             "tandem_rpc_duration_seconds",
-            "From a call's first message to its end",
+            "Durations of calls, from start to end",
             ("service", "method"),
             buckets=DURATION_BUCKETS,
             registry=registry,
         )
         self._bytes = Counter(
             "tandem_wire_bytes",
-            "Bytes of messages, as a service of this process sent or received them",
+            "Bytes of the messages that the services of this process sent or received",
             ("service", "direction"),
             registry=registry,
         )
         self._total.labels(*UNKNOWN, "UNIMPLEMENTED")
 
     def know(self, services: Iterable[str]) -> None:
-        """Create the series of all methods of these services, which are served from now on."""
+        """Create the metric series of all methods of these services, before any call."""
         for service in services:
             for direction in ("received", "sent"):
                 self._bytes.labels(service, direction)
@@ -71,7 +71,7 @@ class CallMetrics:
                     self._total.labels(*labels, code)
 
     def observe(self, method: str, context: aio.ServicerContext[Any, Any]) -> None:
-        """Observe a call that begins. The call is counted when it has ended, however it ends."""
+        """Begin to measure a call. The call is counted when it has ended, for whatever reason."""
         left = context.time_remaining()
         near = max(NEAR_SECONDS, NEAR_FRACTION * left) if left is not None else 0.0
         began = time.perf_counter()
@@ -86,8 +86,8 @@ class CallMetrics:
         self._total.labels(*UNKNOWN, "UNIMPLEMENTED").inc()
 
     def counting(self, method: str, direction: str, convert: Any) -> Any:
-        """Return a method's serialiser or deserialiser that also counts bytes. The function applies
-        `convert`, or passes bytes on unchanged if `convert` is None.
+        """Return a serialiser or deserialiser of a method that also counts bytes. It applies
+        `convert` or, if `convert` is None, returns the bytes unchanged.
         """
         service, _ = self._methods.get(method, UNKNOWN)
         count = self._bytes.labels(service, direction).inc
@@ -114,9 +114,9 @@ class CallMetrics:
 
 
 def code_of(context: aio.ServicerContext[Any, Any], near: float) -> str:
-    """Return the name of the status that an ended call's caller got. gRPC ends a call in the same
-    way when its caller leaves and when its deadline is over. If at most `near` seconds of the time
-    are left, the deadline was the reason.
+    """Return the name of the status code that the caller of an ended call received. gRPC ends a
+    call in the same way when the caller cancels it and when its deadline passes. The deadline
+    counts as the reason if at most `near` seconds were left until then.
     """
     if code := context.code():
         return code.name if isinstance(code, grpc.StatusCode) else "UNKNOWN"

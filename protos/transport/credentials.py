@@ -1,5 +1,5 @@
 """gRPC credentials from certificate files. When the files change, ports get new credentials, and
-new calls use a new channel. Running calls go on.
+new calls use a new channel. Running calls continue on their old channel.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tandem.protos.address import DNS, split
 from tandem.protos.tls import CertificateFiles, Pem, Tls
 
 Fetch: TypeAlias = Callable[[], grpc.ServerCertificateConfiguration]
-_FILES: dict[Tls, CertificateFiles] = {}  # the files that this process has used
+_FILES: dict[Tls, CertificateFiles] = {}  # certificate files that this process has loaded
 _REFRESHING = threading.Lock()  # held while files are read; handshakes run in several threads
 
 
 def _newest(tls: Tls) -> Pem:
-    """Return the files' newest usable contents; raises Unusable if there have never been any."""
+    """Return the newest valid contents of the files; raises Unusable if they were never valid."""
     with _REFRESHING:
         if files := _FILES.get(tls):
             files.refresh()
@@ -33,9 +33,9 @@ def _newest(tls: Tls) -> Pem:
 
 
 def port_credentials(tls: Tls, certificates: bool) -> grpc.ServerCredentials:
-    """Return the credentials of a port. Callers must have certificates if `certificates` is set,
-    and are not asked for them otherwise: gRPC for Python cannot ask for optional certificates.
-    Raises Unusable.
+    """Return the server credentials of a port. If `certificates` is set, callers must have
+    certificates. Otherwise callers are not asked for them, because gRPC for Python has no optional
+    certificates. Raises Unusable.
     """
     used = _newest(tls)
 
@@ -49,7 +49,7 @@ def port_credentials(tls: Tls, certificates: bool) -> grpc.ServerCredentials:
         used = pem
         return _configuration(pem)
 
-    first, again = _configuration(used), cast(Fetch, fetch)  # the stub does not allow None
+    first, again = _configuration(used), cast(Fetch, fetch)  # grpc's type stub lacks None
     return grpc.dynamic_ssl_server_credentials(first, again, certificates)
 
 
@@ -59,8 +59,8 @@ def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
 
 
 def server_name(address: str, role: str) -> str:
-    """Return the name that a peer's certificate must have. The name is the peer's host or, if the
-    host is an IP address, the peer's role, because IP addresses may change.
+    """Return the name that a peer's certificate must contain: the peer's host or, if the host is an
+    IP address, the peer's role, because IP addresses may change.
     """
     host, _ = split(address.removeprefix(DNS))
     try:
@@ -72,7 +72,7 @@ def server_name(address: str, role: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class VersionedChannel:
-    """A channel that uses one version of the certificates, and the number of its running calls."""
+    """A channel with one version of the certificates, and the number of calls that run on it."""
 
     channel: aio.Channel
     pem: Pem
@@ -84,7 +84,7 @@ class RotatingChannel(aio.Channel):
     """A channel on which each call uses the certificates that are newest when the call begins."""
 
     def __init__(self, tls: Tls, open_channel: Callable[[grpc.ChannelCredentials], aio.Channel]):
-        """Open the first channel. Raises Unusable."""
+        """Open a channel with the current certificates. Raises Unusable."""
         self._tls = tls
         self._open_channel = open_channel
         self._latest = self._opened(_newest(tls))
@@ -96,7 +96,7 @@ class RotatingChannel(aio.Channel):
         return VersionedChannel(self._open_channel(credentials), pem)
 
     def current(self) -> VersionedChannel:
-        """Return the channel for a new call."""
+        """Return the channel for a new call, which has the newest certificates."""
         if (pem := _newest(self._tls)) != self._latest.pem:
             older, self._latest = self._latest, self._opened(pem)
             self._older.add(older)
@@ -104,7 +104,9 @@ class RotatingChannel(aio.Channel):
         return self._latest
 
     def released(self, version: VersionedChannel) -> None:
-        """Note that a call on a channel has ended."""
+        """Record that a call on a channel has ended. An outdated channel closes after its last
+        call.
+        """
         version.calls -= 1
         self._close_unused(version)
 
@@ -129,19 +131,19 @@ class RotatingChannel(aio.Channel):
         return call
 
     def unary_unary(self, method: str, *serialisers: Any, **more: Any) -> Any:
-        """Return a method with one request and one response, as any channel does."""
+        """Return a callable for a method with one request and one response."""
         return self._method("unary_unary", method, *_both(*serialisers, **more))
 
     def unary_stream(self, method: str, *serialisers: Any, **more: Any) -> Any:
-        """Return a method with one request and many responses."""
+        """Return a callable for a method with one request and a stream of responses."""
         return self._method("unary_stream", method, *_both(*serialisers, **more))
 
     def stream_unary(self, method: str, *serialisers: Any, **more: Any) -> Any:
-        """Return a method with many requests and one response."""
+        """Return a callable for a method with a stream of requests and one response."""
         return self._method("stream_unary", method, *_both(*serialisers, **more))
 
     def stream_stream(self, method: str, *serialisers: Any, **more: Any) -> Any:
-        """Return a method with many requests and many responses."""
+        """Return a callable for a method with streams of requests and responses."""
         return self._method("stream_stream", method, *_both(*serialisers, **more))
 
     async def close(self, grace: float | None = None) -> None:
@@ -151,15 +153,15 @@ class RotatingChannel(aio.Channel):
         await asyncio.gather(*(channel.close(grace) for channel in channels), *self._closing)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """Return the state of the channel for a new call."""
+        """Return the connectivity state of the channel that a new call would use."""
         return self.current().channel.get_state(try_to_connect)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """Wait until the channel's state differs from `last_observed_state`."""
+        """Wait until the state of the newest channel differs from `last_observed_state`."""
         await self._latest.channel.wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:
-        """Wait until the channel is connected."""
+        """Wait until the channel that a new call would use is connected."""
         await self.current().channel.channel_ready()
 
     async def __aenter__(self) -> RotatingChannel:

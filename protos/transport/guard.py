@@ -28,20 +28,22 @@ class Guard(Protocol):
 
 
 class AllowAll:
-    """A guard that lets everybody call everything."""
+    """A guard that allows every caller to call every method."""
 
     def check(self, method: str, context: Context) -> None:
         """Allow the call."""
 
 
 class Peers:
-    """A guard that admits the callers whose certificates have one of these common names."""
+    """A guard that admits callers whose certificate has one of the given common names."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
 
     def check(self, method: str, context: Context) -> None:
-        """Raise Unauthenticated or PermissionDenied if the caller's certificate does not fit."""
+        """Raise Unauthenticated if the caller has no certificate, or PermissionDenied if its common
+        name is not admitted.
+        """
         if method.startswith(HEALTH):
             return
         name = common_name(context)
@@ -54,12 +56,12 @@ class Peers:
 
 
 def metadata_value(details: Any, name: str) -> str:
-    """Return the value of a name in a call's metadata; empty if there is none."""
+    """Return the value of a key in the metadata of a call; empty if the key is missing."""
     return str(dict(details or ()).get(name, ""))
 
 
 def same(given: str, expected: str) -> bool:
-    """Tell whether two secrets are equal, in constant time."""
+    """Tell whether two secrets are equal, with a comparison in constant time."""
     return secrets.compare_digest(given.encode(), expected.encode())
 
 
@@ -77,7 +79,7 @@ def bearer_token(context: Context) -> str:
 
 
 def token_of(authorization: str) -> str:
-    """Return the token of a text `Bearer TOKEN`; empty if the text has another form."""
+    """Return the token of a header value `Bearer TOKEN`; empty if it has another form."""
     if authorization.lower().startswith(BEARER):
         return authorization[len(BEARER) :].strip()
     return ""

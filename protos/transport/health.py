@@ -1,8 +1,8 @@
 """Reports through `grpc.health.v1` whether a process can serve.
 
-The empty name stands for the process, which is SERVING while it lives. The full name of a service
-is SERVING while no owner reports a problem. An owner is a part of the process that can tell whether
-the process can serve.
+The empty service name stands for the process, which is SERVING as long as it lives. The full name
+of a service is SERVING while no owner reports a problem. An owner is a part of the process that can
+tell whether the process can serve.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tandem.protos.transport.status import is_cancelled
 
 Request = health_pb2.HealthCheckRequest
 Response = health_pb2.HealthCheckResponse
-MAX_WATCHES = 64  # most calls of Watch at once on one connection, each for one service
+MAX_WATCHES = 64  # maximum number of Watch calls at once per connection
 log = structlog.get_logger()
 
 
 class Health(health_pb2_grpc.HealthServicer):
-    """The health of a process, according to the reports of all owners. Create and use it on one
-    event loop.
+    """The health of a process, according to the reports of all owners. It must be created and used
+    on a single event loop.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Health(health_pb2_grpc.HealthServicer):
         self._changed = asyncio.Event()
 
     def report(self, owner: str, problem: str | None) -> None:
-        """Report why an owner cannot serve now. A `problem` of None means that it can serve."""
+        """Report why an owner cannot serve now, or with a `problem` of None that it can."""
         if self._problems.get(owner) == problem:
             return
         if problem:
@@ -62,31 +62,31 @@ class Health(health_pb2_grpc.HealthServicer):
         return list(self._problems.values())
 
     async def until(self, serving: bool, seconds: float | None = None) -> None:
-        """Wait until the property `serving` has this value, for at most `seconds` seconds."""
+        """Wait until the property `serving` equals the argument, for at most `seconds` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.serving != serving:
                     await self._changed.wait()
 
     def know(self, names: Iterable[str]) -> None:
-        """Add the names of services that the process has."""
+        """Add the names of services that the process serves."""
         self._names |= set(names)
         self._notify()
 
     def stopping(self) -> None:
-        """Report that no service serves any more, though the process still lives."""
+        """Report that no service can be used any more, although the process still lives."""
         self._problems["process"] = "it is stopping"
         self._notify()
 
     def close(self) -> None:
-        """Report that the process ends and nothing serves any more. Every watch is answered and
-        ended.
+        """Report that the process ends and nothing serves any more. Every Watch call receives this
+        status and ends.
         """
         self._closed = True
         self._notify()
 
     async def Check(self, request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
-        """Return the status of a service now."""
+        """Return the current status of a service."""
         if request.service not in self._names:
             await context.abort(grpc.StatusCode.NOT_FOUND)
         return Response(status=self._status(request.service))
@@ -94,12 +94,12 @@ class Health(health_pb2_grpc.HealthServicer):
     async def Watch(
         self, request: Any, context: aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Any]:
-        """Yield the status of a service now, and whenever it changes. Raises Busy if a connection
-        has too many watches.
+        """Yield the status of a service, now and whenever it changes. Raises Busy if too many Watch
+        calls run on the connection.
         """
         peer = context.peer()
         if self._watches[peer] >= MAX_WATCHES:
-            raise Busy(f"{MAX_WATCHES} calls of Watch run on this connection, which is the limit")
+            raise Busy(f"{MAX_WATCHES} Watch calls run on this connection, which is the maximum")
         self._watches[peer] += 1
         try:
             sent = None
@@ -109,7 +109,7 @@ class Health(health_pb2_grpc.HealthServicer):
                 if status != sent:
                     yield Response(status=status)
                 sent = status
-                # not `self._closed`, which may have changed since this status was read
+                # `self._closed` itself may have changed since this status was read
                 if closed:
                     return
                 await changed.wait()
@@ -131,7 +131,7 @@ class Health(health_pb2_grpc.HealthServicer):
 
 async def is_serving(channel: aio.Channel, service: str, seconds: float) -> bool:
     """Tell whether a service reports within `seconds` seconds that it serves. The result is False
-    if the channel is closed meanwhile, which gRPC reports as a cancellation.
+    if the channel is closed during the call, which gRPC reports as a cancellation.
     """
     return await _status(channel, service, seconds) == Response.SERVING
 

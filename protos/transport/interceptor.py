@@ -1,8 +1,9 @@
 """Wraps every call that a Tandem server answers: checks its caller, logs its request id, reports
 its errors, and limits how many calls run at once. This module knows no service.
 
-gRPC is told that every handler takes a stream of requests. Nothing of a message is then read before
-the caller was checked, so a caller that may not call cannot make the process keep half a message.
+Every handler is registered with gRPC as one that takes a stream of requests. gRPC then reads no
+part of a message before the caller has been checked, so that an unauthorized caller cannot make the
+process buffer half a message.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from tandem.protos.transport import status
 from tandem.protos.transport.calls import CallMetrics
 from tandem.protos.transport.guard import AllowAll, Guard
 
-MAX_CONCURRENT_CALLS = 2048  # most calls of Tandem's services at once; health has no limit
-REQUEST_ID, MAX_ID_LENGTH = "x-request-id", 128  # characters
+MAX_CONCURRENT_CALLS = 2048  # maximum calls of Tandem's services at once, besides health checks
+REQUEST_ID, MAX_ID_LENGTH = "x-request-id", 128  # length in characters
 
 log = structlog.get_logger()
 
@@ -34,9 +35,9 @@ Scope: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 
 class ErrorInterceptor(aio.ServerInterceptor):
-    """Wraps every handler: binds the request id to the log, turns exceptions into statuses, and
-    refuses calls of Tandem's own services when too many run. gRPC's own limit would also refuse
-    health checks.
+    """Wraps every handler: adds the request id to log lines, turns exceptions into statuses, and
+    refuses calls of Tandem's own services when too many run. A limit set in gRPC itself would also
+    refuse health checks.
     """
 
     def __init__(self, guard: Guard | None = None, calls: CallMetrics | None = None) -> None:
@@ -60,7 +61,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
         running = nullcontext if method.startswith("/grpc.") else self._counted
         begun = partial(self._calls.observe, method) if self._calls else _uncounted
         call = CallWrapping(given, running, partial(self._guard.check, method), begun)
-        # gRPC names a handler's function and constructor after kinds of calls, like unary_stream
+        # gRPC names a handler's function and constructor after the kind of call: unary_stream etc.
         streams, answers = handler.request_streaming, handler.response_streaming
         kinds = [("unary", "stream")[each] for each in (streams, answers)]
         wrapped = WRAPS[answers](getattr(handler, "_".join(kinds)), call, streams)
@@ -73,9 +74,9 @@ class ErrorInterceptor(aio.ServerInterceptor):
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Count a call as running while the scope lasts; raises Busy if too many calls run."""
+        """Context manager that counts a running call; raises Busy if too many calls run."""
         if self._running >= MAX_CONCURRENT_CALLS:
-            raise Busy(f"{self._running} calls run, which is the most at once")
+            raise Busy(f"{self._running} calls are running, which is the maximum")
         self._running += 1
         try:
             yield
@@ -95,15 +96,15 @@ async def _single_request(requests: AsyncIterator[Any]) -> Any:
 
 
 def _logged_as(request_id: str) -> AbstractContextManager[None]:
-    """Return a scope whose log lines have the request id, cut to MAX_ID_LENGTH, if there is one."""
+    """Return a context manager that adds the request id, cut to MAX_ID_LENGTH, to log lines."""
     known = {"request_id": request_id[:MAX_ID_LENGTH]} if request_id else {}
     return structlog.contextvars.bound_contextvars(**known)
 
 
 @dataclass(frozen=True, slots=True)
 class CallWrapping:
-    """The wrapping of one call: its request id, the scope in which it runs, the check of its
-    caller, and the function that counts it.
+    """What wraps the handler of one call: its request id, the context manager in which it runs, the
+    check of its caller, and the function that counts it.
     """
 
     request_id: str
@@ -124,7 +125,7 @@ def _stream(behaviour: Any, wrapping: CallWrapping, streams: bool) -> Any:
     async def call(requests: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         async with _scope(context, wrapping, requests, streams) as given:
             responses = behaviour(given, context)
-            if inspect.isawaitable(responses):  # the handler writes through the context
+            if inspect.isawaitable(responses):  # the handler sends the responses itself
                 await responses
                 return
             async for response in responses:
@@ -137,10 +138,10 @@ def _stream(behaviour: Any, wrapping: CallWrapping, streams: bool) -> Any:
 async def _scope(
     context: aio.ServicerContext[Any, Any], wrapping: CallWrapping, requests: Any, streams: bool
 ) -> AsyncIterator[Any]:
-    """Run a call in a scope; yields its requests or, if it has only one, that request. The only
-    request is read before the call takes a place. The call gives its place back before its status
-    is sent, because gRPC does not send the status while the client reads nothing. The number of
-    such calls is limited per connection.
+    """Context manager in which a handler runs; yields the requests of the call or, if it has only
+    one, that request. A single request is read before the call counts as running. The call no
+    longer counts as running when its status is sent, because gRPC delays the status as long as the
+    client does not read. gRPC limits the number of such delayed calls per connection.
     """
     wrapping.begun(context)
     with _logged_as(wrapping.request_id):
@@ -153,14 +154,16 @@ async def _scope(
             await _abort(context, error)
 
 
-WRAPS = {False: _unary, True: _stream}  # wrappers, by whether responses are a stream
+WRAPS = {False: _unary, True: _stream}  # key: whether the responses are a stream
 
 
 async def _abort(context: aio.ServicerContext[Any, Any], error: Exception) -> None:
-    """End a call with the error's status. A bug is logged, and not described to the caller."""
+    """End a call with the error's status. A bug is logged, but its description is not sent to the
+    caller.
+    """
     if isinstance(error, aio.AbortError):
         raise error
-    if isinstance(error, DecodeError):  # a message of a stream cannot be decoded
+    if isinstance(error, DecodeError):  # the client sent an invalid message in a stream
         error = InvalidRequest.of("request", "cannot be decoded")
     if not isinstance(error, TandemError):
         log.error("a call failed", exc_info=error)

@@ -31,10 +31,10 @@ from tandem.protos.transport.health import Health
 from tandem.protos.transport.interceptor import REQUEST_ID, ErrorInterceptor
 
 MAX_MESSAGE_BYTES = 4 << 20
-MAX_NEW_CALLS = 10_000  # most calls that wait for their handlers to begin
+MAX_NEW_CALLS = 10_000  # maximum calls that wait for their handlers to start
 DRAIN_SECONDS = 5.0
-LAST_SECONDS = 0.5  # seconds for unfinished answers
-WHILE_DRAINED = 86_400.0  # longer than any drain, in seconds
+LAST_SECONDS = 0.5  # seconds in which unfinished calls can still end
+WHILE_DRAINED = 86_400.0  # seconds, longer than any drain
 POLL_SECONDS = 0.1  # seconds between two checks whether a channel is connected
 # ports above those of Ray's workers and below the ephemeral ones
 FREE_PORTS = range(20_000, 32_768)
@@ -57,8 +57,8 @@ CLIENT_OPTIONS = [
 ]
 SERVER_OPTIONS = [
     *LIMITS,
-    ("grpc.max_concurrent_streams", MAX_NEW_CALLS),  # most calls of one connection, read or not
-    ("grpc.server.max_pending_requests", MAX_NEW_CALLS),  # above the limit gRPC cancels calls
+    ("grpc.max_concurrent_streams", MAX_NEW_CALLS),  # maximum calls per connection, read or not
+    ("grpc.server.max_pending_requests", MAX_NEW_CALLS),  # gRPC cancels calls beyond this
     ("grpc.server.max_pending_requests_hard_limit", MAX_NEW_CALLS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
@@ -69,7 +69,8 @@ SERVER_OPTIONS = [
 @dataclass(frozen=True, slots=True)
 class Security:
     """How a port is protected: by TLS, by a guard, and by whether callers must have certificates.
-    At `certificate_port`, a second port of the services, callers must always have certificates.
+    At `certificate_port`, an additional port of the services, callers must always have
+    certificates.
     """
 
     tls: Tls | None = None
@@ -80,8 +81,8 @@ class Security:
 
 def connect(address: str, tls: Tls | None = None, role: str = "orchestrator") -> aio.Channel:
     """Return a channel to a Tandem service. The channel connects when it is first used, and
-    reconnects. `role` is the name that the certificate of a peer at an IP address must have. Raises
-    Unusable if `tls` cannot be used.
+    reconnects after a lost connection. `role` is the name that the certificate of a peer at an IP
+    address must have. Raises Unusable if `tls` cannot be used.
     """
     if tls is None:
         return aio.insecure_channel(address, options=CLIENT_OPTIONS)
@@ -93,9 +94,10 @@ def connect(address: str, tls: Tls | None = None, role: str = "orchestrator") ->
 
 
 async def reconnected(channel: aio.Channel, after: float) -> None:
-    """Return when a channel has lost its connection and is connected again, or when it is closed. A
+    """Wait until a channel has lost its connection and is connected again, or until it is closed. A
     new connection counts only after `after` seconds, because it may be lost again at once. The
-    state is polled, because gRPC's own wait for another state cannot be ended, and leaks memory.
+    state is polled, because gRPC's own wait for another state cannot be cancelled, and leaks
+    memory.
     """
     earliest, lost = monotonic() + after, False
     while (state := channel.get_state(try_to_connect=True)) is not State.SHUTDOWN:
@@ -109,8 +111,9 @@ INSECURE = Security()
 
 
 def free_port(host: str, wanted: int = 0, shared: bool = False) -> int:
-    """Return a free port that the system does not assign by itself; raises Unusable if the wanted
-    port is taken. A `shared` port counts as free if only processes that share it have opened it.
+    """Return a free port outside the range that the system assigns by itself; raises Unusable if
+    the wanted port is taken. A `shared` port counts as free if only processes that share it have
+    opened it.
     """
     problem, host = "", unbracketed(host)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -142,17 +145,17 @@ async def serving(
     calls: CallMetrics | None = None,
     shared: bool = False,
 ) -> AsyncIterator[str]:
-    """Serve one or several servicers until the scope ends; yields the address.
+    """Context manager that serves one or several servicers; yields the address.
 
-    Reports to `health` apply to every service. When the scope ends, no service is SERVING any more,
-    but new calls are taken while `leave(lame_duck_seconds)` is awaited. After that the port is
-    closed, and running calls go on while `drained` is awaited. Without `leave` the port stays open
-    during that wait. Without `drained` running calls have a few seconds to end. `calls` counts
-    every call, even a refused one. At a `shared` port, other servers may listen too. Raises
+    Reports to `health` apply to every service. At the end, no service is SERVING any more, but the
+    port stays open for new calls until `leave(lame_duck_seconds)` returns. Then the port is closed,
+    and running calls continue until `drained` returns. Without `leave` the port also stays open
+    until `drained` returns. Without `drained` running calls have a few seconds to end. `calls`
+    counts every call, even a refused one. Other servers may listen at a `shared` port, too. Raises
     Unusable if the port is taken.
 
-    gRPC cancels calls that arrive while it closes a port. Every connection is therefore renewed
-    within the lame-duck time: by then load balancers connect their clients to other servers.
+    gRPC cancels calls that arrive while it closes a port. Connections are therefore renewed before
+    they reach the lame-duck time, so that load balancers first move clients to other servers.
     """
     if port:
         # check first: if gRPC itself fails to open the port, it writes log lines of its own
@@ -182,10 +185,10 @@ async def serving(
 
 
 def _options(lame_duck_seconds: float, shared: bool) -> list[tuple[str, int]]:
-    """Return the options of a server."""
-    # gRPC lengthens the age by at most 10 %
+    """Return the gRPC options of a server."""
+    # gRPC itself extends the age by up to 10 %
     age = [("grpc.max_connection_age_ms", round(lame_duck_seconds * 500))]
-    reused = ("grpc.so_reuseport", int(shared))  # by default two servers silently share a port
+    reused = ("grpc.so_reuseport", int(shared))  # by default gRPC shares ports silently
     return [*SERVER_OPTIONS, reused, *(age if lame_duck_seconds else ())]
 
 
@@ -210,7 +213,7 @@ def _offer(
 def _open_port(
     server: aio.Server, host: str, port: int, tls: Tls | None, certificates: bool
 ) -> int:
-    """Let a server listen at a port; returns the port. Raises Unusable."""
+    """Let a server listen at a port; returns the number of the port. Raises Unusable."""
     credentials = tls and port_credentials(tls, certificates)
     address = joined(host, port)
     try:
@@ -224,11 +227,11 @@ def _open_port(
 
 
 def _services(*servicers: object) -> dict[str, Callable[[aio.Server], None]]:
-    """Return functions that register servicers, by the full names of their services. The services
-    are found from the generated base classes of the servicers.
+    """Map the full name of each service to a function that registers its servicer. The services are
+    found from the generated base classes of the servicers.
     """
     # gRPC generates a function `add_SERVICEServicer_to_server` and a class `SERVICEServicer` in a
-    # module `..._pb2_grpc`, and no table of them, so the names are taken apart.
+    # module `..._pb2_grpc`, but no table of them, so the services are found from these names.
     found: dict[str, Callable[[aio.Server], None]] = {}
     for servicer, base in ((each, base) for each in servicers for base in type(each).__mro__):
         stem, _, suffix = base.__module__.rpartition("_")

@@ -1,7 +1,7 @@
 """Converts errors to gRPC statuses and back, with `google.rpc` details.
 
 An error that is raised on the server's side of a call is raised again on the caller's side. A
-status without Tandem's details was made by the transport: the peer did not answer.
+status without Tandem's details comes from gRPC itself, not from the peer.
 """
 
 from __future__ import annotations
@@ -66,25 +66,25 @@ def _status(error: TandemError) -> status_pb2.Status:
 
 
 def unpack(packed: bytes) -> TandemError:
-    """Return the error in a serialised google.rpc.Status that `pack` has made."""
+    """Return the error in a serialised google.rpc.Status that `pack` has returned."""
     try:
         status = status_pb2.Status.FromString(packed)
-    except DecodeError:  # a peer may send anything
+    except DecodeError:  # a peer may send invalid bytes
         status = status_pb2.Status()
     return _error(status.message, status) or Internal(status.message or "an unknown failure")
 
 
 def _clip(text: str) -> str:
-    """Cut a text so that it fits into metadata together with other texts."""
+    """Cut a text so that several such texts fit into the metadata of a call."""
     return text if len(text) <= MAX_TEXT_LENGTH else f"{text[:MAX_TEXT_LENGTH]}..."
 
 
 def decode(failure: AioRpcError) -> TandemError:
-    """Return the error of a failed call."""
+    """Convert the failure of a call to the error that caused it."""
     message = failure.details() or failure.code().name
     try:
         status = rpc_status.from_call(cast(Call, failure))
-    except (DecodeError, ValueError):  # a peer may send anything
+    except (DecodeError, ValueError):  # a peer may send invalid bytes
         status = None
     if status and (error := _error(message, status)):
         return error
@@ -98,7 +98,7 @@ def decode(failure: AioRpcError) -> TandemError:
 
 
 def problem_of(error: Exception) -> str:
-    """Return why a call failed, for a log, whatever the error is."""
+    """Return the reason why a call failed as a text for logs. Any type of error is accepted."""
     if isinstance(error, AioRpcError):
         with suppress(Exception):
             return str(decode(error))
@@ -129,8 +129,9 @@ def _with_details(kind: type[TandemError], message: str, status: status_pb2.Stat
 
 
 def is_cancelled() -> bool:
-    """Tell whether the current task itself is being cancelled. If this process ends a call that the
-    task waits for, or closes its channel, gRPC raises the same exception as for a cancelled task.
+    """Tell whether the current task itself is being cancelled. This must be checked because gRPC
+    raises the same exception when this process ends the call that the task waits for, or closes the
+    channel.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

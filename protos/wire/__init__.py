@@ -1,3 +1,4 @@
-"""Converts the contract's values to messages and back, and refuses messages that hold no valid
-value. The package is pure, and it must not know how messages travel. Start reading in `codec`.
+"""Converts the contract's values to protobuf messages and back, and refuses messages with invalid
+values. The package is pure, and it must not know how messages are transported. Start reading in
+`codec`.
 """

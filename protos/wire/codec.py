@@ -1,8 +1,8 @@
 """Converts values to messages and back. `drafting` converts proposals, `sampling` sampling options,
 `logprobs` log-probabilities, and `registration` the registrations of drafters.
 
-Decoding refuses a message that cannot be a value of its type, and names the field. The service that
-holds a model checks the limits of that model.
+Decoding refuses a message with an invalid value, and names the field. The limits of a model are
+checked by the service that holds the model.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def decode_context(message: common_pb2.Context) -> types.Context:
 
 
 def encode_decoding(stream: int, opening: streams.Decoding) -> verifier_pb2.Decoding:
-    """Convert an opening at a verifier to a message."""
+    """Convert an opening of a stream at a verifier to a message."""
     return verifier_pb2.Decoding(
         stream=stream,
         context=encode_context(opening.context),
@@ -81,7 +81,7 @@ def encode_decoding(stream: int, opening: streams.Decoding) -> verifier_pb2.Deco
 
 
 def decode_decoding(message: verifier_pb2.Decoding) -> streams.Decoding:
-    """Convert a message to an opening at a verifier; raises InvalidRequest."""
+    """Convert a message to an opening of a stream at a verifier; raises InvalidRequest."""
     return streams.Decoding(
         context=decode_context(message.context),
         sampling=decode_sampling(message.sampling),
@@ -99,7 +99,7 @@ def decode_decoding(message: verifier_pb2.Decoding) -> streams.Decoding:
 
 
 def encode_drafting(stream: int, opening: streams.Drafting) -> drafter_pb2.Drafting:
-    """Convert an opening at a drafter to a message."""
+    """Convert an opening of a stream at a drafter to a message."""
     return drafter_pb2.Drafting(
         stream=stream,
         context=encode_context(opening.context),
@@ -113,7 +113,7 @@ def encode_drafting(stream: int, opening: streams.Drafting) -> drafter_pb2.Draft
 
 
 def decode_drafting(message: drafter_pb2.Drafting) -> streams.Drafting:
-    """Convert a message to an opening at a drafter; raises InvalidRequest."""
+    """Convert a message to an opening of a stream at a drafter; raises InvalidRequest."""
     return streams.Drafting(
         context=decode_context(message.context),
         sampling=decode_sampling(message.sampling),
@@ -223,13 +223,13 @@ def decode_model(message: common_pb2.ModelDescription) -> types.ModelDescription
 
 
 def encode_generation(defaults: GenerationDefaults) -> common_pb2.GenerationDefaults:
-    """Convert a model's defaults to a message. Defaults that are None are not sent."""
+    """Convert a model's default sampling options to a message. Defaults of None are not sent."""
     return common_pb2.GenerationDefaults(**asdict(defaults))
 
 
 def decode_generation(message: common_pb2.GenerationDefaults) -> GenerationDefaults:
-    """Convert a message to a model's defaults."""
+    """Convert a message to the default sampling options of a model."""
     given = {field.name: value for field, value in message.ListFields()}
-    # names of repeated fields end like this; the values of such fields are not tuples yet
+    # repeated fields, whose names end with `_tokens`, become tuples
     lists = {name: tuple(given[name]) for name in given if name.endswith("_tokens")}
     return GenerationDefaults(**given | lists)

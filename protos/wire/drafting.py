@@ -10,14 +10,14 @@ from tandem.protos import streams, tree, types
 from tandem.protos.errors import InvalidRequest
 from tandem.v1 import common_pb2
 
-SCORE_STEPS = 16  # steps that a score's byte counts per unit of its natural logarithm
+SCORE_STEPS = 16  # an encoded score is a natural logarithm in steps of 1/16
 _SCORES = tuple(-step / SCORE_STEPS for step in range(256))
 
 Choice = TypeVar("Choice", bound=Enum)
 
 
 def decode_choice(field: str, kind: type[Choice], number: int) -> Choice:
-    """Convert a number to a value of an enum, and 0 to its first value; raises InvalidRequest."""
+    """Convert a number to a member of an enum, and 0 to its first member; raises InvalidRequest."""
     try:
         return kind(number or 1)
     except ValueError:
@@ -41,7 +41,7 @@ def encode_shape(shape: types.DraftShape) -> common_pb2.DraftShape:
 
 
 def decode_shape(message: common_pb2.DraftShape) -> types.DraftShape:
-    """Convert a message to a shape; raises InvalidRequest."""
+    """Convert a message to a draft shape; raises InvalidRequest."""
     method = decode_choice("shape.method", types.Method, message.method)
     for field, most in (
         ("levels", types.MAX_LEVELS),
@@ -117,14 +117,14 @@ def decode_proposal(message: common_pb2.Proposal, arrived: float = 0.0) -> strea
         arrived=arrived,
     )
     if min(parents, default=0) < 0:
-        raise InvalidRequest.of("draft.parents", "reach behind the first node")
+        raise InvalidRequest.of("draft.parents", "point before the first node")
     if distributions:
         draft_of(proposal)
     return proposal
 
 
 def proposal_of(draft: types.Draft, behind: int) -> streams.Proposal:
-    """Convert a whole draft to a proposal. All of its nodes count as certain to be accepted."""
+    """Convert a whole draft to a proposal. All nodes count as certain to be accepted."""
     parents = tuple(parent + 1 for parent in draft.parents)
     scores = (0.0,) * len(draft)
     return streams.Proposal(
@@ -133,11 +133,11 @@ def proposal_of(draft: types.Draft, behind: int) -> streams.Proposal:
 
 
 def draft_of(proposal: streams.Proposal) -> types.Draft:
-    """Convert a proposal that holds a whole tree to a draft. Raises InvalidRequest if the proposal
-    holds no whole tree, or if its distributions do not fit its tokens.
+    """Convert a proposal that contains a whole tree to a draft. Raises InvalidRequest if the tree
+    is incomplete, or if its distributions do not fit its tokens.
     """
     if any(0 < parent < proposal.first for parent in proposal.parents):
-        raise InvalidRequest.of("draft.parents", "name a node of another proposal")
+        raise InvalidRequest.of("draft.parents", "refer to a node of another proposal")
     parents = tuple(parent - proposal.first if parent else -1 for parent in proposal.parents)
     if problem := tree.problem(parents):
         raise InvalidRequest.of("draft.parents", problem)
@@ -151,7 +151,7 @@ def _distribution_problem(
     tokens: tuple[int, ...],
     parents: tuple[int, ...],
 ) -> str | None:
-    """Return why the tokens cannot have been drawn from these distributions, or None."""
+    """Return why the tokens cannot have been drawn from these distributions; None if they can."""
     if not distributions:
         return None
     if len(distributions) != len(tokens) + 1:
@@ -165,5 +165,5 @@ def _distribution_problem(
         drawn = [tokens[child] for child in siblings]
         weights = dict(zip(distributions[node].tokens, distributions[node].weights, strict=True))
         if len(set(drawn)) != len(drawn) or not all(weights.get(token) for token in drawn):
-            return f"do not give each child behind node {node - 1} a chance of its own"
+            return f"must have a distinct token of weight above 0 for each child of node {node - 1}"
     return None

@@ -1,4 +1,6 @@
-"""Converts log-probabilities to messages and back, and requests for those of a prompt."""
+"""Converts log-probabilities, and requests for the log-probabilities of a prompt, to messages and
+back.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def decode_logprobs(message: common_pb2.Logprobs) -> types.TokenLogprobs:
 def encode_prompt_logprobs(
     wanted: streams.PromptLogprobs | None,
 ) -> verifier_pb2.PromptLogprobs | None:
-    """Convert a request for log-probabilities of a prompt to a message; None stays None."""
+    """Convert a request for the log-probabilities of a prompt to a message; None stays None."""
     return verifier_pb2.PromptLogprobs(**asdict(wanted)) if wanted else None
 
 
@@ -42,7 +44,7 @@ def decode_prompt_logprobs(
     if message.context.base:
         raise InvalidRequest.of("prompt_logprobs", "need context.base 0 and all tokens")
     if not 1 <= wanted.first <= wanted.until <= length:
-        problem = f"is of {wanted.first}..{wanted.until}, not within 1..{length}"
+        problem = f"cover positions {wanted.first}..{wanted.until}, not within 1..{length}"
         raise InvalidRequest.of("prompt_logprobs", problem)
     if wanted.top > types.MAX_LOGPROBS:
         problem = f"is {wanted.top}, above {types.MAX_LOGPROBS}"

@@ -1,7 +1,7 @@
-"""Finds and sets the options of a request by their names. The options are the fields of the
-messages Sampling, Stopping and Speculation.
+"""Finds and sets the options of a request by name. The options are the fields of the messages
+Sampling, Stopping and Speculation.
 
-The options are taken from the API's own description, so that none is forgotten.
+The list of options is read from the protobuf descriptors, so that no option is forgotten.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ GROUPS = ("sampling", "stopping", "speculation")
 
 
 def options() -> dict[str, tuple[str, FieldDescriptor]]:
-    """Return the group and the field of every option, by the name of the option."""
+    """Return a map from the name of every option to its group and its field."""
     messages = ((group, getattr(api.GenerateRequest(), group).DESCRIPTOR) for group in GROUPS)
     return {field.name: (group, field) for group, message in messages for field in message.fields}
 
 
 def put(request: api.GenerateRequest, name: str, value: Any) -> None:
-    """Set an option; raises InvalidRequest if the value does not fit its field. A map takes a dict.
-    An enum takes a number, or the last part of a value's name. A list also takes a single text. A
-    text also takes a dict, which is written into it as JSON.
+    """Set an option; raises InvalidRequest if the value does not fit its field. A map field accepts
+    a dict. An enum field accepts a number, or the last part of a value's name. A list field also
+    accepts a single string. A string field also accepts a dict, which is converted to JSON.
     """
     group, field = options()[name]
     try:
@@ -39,7 +39,7 @@ def put(request: api.GenerateRequest, name: str, value: Any) -> None:
 def _put(message: Any, field: FieldDescriptor, value: Any) -> None:
     if field.type == FieldDescriptor.TYPE_MESSAGE and field.is_repeated:  # a map
         getattr(message, field.name).update(value)
-    elif field.type == FieldDescriptor.TYPE_MESSAGE:  # a list in an oneof
+    elif field.type == FieldDescriptor.TYPE_MESSAGE:  # a list inside an oneof, wrapped in a message
         assert field.message_type is not None
         (texts,) = field.message_type.fields
         _put(getattr(message, field.name), texts, value)
@@ -47,7 +47,7 @@ def _put(message: Any, field: FieldDescriptor, value: Any) -> None:
         setattr(message, field.name, json.dumps(value))
     elif field.type == FieldDescriptor.TYPE_ENUM and isinstance(value, str):
         assert field.enum_type is not None
-        # the name of the first value is the common prefix and UNSPECIFIED
+        # the first value is named after the common prefix: PREFIX_UNSPECIFIED
         prefix = field.enum_type.values[0].name.removesuffix("UNSPECIFIED")
         number = field.enum_type.values_by_name[prefix + value.upper()].number
         setattr(message, field.name, number)

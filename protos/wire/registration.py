@@ -1,4 +1,4 @@
-"""The registration of a drafter: its metadata, the checks of its messages, and its address."""
+"""Registrations of drafters: their metadata, the checks of their messages, and their addresses."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ MAX_BYTES = 1 << 14
 
 
 def encode_registration(name: str, model: ModelDescription) -> registration_pb2.RegisterRequest:
-    """Return the first message that a drafter sends."""
+    """Return the message with which a drafter registers."""
     return registration_pb2.RegisterRequest(name=name, model=encode_model(model))
 
 
 def decode_registration(
     message: registration_pb2.RegisterRequest, target: ModelDescription
 ) -> tuple[str, ModelDescription]:
-    """Return the name and the model of a drafter from its first message. The model must fit the
-    target. Raises InvalidRequest and IncompatibleModels.
+    """Return the name and the model of a drafter from its first message. Raises InvalidRequest, and
+    IncompatibleModels if the drafter does not use the target's vocabulary.
     """
     if (size := message.ByteSize()) > MAX_BYTES:
         raise InvalidRequest.of("request", f"has {size} bytes, above {MAX_BYTES}")

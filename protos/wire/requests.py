@@ -1,5 +1,5 @@
-"""Converts the values that a cell sends to the model services into items of a request. Proposals
-are passed on without being decoded.
+"""Converts the values that a cell sends to the model services into items of a request message.
+Proposals are forwarded without being decoded.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tandem.v1 import common_pb2, verifier_pb2
 
 
 def receive_proposal(message: common_pb2.Proposal) -> EncodedProposal:
-    """Return a received proposal, still encoded, to be passed on."""
+    """Return a received proposal, still encoded, so that it can be forwarded."""
     return EncodedProposal(message.behind, message.ByteSize(), message)
 
 
 def pass_on_proposal(stream: int, proposal: EncodedProposal) -> common_pb2.Proposal:
-    """Return the message of a proposal, with the number of the stream that it is passed on to."""
+    """Return the message of a proposal, with the number of the stream to which it is forwarded."""
     message = proposal.message
     assert isinstance(message, common_pb2.Proposal)
     message.stream = stream
@@ -34,17 +34,16 @@ def encode_commit_tokens(stream: int, commit: Commit) -> common_pb2.Commit:
 
 
 def encode_flow(stream: int, flow: Flow) -> verifier_pb2.Flow:
-    """Convert a flow to a message."""
+    """Convert a `Flow`, which pauses or resumes a session, to a message."""
     return verifier_pb2.Flow(stream=stream, paused=flow.paused)
 
 
 def encode_closing(session_id: bytes, turn: int) -> tuple[str, common_pb2.Closing]:
-    """Return the name of a request's field, and the closing to add to it."""
+    """Return the name of the request field for closings, and a message that closes the session."""
     return "closings", common_pb2.Closing(session_id=session_id, turn=turn)
 
 
-# The name of a request's field, and the function that encodes an item of that field, by the type of
-# the value.
+# For each type of value: the request field to which it is added, and the function that encodes it.
 ITEMS: dict[type[object], tuple[str, Callable[[int, Any], Message]]] = {
     Decoding: ("open", encode_decoding),
     Drafting: ("open", encode_drafting),
@@ -56,6 +55,6 @@ ITEMS: dict[type[object], tuple[str, Callable[[int, Any], Message]]] = {
 
 
 def encode_item(stream: int, value: object) -> tuple[str, Message]:
-    """Return the name of a request's field, and the item to add to it."""
+    """Return the name of the request field for a value, and the message to add to that field."""
     field, encode = ITEMS[type(value)]
     return field, encode(stream, value)

@@ -19,7 +19,7 @@ MAX_BIAS = 100.0  # largest absolute value of the bias of a token
 
 
 def problems(sampling: SamplingParams) -> Iterator[Violation]:
-    """Yield a violation for every option that is out of range, with the client's name for it."""
+    """Yield a violation for every option that is out of range, under the name that clients use."""
     yield from _number("temperature", sampling.temperature, 0, math.inf)
     if not 0 < sampling.top_p <= 1:
         limit = f"is {sampling.top_p:g}, not above 0 and at most 1"
@@ -38,7 +38,7 @@ def problems(sampling: SamplingParams) -> Iterator[Violation]:
     for token, bias in sampling.logit_bias:
         if found := list(_number(f"logit_bias[{token}]", bias, -MAX_BIAS, MAX_BIAS)):
             yield from found
-            break  # one problem is enough, because there may be a thousand
+            break  # report only the first of perhaps a thousand problems
 
 
 def _number(name: str, value: float, least: float, most: float) -> Iterator[Violation]:
@@ -49,7 +49,7 @@ def _number(name: str, value: float, least: float, most: float) -> Iterator[Viol
 
 
 def encode_sampling(sampling: SamplingParams) -> common_pb2.SamplingParams:
-    """Convert sampling options to a message. Options that are off or cannot matter are not sent."""
+    """Convert sampling options to a message. Options without an effect are not sent."""
     message = common_pb2.SamplingParams(
         repetition_penalty=_zero_if_one(sampling.repetition_penalty),
         presence_penalty=sampling.presence_penalty,

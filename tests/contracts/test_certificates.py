@@ -80,7 +80,7 @@ def test_a_name_may_be_that_of_one_service_alone(tmp_path: Path) -> None:
 def test_nothing_is_replaced_unless_it_is_asked_for_and_the_ca_never(tmp_path: Path) -> None:
     assert run(str(tmp_path)) == 0
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(Unusable, match=r"verifier\.pem.* there already; --force"):
+    with pytest.raises(Unusable, match=r"verifier\.pem.* already exists; --force"):
         certificates.make(tmp_path)
     assert run(str(tmp_path)) == 1
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -92,7 +92,7 @@ def test_nothing_is_replaced_unless_it_is_asked_for_and_the_ca_never(tmp_path: P
 
 
 def test_certificates_do_not_outlive_their_ca(tmp_path: Path) -> None:
-    with pytest.raises(Unusable, match=r"days: 3652 is beyond the end of the CA, 20\d\d-"):
+    with pytest.raises(Unusable, match=r"days: 3652 would outlive the CA, .* 20\d\d-"):
         certificates.make(tmp_path, days=3652)
     certificates.make(tmp_path, days=3649)
 

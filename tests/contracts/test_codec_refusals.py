@@ -101,18 +101,18 @@ SHAPES = [
     ({"method": 9}, "method", "is 9, not one of TREE, MEDUSA_LITE, SUFFIX"),
     ({"schedule": 9}, "schedule", "is 9, not one of GOODPUT, CONSTANT, HEURISTIC"),
 ]
-NO_CHANCE = "do not give each child behind node -1 a chance of its own"
+NO_CHANCE = "must have a distinct token of weight above 0 for each child of node -1"
 NO_WEIGHTS = "has an entry without exactly one weight for each of its tokens"
 PROPOSALS = [
     (proposal([1] * 65, [0] * 65), "tokens", "has 65 nodes, above 64"),
     (proposal([1, 2], [0]), "parents", "has 1 entries for 2 tokens"),
     (proposal([1, 2], [0, 1], scores=bytes(3)), "scores", "has 3 entries for 2 tokens"),
-    (proposal([1, 2], [0, 3]), "parents", "reach behind the first node"),
-    (proposal([1, 2], [9, 1], first=8), "parents", "reach behind the first node"),
+    (proposal([1, 2], [0, 3]), "parents", "point before the first node"),
+    (proposal([1, 2], [9, 1], first=8), "parents", "point before the first node"),
     (
         proposal([1, 2], [3, 1], first=9, distributions=drawn({1: 1}, {2: 1}, {})),
         "parents",
-        "name a node of another proposal",
+        "refer to a node of another proposal",
     ),
     (proposal([1], [0], distributions=drawn({})), "distributions", "has 1 entries for 1 tokens"),
     (
@@ -154,8 +154,8 @@ OPENINGS = [
     *(
         (codec.decode_decoding, verifier_pb2.Decoding(context=given, prompt_logprobs=each), found)
         for given, each, found in (
-            (context(), AHEAD, {"prompt_logprobs": "is of 1..2, not within 1..1"}),
-            (context(), AT_ONCE, {"prompt_logprobs": "is of 0..1, not within 1..1"}),
+            (context(), AHEAD, {"prompt_logprobs": "cover positions 1..2, not within 1..1"}),
+            (context(), AT_ONCE, {"prompt_logprobs": "cover positions 0..1, not within 1..1"}),
             (context(), MANY, {"prompt_logprobs.top": "is 21, above 20"}),
             (context(base=1), AHEAD, {"prompt_logprobs": "need context.base 0 and all tokens"}),
         )
@@ -199,7 +199,7 @@ def nodes(parents: tuple[int, ...]) -> Proposal:
 @pytest.mark.parametrize("parents", [(4, 0), (0, 3), (0, 6, 2)])
 def test_a_proposal_that_continues_another_is_no_whole_draft(parents: tuple[int, ...]) -> None:
     (problem,) = refusal(draft_of, nodes(parents)).items()
-    assert problem == ("draft.parents", "name a node of another proposal")
+    assert problem == ("draft.parents", "refer to a node of another proposal")
 
 
 def test_a_whole_draft_may_be_numbered_from_anywhere() -> None:

@@ -76,7 +76,7 @@ def test_another_function_is_noticed(grown: tuple[Path, Grown]) -> None:
     [
         ({"hidden_size": 120}, "its hidden_size is 128, more than 120"),
         ({"num_hidden_layers": 1}, "its num_hidden_layers is 2, more than 1"),
-        ({"num_key_value_heads": 8}, "8 over 8 heads are not in proportion to its 4 over 2"),
+        ({"num_key_value_heads": 8}, "8 and 8 heads are not in the ratio of its 4 and 2 heads"),
         ({"hidden_size": 161}, "a width of 161 is not a multiple of 8 heads"),
     ],
 )

@@ -52,4 +52,6 @@ def test_help_has_the_whole_name_of_every_option(
 )
 def test_help_names_the_default_length_of_answers(command: str, tokens: int) -> None:
     shown = CliRunner(env={"TERM": "dumb"}).invoke(app, [command, "--help"])
-    assert f"most tokens of the answer; default {tokens}" in " ".join(shown.output.split())
+    assert f"maximum number of tokens of the answer; default {tokens}" in " ".join(
+        shown.output.split()
+    )

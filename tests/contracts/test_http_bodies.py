@@ -32,7 +32,7 @@ async def test_bodies_have_so_many_bytes_together_and_what_has_ended_has_none() 
         for owner in "abcd":
             body = await scope.enter_async_context(bodies.read(request(b"12", b"345"), owner))
             assert body == b"12345"
-        problem = "^bodies of all clients have 21 bytes, above 20$"
+        problem = "^request bodies of all clients have 21 bytes, above 20$"
         with pytest.raises(Busy, match=problem) as refused:
             async with bodies.read(request(b"1"), "e"):
                 pass
@@ -42,7 +42,7 @@ async def test_bodies_have_so_many_bytes_together_and_what_has_ended_has_none() 
 
 async def test_one_client_leaves_room_for_others() -> None:
     bodies = BodyReader(max_bytes=20)
-    problem = "^bodies of this client have 6 bytes, above its share of 5$"
+    problem = "^request bodies of this client have 6 bytes, above its share of 5$"
     async with bodies.read(request(b"1234"), "a"):
         with pytest.raises(Busy, match=problem):
             async with bodies.read(request(b"12"), "a"):

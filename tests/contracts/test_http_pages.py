@@ -61,7 +61,7 @@ def test_each_path_has_its_page_and_no_other() -> None:
         assert get(address, "/hello") == (200, "hello")
         assert "tandem_steps_total 1.0" in get(address, "/metrics")[1]
         status, text = get(address, "/")
-        assert (status, text) == (404, "not found; there is /hello /metrics\n")
+        assert (status, text) == (404, "not found; the pages are /hello /metrics\n")
         assert get(address, "/metrics", "POST")[0] == 405
         assert get(address, "/metrics", "HEAD") == (200, "")
 

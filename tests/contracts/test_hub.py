@@ -123,7 +123,7 @@ def test_a_name_on_the_hub_is_downloaded_once_and_no_more_than_is_needed(tmp_pat
     again, still = resolve(tmp_path, endpoint, (NAME, "MODEL_FILES"), nobody, offline="1")
     assert again == model
     for line in (problem, still):
-        assert "nobody/nothing is not here and was not downloaded" in line
+        assert "nobody/nothing is not on this machine and could not be downloaded" in line
         assert line.endswith("by hand: hf download nobody/nothing --local-dir nothing")
 
 

@@ -86,7 +86,7 @@ async def test_watches_of_health_have_a_limit_and_checks_have_none(
         for watch in watches:
             assert (await watch.read()).status == serving
         with pytest.raises(
-            aio.AioRpcError, match="2 calls of Watch run on this connection"
+            aio.AioRpcError, match="2 Watch calls run on this connection"
         ) as failure:
             await stub.Watch(asked, timeout=LIMIT).read()
         assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

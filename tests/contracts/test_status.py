@@ -43,7 +43,7 @@ Context = aio.ServicerContext[Any, Any]
 SENT: list[TandemError] = [
     InvalidRequest(Violation("a.b", "is 3, above 2"), Violation("c", "is empty: 世界")),
     errors.SessionMiss("base 7 is not cached here"),
-    errors.StaleTurn("turn 1 of a session that is at turn 2"),
+    errors.StaleTurn("turn 1 is stale: the session is at turn 2"),
     Busy("all 4 sessions are in use", retry_after=1.25),
     errors.IncompatibleModels("fingerprints differ"),
     errors.Unavailable("no verifier serves"),

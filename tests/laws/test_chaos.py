@@ -90,7 +90,7 @@ def test_a_history_can_be_judged_again(tmp_path: Path) -> None:
 def test_what_is_no_history_is_refused_in_one_line(line: str, tmp_path: Path) -> None:
     file = tmp_path / "history.jsonl"
     file.write_text(f'{{"kind": "healed", "at": 1.0}}\n{line}\n', encoding="latin-1")
-    with pytest.raises(Unusable, match=r"history\.jsonl is not the history of a run"):
+    with pytest.raises(Unusable, match=r"history\.jsonl is not the history of a chaos run"):
         list(history.read(file))
     with pytest.raises(Unusable, match="nowhere: No such file"):
         list(history.read(tmp_path / "nowhere"))

@@ -206,7 +206,7 @@ def test_a_final_message_that_is_left_out_cannot_be_continued() -> None:
 @pytest.mark.parametrize(
     ("template", "setting", "problem"),
     [
-        ("{{ messages }}", "auto", "are not taken by the model's chat template"),
+        ("{{ messages }}", "auto", "are not supported by the model's chat template"),
         ("{{ tools }}", "auto", "are not supported: the chat template does not show"),
         ("{{ tools }}<tool_call>", "none", "are not supported: --tool-format is none"),
     ],

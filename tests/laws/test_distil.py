@@ -186,7 +186,7 @@ def test_too_few_prompts_are_refused_before_anything_starts(tmp_path: Path) -> N
     words = ["--target", str(models.TARGET), "--out", str(out), "--prompts", str(file)]
     run = CliRunner().invoke(app, [*words, "--parameters", "600K"])
     assert run.exit_code == 1
-    assert str(run.exception) == f"error: {file} has 32 prompts: it takes more than 32"
+    assert str(run.exception) == f"error: {file} has 32 prompts: more than 32 are required"
     assert not out.exists()
     file.write_text("one\n" * (HELD_OUT + 1))
     assert len(read_prompts(file)) == HELD_OUT + 1

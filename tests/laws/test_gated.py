@@ -129,5 +129,5 @@ def test_a_layer_that_computes_something_else_is_left_alone(
 
 
 def test_rows_that_have_no_halves_are_refused(build: Kernels) -> None:
-    with pytest.raises(RuntimeError, match="rows of odd size 7 have no halves"):
+    with pytest.raises(RuntimeError, match="rows of odd size 7 cannot be split into halves"):
         build.gate(torch.randn(2, 7), Activation.SILU)

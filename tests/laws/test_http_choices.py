@@ -28,7 +28,7 @@ def test_every_choice_is_a_request_with_a_seed_and_an_id_of_its_own() -> None:
         parsed(ChatBody, json.dumps({"messages": [HELLO], "n": 2}).encode())[0], CALLER
     )
     assert first == replace(second, request_id="id-1") == of_chat()
-    with pytest.raises(InvalidRequest, match="prompt has 43 prompts with n 3, above 128 choices"):
+    with pytest.raises(InvalidRequest, match="prompt has 43 prompts with n = 3, above 128 choices"):
         of_completion(prompt=["a"] * 43, n=3)
     assert refused({"prompt": "a", "n": 129})[0].field == "n"
 

@@ -87,7 +87,7 @@ def test_other_bits_are_refused() -> None:
     assert form
     tensors = {"qweight": torch.zeros(INPUTS * 3 // 32, OUTPUTS, dtype=torch.int32)}
     tensors |= {"scales": torch.ones(2, OUTPUTS), "qzeros": torch.zeros(2, 3)}
-    with pytest.raises(Unusable, match="weights of 3 bits, where 4 and 8 are served"):
+    with pytest.raises(Unusable, match="weights of 3 bits, but only 4 and 8 bits are supported"):
         form(tensors, INPUTS)
 
 

@@ -129,5 +129,5 @@ def test_rows_of_another_width_are_refused(build: Kernels) -> None:
     _, own = made(LlamaRMSNorm, 64, torch.float32)
     with pytest.raises(RuntimeError, match="must match"):
         own(torch.randn(1, 128))
-    with pytest.raises(RuntimeError, match="rows of size 128 for a weight of size 64"):
+    with pytest.raises(RuntimeError, match="rows of size 128 do not match a weight of size 64"):
         build.norm(torch.randn(1, 128), torch.randn(64), 1e-6)

@@ -113,5 +113,5 @@ def test_a_program_with_a_mistake_is_not_taken(
     fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault(monkeypatch)
-    with pytest.raises(Unrecordable, match="computes something else"):
+    with pytest.raises(Unrecordable, match="computes different logits"):
         of_family("llama").program()

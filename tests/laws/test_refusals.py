@@ -71,7 +71,8 @@ REQUESTS = [
     (
         ask(text="a" * 50),
         "text",
-        "has 50 tokens, which leave none free; this model's maximum context length is 50 tokens",
+        "has 50 tokens, which leave no room for an answer; "
+        "this model's maximum context length is 50 tokens",
     ),
     (ask(logprobs=21), "logprobs", "is 21, above 20"),
     (ask(prompt_logprobs=21), "prompt_logprobs", "is 21, above 20"),
@@ -84,12 +85,12 @@ REQUESTS = [
     (
         speculation(branches=8, num_speculative_tokens=16, method=api.DRAFT_METHOD_MEDUSA_LITE),
         "speculation.branches",
-        f"is 8, or 128 nodes with num_speculative_tokens, above {MAX_NODES}",
+        f"is 8, which allows drafts of 128 nodes, above {MAX_NODES}",
     ),
     (
         speculation(confidence_threshold=0.5, method=api.DRAFT_METHOD_NGRAM),
         "speculation.confidence_threshold",
-        "is 0.5, but the method SUFFIX knows no confidence",
+        "is 0.5, but the method SUFFIX does not use it",
     ),
 ]
 
@@ -155,7 +156,7 @@ def test_a_text_that_can_never_fit_is_refused_before_it_is_tokenised() -> None:
     def never(text: str) -> tuple[int, ...]:
         raise AssertionError("tokenised")
 
-    with pytest.raises(InvalidRequest, match=r"text has 1001 bytes; .* of 1000 bytes at most"):
+    with pytest.raises(InvalidRequest, match=r"text has 1001 bytes; .* or at most 1000 bytes"):
         run_of(ask(text="x" * 1001), tokenise=never)
 
 

@@ -123,7 +123,7 @@ def test_a_context_above_the_limit_is_refused_with_both_numbers() -> None:
     sessions = Sessions(tiny_pool(), 8, 2, lambda: 1, TTL, lambda: 0.0)
     with (
         pytest.raises(
-            InvalidRequest, match=r"context\.tokens reach token 9, above the context of 8"
+            InvalidRequest, match=r"context\.tokens reach token 9, above the context length 8"
         ) as refused,
         sessions.acquire(Context(ONE_ID, 1, 0, tuple(range(9))), 0),
     ):

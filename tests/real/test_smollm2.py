@@ -126,7 +126,7 @@ async def test_a_continuation_is_as_likely_as_transformers_finds_it() -> None:
     words = reference_texts.TEXT.split()
     texts = [" ".join(words[5 * place : 5 * place + 30]) for place in range(CONTINUATIONS)]
     prompts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    async with chatting(Pair(FOLDER, FOLDER), dtype="float32") as client:
+    async with chatting(Pair(FOLDER, models.SMOLLM2_DRAFT), dtype="float32") as client:
         (model,) = (await client.models.list()).data
         answer = await client.completions.create(
             model=model.id,
@@ -157,7 +157,7 @@ async def test_as_a_gguf_file_it_answers_as_the_directory_that_was_made_of_it(
     """The file is served without any other file beside it, and it is exact."""
     file = tmp_path / FILE
     file.symlink_to(GGUF)
-    async with chatting(Pair(FOLDER, FOLDER)) as client:
+    async with chatting(Pair(FOLDER, models.SMOLLM2_DRAFT)) as client:
         expected = await answers(client)
-    async with chatting(Pair(file, file)) as client:
+    async with chatting(Pair(file, models.SMOLLM2_DRAFT)) as client:
         assert await answers(client) == expected

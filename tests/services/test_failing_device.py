@@ -73,7 +73,7 @@ async def test_a_verifier_whose_model_thread_dies_ends_and_says_so(
         raise SystemExit
 
     config = ModelServiceConfig(model=embedded.target, threads=1)
-    with pytest.raises(Unusable, match="served no more: the model thread ended"):
+    with pytest.raises(Unusable, match="no longer be served: the model thread ended"):
         async with verifier_service.serving(config, CollectorRegistry()) as address:
             monkeypatch.setattr(HFRunner, "__call__", dying)
             async with rpc.connect(address) as channel, asyncio.timeout(LIMIT):
@@ -121,4 +121,4 @@ async def test_its_process_ends_with_one_line(embedded: Pair) -> None:
     finally:
         if process.returncode is None:
             process.kill()
-    assert said[-1] == f"error: the model can be served no more: {PROBLEM}"
+    assert said[-1] == f"error: the model can no longer be served: {PROBLEM}"

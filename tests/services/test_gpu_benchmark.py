@@ -95,7 +95,7 @@ def test_a_replay_of_what_was_fed_before_is_noticed(
             for _ in "12"
         )
         monkeypatch.setattr(emulation, "capture", stale)
-        with pytest.raises(Unusable, match="a replayed pass gives other bits"):
+        with pytest.raises(Unusable, match="a replayed pass gives other logits"):
             checks.replays(launched, emulation.replaying(replayed))
 
 

@@ -90,7 +90,7 @@ async def test_the_client_has_the_options_of_a_chat_that_http_has(hermes: Saying
     [
         ({"name": "a b"}, "{}", r"messages.tools\[0\].name is not of the form"),
         ({"name": "f", "parameters": [1]}, "{}", r"tools\[0\].parameters is not a JSON object"),
-        ({"name": "f", "x": 1}, "{}", r"tools\[0\] is not made of name, description, "),
+        ({"name": "f", "x": 1}, "{}", r"tools\[0\] must be an object with only the fields name, "),
         ({"name": "f"}, "{", r"messages\[0\].tool_calls\[0\].arguments is not JSON"),
     ],
 )

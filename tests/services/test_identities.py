@@ -98,7 +98,7 @@ async def test_who_waits_for_a_revocation_is_woken(
         ("a: {certificate: x}\nb: {certificate: x}", "two clients share one of their certificates"),
         ("- alice", "valid dictionary"),
         ("", "valid dictionary"),
-        ("a: {certificate: x}\na: {certificate: y}", "has a name twice"),
+        ("a: {certificate: x}\na: {certificate: y}", "contains a name twice"),
         ("a: {token_sha256: 2024-13-45}", "is not YAML"),
         ("alice: [", "is not YAML"),
     ],

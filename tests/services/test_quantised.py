@@ -194,7 +194,7 @@ def test_weights_in_8_bits_without_scales_that_fit_are_refused(
     scales: torch.Tensor | None, spoilt: Callable[..., Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Such weights would be loaded as if their bits were the numbers, or not at all."""
-    with pytest.raises(Unusable, match=f"by fp8, but no scales that fit for {KEYS}"):
+    with pytest.raises(Unusable, match=f"by fp8, but no matching scales for {KEYS}"):
         load(spoilt(**{f"{KEYS}_scale_inv": scales}))
     assert capfd.readouterr().err == ""
 

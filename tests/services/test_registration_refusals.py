@@ -168,4 +168,4 @@ async def test_a_drafter_that_is_silent_is_removed() -> None:
         async with unusable(front, *await front.has(1)):
             heartbeat.MAX_MISSED = HASTY
             await front.has(0)
-        assert "not registered any more: it was silent" in await refusal(call)
+        assert "not registered any more: the drafter was silent" in await refusal(call)

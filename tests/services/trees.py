@@ -13,6 +13,7 @@ from tandem.drafter_service.tree.growing import GrowingTree
 from tandem.drafter_service.tree.worth import Conditions, DrafterHistory
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.forward.segment import Segment
+from tandem.engine.schedule.batch import StepCosts
 from tandem.engine.schedule.cost import AverageStepTimes
 from tandem.protos import tree
 from tandem.protos.streams import Drafting
@@ -31,7 +32,7 @@ class Drafter:
     def __init__(
         self, engine: Engine, name: int, prompt: Tokens, conditions: Conditions, **asked: Any
     ):
-        costs = SimpleNamespace(averages=asked.pop("rates", AverageStepTimes()))
+        costs = StepCosts(averages=asked.pop("rates", AverageStepTimes()))
         host: Any = SimpleNamespace(
             sessions=engine.sessions,
             runner=engine.forward,

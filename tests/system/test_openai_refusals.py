@@ -64,7 +64,8 @@ async def test_a_chats_refusals_name_its_own_fields(client: AsyncOpenAI) -> None
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     untaught = await refusal(converse(client, tools=tools))
     assert (
-        untaught.param == "tools" and "not taken by the model's chat template" in untaught.message
+        untaught.param == "tools"
+        and "not supported by the model's chat template" in untaught.message
     )
     image = [{"type": "image_url", "image_url": {"url": "data:"}}]
     pictures: Any = [{"role": "user", "content": image}]

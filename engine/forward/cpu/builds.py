@@ -1,5 +1,5 @@
-"""Find the builds of the kernels that this processor can run. A checksum tells whether a build was
-made from the present sources.
+"""Find the builds of the compiled kernels that this processor can run. A checksum in each build
+tells whether the build was made from the current sources.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
 def sources_of(folder: Path) -> int:
-    """Return the checksum of the kernel sources in a folder. setup.py puts it into each build."""
+    """Return the checksum of the kernel sources in a folder. setup.py stores it in each build."""
     files = sorted([*folder.glob("*.cpp"), *folder.glob("*.h")])
     return crc32(b"".join(map(Path.read_bytes, files)))
 
@@ -25,7 +25,7 @@ SOURCES = sources_of(FOLDER)
 
 
 def runnable() -> Iterator[Path]:
-    """Yield the builds that this processor can run, best first."""
+    """Yield the files of all builds that this processor can run, the best instruction set first."""
     names = {"AVX512": ["avx512", "avx2"], "AVX2": ["avx2"], "SVE256": ["sve256", "neon"]}.get(
         torch.backends.cpu.get_cpu_capability(), ["neon"]
     )

@@ -1,6 +1,6 @@
 """Compute a mixture of experts in three calls of the compiled kernels: one for the inner layers of
-all experts, one for the gate, and one for the outer layers. Such layers are recognised in a network
-by the results that they compute.
+all experts, one for the gate, and one for the outer layers. A layer of a network is recognised as a
+mixture of experts if its outputs equal those of a reference implementation.
 
 The experts are gated feed-forward layers. The network chooses some of the experts for each row, and
 a weight for each chosen expert. The result of a row is the weighted sum of its experts' outputs.
@@ -23,19 +23,19 @@ from tandem.engine.forward.gated import ACTIVATIONS, activation_of
 
 Gate = Callable[[torch.Tensor], torch.Tensor]  # [rows, 2 * size] -> [rows, size]
 INNER, OUTER, BIAS = "gate_up_proj", "down_proj", "_bias"
-TRIED = 3  # experts in a trial; each row goes through two of them
+TRIED = 3  # number of experts that a trial uses; each trial row is fed to two of them
 
 
 class PanelExperts(nn.Module):
-    """A layer of experts, each of which computes outer(gate(inner(row))). `inner` and `outer` each
-    hold the linear layers of all experts.
+    """A layer of experts, each of which computes outer(gate(inner(row))). `inner` contains the
+    inner linear layers of all experts, and `outer` contains their outer linear layers.
     """
 
     def __init__(self, inner: PanelLinear, outer: PanelLinear, gate: Gate, count: int) -> None:
         super().__init__()
         self.inner = inner
         self.outer = outer
-        self.outer.rounded = False  # the outputs of a row's experts are added before rounding
+        self.outer.rounded = False  # outputs of experts are rounded after they are added
         self._gate = gate
         self._count = count
 
@@ -45,7 +45,7 @@ class PanelExperts(nn.Module):
         chosen: torch.Tensor,  # [rows, top]: the experts of each row
         weights: torch.Tensor,  # [rows, top]
     ) -> torch.Tensor:
-        """Compute the sum of the chosen experts' weighted outputs for each row, [rows, size]."""
+        """Return for each row the weighted sum of its chosen experts' outputs, [rows, size]."""
         experts, order = chosen.flatten().sort(stable=True)
         ends = torch.bincount(experts, minlength=self._count).cumsum(0)
         wide = self.inner(rows[order // chosen.shape[1]], ends)
@@ -58,9 +58,9 @@ class PanelExperts(nn.Module):
 
 @torch.inference_mode()
 def panel_experts(layer: nn.Module, kind: type[PanelLinear]) -> PanelExperts | None:
-    """Return experts that compute the same as a layer of a network, with linear layers of class
-    `kind`. Return None if the network's layer is of another form. A layer that experts replace
-    loses its weights.
+    """Return a mixture of experts that can replace a layer of a network, with linear layers of
+    class `kind`, or None if the layer computes something else. If the layer can be replaced, its
+    own weights are freed.
     """
     weights = _weights(layer)
     if weights is None:
@@ -71,15 +71,16 @@ def panel_experts(layer: nn.Module, kind: type[PanelLinear]) -> PanelExperts | N
         reference = partial(_spelled_out, weights, biases, gate)
         if equivalent(layer, reference, inner, *trial_choices(inner)):
             one, other = (kind(*given) for given in zip(weights, biases, strict=True))
-            for name in (INNER, OUTER):  # free them: the layer's own gate keeps the layer alive
+            for name in (INNER, OUTER):  # free the weights: the gate may keep the layer alive
                 setattr(layer, name, None)
             return PanelExperts(one, other, own_gate, len(inner))
     return None
 
 
 def _weights(layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return the inner and outer weights of a layer of experts, [experts, out, in]. Return None if
-    the layer has no such weights. Some models store the weights of experts as [experts, in, out].
+    """Return the inner and outer weights of a mixture of experts, both as [experts, out, in].
+    Weights that a model stores as [experts, in, out] are transposed. Return None if the layer has
+    no weights of these shapes.
     """
     inner, outer = getattr(layer, INNER, None), getattr(layer, OUTER, None)
     if not (isinstance(inner, torch.Tensor) and isinstance(outer, torch.Tensor)):
@@ -91,8 +92,8 @@ def _weights(layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor] | None:
 
 
 def _gates(layer: Any) -> list[tuple[Gate, Gate]]:
-    """Return the gates that a layer may have, each as two functions: one that defines its results,
-    and one that computes them. The second function is a kernel if there is one for the gate.
+    """Return the gate functions that a layer of experts may use. Each entry is a pair: a reference
+    implementation of the gate, and a function that computes the same with a kernel if there is one.
     """
     gates: list[tuple[Gate, Gate]] = []
     if activation := activation_of(getattr(layer, "act_fn", None)):
@@ -109,8 +110,8 @@ def _halves(activation: Gate, wide: torch.Tensor) -> torch.Tensor:
 
 
 def trial_choices(inner: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two experts for each trial row, and the weights of these experts, both as [rows, 2].
-    The weights of a row do not add up to 1.
+    """Choose two experts for each trial row, and return the experts and their weights, both as
+    [rows, 2]. The two weights of a row do not add up to 1.
     """
     rows = torch.arange(len(trial_rows(inner)))
     chosen = torch.stack([rows, rows + 1], 1) % min(TRIED, len(inner))
@@ -125,7 +126,9 @@ def _spelled_out(
     chosen: torch.Tensor,
     shares: torch.Tensor,
 ) -> torch.Tensor:
-    """Compute the experts one after the other with PyTorch, [rows, size]."""
+    """Return the outputs of a mixture of experts, [rows, size], computed by PyTorch one expert
+    after the other.
+    """
 
     def linear(layer: int, expert: int, given: torch.Tensor) -> torch.Tensor:
         bias = biases[layer]

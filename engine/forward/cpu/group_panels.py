@@ -1,4 +1,4 @@
-"""Weights of 8 or 4 bits, packed in panels in the layout that groups.h reads."""
+"""Weights quantized to 8 or 4 bits, packed into panels in the layout that groups.h reads."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tandem.engine.forward.cpu.kernels import ELEMENT_TYPES, ElementType, Groupi
 from tandem.engine.forward.grouped_weight import StoredGroups
 from tandem.engine.forward.groups import Code, Groups
 
-CODES_AT_ONCE = 1 << 21  # number of codes that are laid out at a time
+CODES_AT_ONCE = 1 << 21  # number of quantized codes that are packed at a time
 
 
 class GroupPanels:
-    """The weights of `layers` layers, packed in panels of `width` outputs. The object has the
-    attributes of a `grouped_weight.Part`.
+    """The quantized weights of `layers` layers, packed into panels of `width` outputs each. The
+    class implements the protocol `grouped_weight.Part`.
     """
 
     def __init__(self, part: StoredGroups, layers: int, width: int) -> None:
@@ -26,7 +26,7 @@ class GroupPanels:
         self.layers = layers
         self.width = width
         self._panels = -(-outputs // width)
-        step = max(1, CODES_AT_ONCE // (self.inputs * width))  # panels
+        step = max(1, CODES_AT_ONCE // (self.inputs * width))  # panels that are packed at a time
         for layer in range(layers):
             for first in range(0, self._panels, step):
                 start, stop = first * width, min((first + step) * width, outputs)
@@ -45,22 +45,24 @@ class GroupPanels:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The number of outputs of all layers, and the number of inputs."""
+        """The total number of outputs in all layers, and the number of inputs."""
         return self.outputs * self.layers, self.inputs
 
     @property
     def device(self) -> torch.device:
-        """The device that the panels are on."""
+        """The device on which the panels are stored."""
         return self.codes.device
 
     @property
     def grouping(self) -> int:
-        """The address of the Grouping that tells the kernels the meaning of the codes."""
+        """The address of the Grouping structure, which tells the kernels how to dequantize the
+        codes of the panels.
+        """
         return ctypes.addressof(self._grouping)
 
     def numbers(self, chosen: slice | torch.Tensor) -> torch.Tensor:
-        """Return the weights of the chosen outputs as plain numbers, [chosen, in] float32. There
-        must be only one layer.
+        """Return the dequantized weights of the chosen outputs, [chosen, in] float32. The panels
+        must be those of a single layer.
         """
         if isinstance(chosen, slice):
             chosen = torch.arange(chosen.start, chosen.stop)
@@ -75,8 +77,8 @@ class GroupPanels:
         return Groups(self.code, codes, scales, supers, self.zero).numbers()
 
     def _put(self, first: int, groups: Groups) -> None:
-        """Write the weights of some outputs into the panels, from the `first`-th panel on. Lanes
-        without an output are filled with zeros.
+        """Write the quantized weights of some outputs into the panels, beginning at the panel with
+        index `first`. Lanes of a panel that have no output are filled with zeros.
         """
         if first == 0:
             self.code, self.zero = groups.code, groups.zero
@@ -98,8 +100,8 @@ class GroupPanels:
             self.supers[panels] = self._in_panels(groups.supers)
 
     def _in_panels(self, given: torch.Tensor) -> torch.Tensor:
-        """Rearrange numbers [out, ...] as [panels, ..., width]. The last panel is filled up with
-        zeros.
+        """Rearrange a tensor [out, ...] as panels [panels, ..., width]. The last panel is padded
+        with zeros.
         """
         lacking = -len(given) % self.width
         full = functional.pad(given, (0, 0) * (given.dim() - 1) + (0, lacking))

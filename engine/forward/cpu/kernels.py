@@ -1,7 +1,7 @@
 """The compiled kernels for this processor, if there are any.
 
-The kernels are built with the package if there is a compiler, once for each instruction set. They
-are called through ctypes. Without compiled kernels, PyTorch's own operations do all the work.
+If a compiler is available, the kernels are built with the package, once per instruction set. The
+kernels are called through ctypes. Without compiled kernels, PyTorch does all the work.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from tandem.engine.forward.cpu.builds import SOURCES, runnable
 from tandem.engine.forward.cpu.paths import Paths
 from tandem.engine.forward.dense import AttentionOptions
 
-# a call is shared by all threads if it reads at least this many numbers: at this size, one thread
-# takes 100 us and two threads take 60; at a fifth of this size, one and two threads both take 20
+# a call runs on all threads if it reads at least this many numbers: at this size, one thread takes
+# 100 us and two threads take 60 us; at a fifth of this size, one or two threads take 20 us
 WORTH_SHARING = 1 << 17
 
 
 class ElementType(IntEnum):
-    """The ways to store numbers, numbered as in vectors.h."""
+    """The formats in which numbers are stored, with the same values as in vectors.h."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
     FLOAT16 = 2
-    BFLOAT16_PAIRS = 3  # bfloat16, two inputs of an output side by side (VNNI)
-    BYTES = 4  # BYTES and the types below are codes, whose meaning is in a Grouping
+    BFLOAT16_PAIRS = 3  # bfloat16, with two adjacent inputs stored side by side (VNNI)
+    BYTES = 4  # BYTES and the types below are codes that a Grouping describes
     NIBBLES = 5
     FLOAT8 = 6
 
@@ -44,7 +44,7 @@ ELEMENT_TYPES = {
 
 
 class Grouping(ctypes.Structure):
-    """The meaning of codes, with the same fields as `Grouping` in groups.h."""
+    """Describes how to dequantize codes. The fields are those of `Grouping` in groups.h."""
 
     _fields_ = (
         ("scales", ctypes.c_void_p),
@@ -58,9 +58,9 @@ class Grouping(ctypes.Structure):
 
 
 class Weights(NamedTuple):
-    """The weights of one linear layer or several. `memory` holds panels of numbers or codes,
-    [layers * panels, in, width]; panels of 4-bit codes are half as wide. `outputs` counts the
-    outputs of each layer. `grouping` is the address of a Grouping if the weights are codes.
+    """The weights of one or more linear layers. `memory` contains panels of numbers or of quantized
+    codes, [layers * panels, in, width]; panels of 4-bit codes are half as wide. `outputs` is the
+    number of outputs per layer. `grouping` is the address of a Grouping if the weights are codes.
     """
 
     memory: torch.Tensor
@@ -71,33 +71,33 @@ class Weights(NamedTuple):
 
 
 def plain_weights(panels: torch.Tensor, outputs: int) -> Weights:
-    """Return the weights in packed panels [layers, panels, in / k_pack, width, k_pack]."""
+    """Return packed panels [layers, panels, in / k_pack, width, k_pack] as plain Weights."""
     kind = ELEMENT_TYPES[panels.dtype] if panels.shape[-1] == 1 else ElementType.BFLOAT16_PAIRS
     return Weights(panels, kind, len(panels), outputs, None)
 
 
 class Activation(IntEnum):
-    """The activations of gated layers, numbered as in gate.cpp."""
+    """The activation functions of gated layers, with the same values as in gate.cpp."""
 
     SILU = 0
     GELU_TANH = 1
 
 
 class Kernels:
-    """One build of the kernels. `width` is the number of outputs of a panel. `bf16_pairs` tells
-    whether bfloat16 rows are multiplied two inputs at a time. Results do not depend on the number
-    of `threads`.
+    """One build of the kernels. `width` is the number of outputs per panel. If `bf16_pairs` is
+    true, the kernels multiply two bfloat16 inputs at a time. Results do not depend on the number of
+    `threads`.
     """
 
     def __init__(self, file: Path, sources: int | None = None) -> None:
         for openmp in Path(torch.__file__).parents[1].glob("torch.libs/libgomp*"):
-            # PyTorch for ARM loads OpenMP without exporting its symbols
+            # export the symbols of OpenMP, because PyTorch for ARM does not
             ctypes.CDLL(str(openmp), ctypes.RTLD_GLOBAL)
         library = ctypes.CDLL(str(file))
         self.library = library
         library.tandem_sources.restype = ctypes.c_uint
         if library.tandem_sources() != (sources or SOURCES):
-            raise OSError(f"{file} was built from other sources")
+            raise OSError(f"{file} was not built from the current sources of the kernels")
         self.name = file.name.partition(".")[0].removeprefix("_")
         self.width = int(library.tandem_width())
         self.bf16_pairs = bool(library.tandem_pairs())
@@ -126,20 +126,21 @@ class Kernels:
 
     def linear(
         self,
-        rows: torch.Tensor,  # [rows, in], floating
+        rows: torch.Tensor,  # [rows, in], floating-point
         weights: Weights,
         bias: torch.Tensor | None,  # [layers, out], float32
-        ends: torch.Tensor | None,  # [layers], int64: where the rows of each layer end
+        ends: torch.Tensor | None,  # [layers], int64: end index of each layer's rows
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """Return rows @ weights.T + bias, [rows, out] of `dtype`. All tensors are contiguous and on
-        the CPU. A single layer takes all rows. Each of several layers takes rows up to its `ends`.
+        """Return rows @ weights.T + bias, [rows, out] of `dtype`. Layer i is applied to the rows
+        from ends[i - 1] to ends[i], or to all rows if `ends` is None. All tensors are contiguous
+        and on the CPU.
         """
         memory, kind, layers, outputs, grouping = weights
         result = rows.new_empty(rows.shape[0], outputs, dtype=dtype)
         optional = (None if each is None else each.data_ptr() for each in (bias, ends))
         kinds = kind, ELEMENT_TYPES[rows.dtype], ELEMENT_TYPES[dtype]
-        # each row uses one layer, so a call reads at most as many layers as there are rows
+        # each row uses one layer, so a call reads the weights of at most rows.shape[0] layers
         read = memory.numel() * min(layers, rows.shape[0]) // layers
         self._linear(
             *(rows.data_ptr(), *rows.shape, memory.data_ptr(), outputs, layers, grouping),
@@ -149,20 +150,20 @@ class Kernels:
 
     def attend(
         self,
-        query: torch.Tensor,  # [rows, heads, size], floating
+        query: torch.Tensor,  # [rows, heads, size], floating-point
         keys: torch.Tensor,  # [slots, kv heads, size], of the same dtype
         values: torch.Tensor,  # [slots, kv heads, value size]
         paths: Paths,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """Let each row attend to the keys on its path, [rows, heads, value size]. All tensors are
-        contiguous and on the CPU. The bits of a row depend only on its own path. Raises
-        RuntimeError if dtypes or sizes do not fit.
+        """Return the attention output of each row over the keys on its path, [rows, heads, value
+        size]. All tensors are contiguous and on the CPU. The bits of a row's output depend only on
+        its own path. Raises RuntimeError if dtypes differ or `query` and `keys` differ in size.
         """
         rows, heads, size = query.shape
         if not (query.dtype == keys.dtype == values.dtype and keys.shape[2] == size):
-            kinds = f"{query.dtype}, {keys.dtype} and {values.dtype}"
-            raise RuntimeError(f"queries of {size} numbers on keys of {keys.shape[2]}: {kinds}")
+            kinds = f"dtypes {query.dtype}, {keys.dtype} and {values.dtype}"
+            raise RuntimeError(f"inputs do not match: sizes {size} and {keys.shape[2]}, {kinds}")
         result = query.new_empty(rows, heads, values.shape[2])
         sinks = None if options.sinks is None else options.sinks.float().contiguous()
         self._attend(
@@ -178,11 +179,11 @@ class Kernels:
 
     def norm(self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         """Divide rows [..., size] by their root mean square, and multiply them by a float32 weight
-        [size]. All tensors are contiguous and on the CPU. Raises RuntimeError if the sizes differ.
+        [size]. All tensors are contiguous and on the CPU. Raises RuntimeError if sizes differ.
         """
         size = rows.shape[-1]
         if size != len(weight):
-            raise RuntimeError(f"rows of size {size} for a weight of size {len(weight)}")
+            raise RuntimeError(f"rows of size {size} do not match a weight of size {len(weight)}")
         result = torch.empty_like(rows)
         self._norm(
             *(rows.data_ptr(), rows.numel() // size, size, weight.data_ptr(), epsilon),
@@ -192,10 +193,10 @@ class Kernels:
 
     def gate(self, rows: torch.Tensor, activation: Activation) -> torch.Tensor:
         """Return activation(first half) * second half of rows [rows, 2 * size], as [rows, size].
-        The rows are contiguous and on the CPU. Raises RuntimeError for rows of odd size.
+        The rows must be contiguous and on the CPU. Raises RuntimeError if the size of a row is odd.
         """
         if rows.shape[1] % 2:
-            raise RuntimeError(f"rows of odd size {rows.shape[1]} have no halves")
+            raise RuntimeError(f"rows of odd size {rows.shape[1]} cannot be split into halves")
         count, size = rows.shape[0], rows.shape[1] // 2
         result = rows.new_empty(count, size)
         self._gate(
@@ -211,39 +212,38 @@ class Kernels:
         sources: ctypes.Array[ctypes.c_void_p],
         step: ctypes.Structure,
     ) -> None:
-        """Carry out the instructions of a program on `rows` rows, as program.cpp describes."""
+        """Run the instructions of a program for `rows` rows, as program.cpp describes."""
         given = program, len(program), rows, sources, ctypes.byref(step)
         self._program(*given, self.threads, WORTH_SHARING)
 
     def sharing(self, numbers: int) -> int:
-        """Return how many threads share a call that reads `numbers` numbers: all threads, or only
-        one if the call is too small to share. A number in between would be slow: OpenMP ends the
-        threads that a call leaves out, and starts them again for the next call.
+        """Return how many threads run a call that reads `numbers` numbers: all threads, or one if
+        the call is small. Using only some threads would be slow, because OpenMP ends the other
+        threads and starts them again for the next call.
         """
         return self.threads if numbers >= WORTH_SHARING else 1
 
 
 @cache
 def kernels() -> Kernels | None:
-    """Return the best build that this processor can run. Return None if no build can be loaded."""
+    """Return the best build that this processor can run, or None if no build can be loaded."""
     for file in runnable():
-        with suppress(OSError, AttributeError):  # OpenMP cannot be found, or the build is old
+        with suppress(OSError, AttributeError):  # OpenMP is missing, or the build is outdated
             return Kernels(file)
     return None
 
 
 def required_kernels() -> Kernels:
-    """Return the kernels. There are some, since callers have checked `panels.why_unsupported`."""
+    """Return the kernels, which exist because callers have checked `panels.why_unsupported`."""
     found = kernels()
-    assert found, "there is no build for this processor"
+    assert found, "there are no compiled kernels for this processor"
     return found
 
 
 def use_threads(count: int) -> None:
-    """Compute with `count` threads from now on. If there are kernels, only the kernels use these
-    threads. PyTorch would divide an operation among threads and round the last elements of each
-    share differently, so bits would depend on the number of rows. Its operations are too small to
-    gain much from threads.
+    """Set the number of threads for all computations. If there are compiled kernels, PyTorch itself
+    uses one thread. With several threads, PyTorch would round the last elements of each thread's
+    share differently, so results would depend on the number of rows.
     """
     if build := kernels():
         build.threads = count

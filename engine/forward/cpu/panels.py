@@ -1,7 +1,7 @@
-"""Linear layers whose weights are packed in panels, for the compiled kernels.
+"""Linear layers for the compiled kernels, whose weights are packed into panels.
 
-A row gets the same bits alone and together with other rows. Sums run over ascending inputs in
-float32, in whichever form the weights are stored.
+A row's output has the same bits whether the row is computed alone or together with other rows.
+Outputs are summed in float32 over ascending inputs, in whichever format the weights are stored.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Multiply = Callable[[torch.Tensor, torch.Tensor | None, torch.dtype], torch.Tens
 
 
 class PanelLinear(nn.Module):
-    """An `nn.Linear` for inference on a CPU, [..., in] -> [..., out]. A weight [out, in] makes one
-    layer, and a weight [layers, out, in] makes several layers at once. If `rounded`, outputs are
-    rounded to the dtype of the rows; otherwise they stay float32 sums.
+    """An `nn.Linear` for inference on a CPU, [..., in] -> [..., out]. The object holds one layer if
+    the weight is [out, in], and several layers if the weight is [layers, out, in]. If `rounded`,
+    outputs are rounded to the dtype of the rows; otherwise outputs stay float32 sums.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -45,11 +45,11 @@ class PanelLinear(nn.Module):
         self.parts = list(_parts(weight, bias, layers, build))
 
     def forward(self, rows: torch.Tensor, ends: torch.Tensor | None = None) -> torch.Tensor:
-        """Compute the layer for rows. If there are several layers, each takes the rows up to its
-        end in `ends`. Raises RuntimeError if the rows have another dtype than the weight.
+        """Apply the layer to rows. If there are several layers, layer i is applied to the rows from
+        ends[i - 1] to ends[i]. Raises RuntimeError if the rows and the weight differ in dtype.
         """
         if rows.dtype != self.weight.dtype:
-            raise RuntimeError(f"rows of {rows.dtype} for a weight of {self.weight.dtype}")
+            raise RuntimeError(f"rows of {rows.dtype} do not match a weight of {self.weight.dtype}")
         flat = rows.reshape(-1, self.in_features).contiguous()
         dtype = rows.dtype if self.rounded else torch.float32
         found = [part.multiply(flat, ends, dtype) for part in self.parts]
@@ -58,7 +58,7 @@ class PanelLinear(nn.Module):
 
 
 class PlainPart:
-    """Computes some outputs of all layers from plain weights [layers, out, in]."""
+    """The part of a `PanelLinear` whose weights [layers, out, in] are not quantized."""
 
     def __init__(self, weights: torch.Tensor, bias: torch.Tensor | None, build: Kernels) -> None:
         even = weights.shape[2] % 2 == 0
@@ -71,12 +71,12 @@ class PlainPart:
     def multiply(
         self, rows: torch.Tensor, ends: torch.Tensor | None, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Multiply rows with the weights and add the bias: [rows, out] of `dtype`."""
+        """Return the product of rows and weights plus the bias, [rows, out] of `dtype`."""
         return self._multiply(rows, self.weights, self.bias, ends, dtype)
 
 
 class GroupedPart:
-    """Computes some outputs of all layers from weights of 8 or 4 bits."""
+    """The part of a `PanelLinear` whose weights are quantized to 8 or 4 bits."""
 
     def __init__(
         self, stored: StoredGroups, layers: int, bias: torch.Tensor | None, build: Kernels
@@ -92,33 +92,33 @@ class GroupedPart:
     def multiply(
         self, rows: torch.Tensor, ends: torch.Tensor | None, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Multiply rows with the weights and add the bias: [rows, out] of `dtype`."""
+        """Return the product of rows and weights plus the bias, [rows, out] of `dtype`."""
         return self._multiply(rows, self.weights, self.bias, ends, dtype)
 
 
 def _parts(
     weight: torch.Tensor, bias: torch.Tensor | None, layers: int, build: Kernels
 ) -> Iterator[PlainPart | GroupedPart]:
-    """Yield one part of a weight for each way in which its outputs are stored."""
+    """Split a weight by the storage format of its outputs, and yield one part per format."""
     added = None if bias is None else bias.float().contiguous()
     if not isinstance(weight, GroupedWeight):
         yield PlainPart(weight.reshape(layers, *weight.shape[-2:]), added, build)
         return
     parts = list[Part](weight.parts)
     sizes = [part.shape[0] for part in parts]
-    assert layers == 1 or len(parts) == 1, "several layers are stored in one way"
+    assert layers == 1 or len(parts) == 1, "a weight of several layers has only one part"
     biases = added.split(sizes) if added is not None and layers == 1 else [added] * len(parts)
     for part, own in zip(parts, biases, strict=True):
         if isinstance(part, StoredGroups):
             yield GroupedPart(part, layers, own, build)
         else:
-            assert isinstance(part, PlainNumbers), "there are only two kinds of parts"
+            assert isinstance(part, PlainNumbers), "a part is either quantized or plain"
             yield PlainPart(part.weight.to(weight.dtype)[None], own, build)
 
 
 def packed_panels(weights: torch.Tensor, width: int, k_pack: int) -> torch.Tensor:
-    """Return weights [layers, out, in] as [layers, panels, in / k_pack, width, k_pack]. Each
-    panel has `width` outputs, and the last one is filled up with zeros. The k-pack is the number of
+    """Rearrange weights [layers, out, in] as [layers, panels, in / k_pack, width, k_pack]. Each
+    panel has `width` outputs, and the last panel is padded with zeros. `k_pack` is the number of
     inputs that a kernel multiplies at once.
     """
     layers, outputs, inputs = weights.shape
@@ -131,11 +131,11 @@ def packed_panels(weights: torch.Tensor, width: int, k_pack: int) -> torch.Tenso
 
 
 def why_unsupported(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Return why layers in panels cannot be used with a dtype and device. Return None if layers in
-    panels can be used.
+    """Return why a `PanelLinear` cannot be used with a dtype on a device, or None if it can be
+    used.
     """
     if device.type != "cpu":
-        return f"they are not for {device.type}"
+        return f"they do not support {device.type}"
     if dtype not in ELEMENT_TYPES:
-        return f"they do not take {str(dtype).removeprefix('torch.')}"
-    return None if kernels() else "they were not built, for want of a compiler, or cannot be loaded"
+        return f"they do not support {str(dtype).removeprefix('torch.')}"
+    return None if kernels() else "no compiler was found to build them, or they cannot be loaded"

@@ -1,8 +1,8 @@
-"""Find the keys that each row of a step attends to: those of the text before the row, and those on
-the row's own path through a tree. The module is pure.
+"""Find the keys that each row of a step attends to: the keys of the cached tokens before the tree,
+and the keys on the row's own path through the tree. All functions are pure.
 
 A key stays where it was stored when its token was fed, and each row lists the keys that it attends
-to. The branches of a tree therefore need no masks and can be fed all at once.
+to. The branches of a tree therefore need no mask and can all be fed in the same step.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """The paths of rows, in tensors of int64. Row i first attends to prefixes[i] keys, which lie in
-    the pages from pages[tables[i]] on. A page has `page` slots. Row i then attends to the keys at
-    slots[tails[i] : tails[i + 1]].
+    """The keys that each row attends to, as int64 tensors. Row i first attends to prefixes[i] keys,
+    which are stored in the pages that `pages` lists from index tables[i] on. A page has `page`
+    slots. Row i then attends to the keys in slots[tails[i] : tails[i + 1]].
     """
 
     pages: torch.Tensor  # [pages of all sessions]
@@ -37,8 +37,8 @@ class Paths:
 
     @classmethod
     def straight(cls, context: int, rows: int) -> Paths:
-        """Return the paths of consecutive rows that follow a context. All keys lie in order from
-        slot 0 on.
+        """Return the paths of `rows` consecutive tokens that follow `context` cached tokens. The
+        keys of all these tokens lie in order, beginning at slot 0.
         """
         pages = torch.arange(page_aligned(context + rows) // PAGE)
         prefixes = torch.arange(context + 1, context + rows + 1)
@@ -48,13 +48,15 @@ class Paths:
 
 @dataclass(frozen=True, slots=True)
 class PathPlan(StepPlan):
-    """A step whose rows attend along paths. Such a step needs no padding."""
+    """The plan of a step in which each row attends to the keys on its path. A path plan has no
+    padding rows.
+    """
 
     paths: Paths
 
 
 def path_plan(segments: Sequence[Segment]) -> PathPlan:
-    """Lay out the segments of one step as paths."""
+    """Return the path plan of a step that feeds the given segments."""
     pages, tables, prefixes = list[int](), list[int](), list[int]()
     tails, slots, page = [0], list[int](), PAGE
     for segment in segments:
@@ -75,8 +77,8 @@ def path_plan(segments: Sequence[Segment]) -> PathPlan:
 
 
 def _branches(segment: Segment) -> list[tuple[int, list[int]]]:
-    """Return two things for each node: how many nodes of the trunk its path begins with, and the
-    other nodes on its path.
+    """Return two values for each tree node: how many nodes of the trunk are on its path, and a list
+    of the other nodes on its path.
     """
     trunk = tree.trunk(segment.parents)
     found: list[tuple[int, list[int]]] = [(node + 1, []) for node in range(trunk)]

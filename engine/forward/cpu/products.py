@@ -1,6 +1,7 @@
-"""Layers that multiply rows with a weight of their own, without an inner linear layer. Layers that
-choose experts are an example. Such a layer keeps its code, but its product is computed by the
-compiled kernels. Trials find out which layers of a network are of this kind.
+"""Use the compiled kernels in layers that multiply rows by a weight of their own, without an inner
+linear layer. The router of a mixture of experts is an example of such a layer. The layer keeps its
+own code; only its matrix product is computed by the compiled kernels. Trials with random rows
+determine which layers of a network can use the kernels in this way.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from tandem.engine.forward.cpu.panels import PanelLinear
 from tandem.engine.forward.equivalence import equivalent
 
 Product = Callable[[torch.Tensor], torch.Tensor]
-Key = tuple[torch.Size, torch.dtype]  # the shape of a weight, and the dtype that it is used in
+Key = tuple[torch.Size, torch.dtype]  # shape and dtype of a weight
 
 
 class KnownProducts(TorchFunctionMode):
-    """A scope within which `products` replace calls of `functional.linear`. Every weight is taken
-    to equal the first weight of the same shape and dtype.
+    """Context manager in which `products` replace calls of `functional.linear`. All weights of the
+    same shape and dtype are assumed to equal the first of them.
     """
 
     def __init__(self) -> None:
@@ -34,8 +35,8 @@ class KnownProducts(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run a function, or a known product instead of `linear`. PyTorch calls this method instead
-        of the function.
+        """Call a PyTorch function or, for `functional.linear`, the product that replaces it.
+        PyTorch calls this method in place of every function inside the context.
         """
         if func is not functional.linear or kwargs:
             return func(*args, **(kwargs or {}))
@@ -47,16 +48,16 @@ class KnownProducts(TorchFunctionMode):
         return self.products[key](rows)
 
     def by_panels(self) -> None:
-        """Use the kernels for all products with known weights from now on."""
+        """From now on, compute the products with all known weights by the compiled kernels."""
         self.products = {key: PanelLinear(*known) for key, known in self._weights.items()}
         self._weights.clear()
 
 
 @torch.inference_mode()
 def multiply_by_panels(layer: nn.Module) -> bool:
-    """Make a layer of a network use the kernels to multiply rows with its weight. Return whether
-    the layer was changed. Only a layer that has no inner layers and always multiplies by the same
-    weight is changed.
+    """Let the compiled kernels multiply rows by the weight of a network's layer. The layer is
+    changed only if it has no inner layers and always multiplies by the same weight. Return whether
+    the layer was changed.
     """
     weight = getattr(layer, "weight", None)
     if not isinstance(weight, nn.Parameter) or weight.dim() != 2 or list(layer.children()):

@@ -1,5 +1,5 @@
-"""Compute the attention of a pass by rows. On a CUDA device, this project's kernels compute it;
-elsewhere, a reference implementation does.
+"""Compute the attention of a pass that a `RowPlan` describes. On a CUDA device, this project's
+kernels compute it; elsewhere, a reference implementation computes it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Attend = Callable[
     [RowPlan, torch.Tensor, torch.Tensor, torch.Tensor, AttentionOptions], torch.Tensor
 ]
 
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.03}  # largest difference
-# for each session of the trial: the number of cached tokens, and the number of nodes in its tree
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.03}  # allowed difference
+# for each session of the kernel trial: the number of cached tokens, and the number of tree nodes
 TRIAL = ((0, 3), (40, 9), (95, 2), (330, 5), (700, 40))
 WINDOW = 100  # length of a sliding window in the trial, in positions
 
@@ -35,8 +35,8 @@ def attend(
     values: torch.Tensor,  # [positions, kv heads, value size]
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """Compute the attention of the rows of a pass, [rows, heads, value size]. `keys` and `values`
-    must already contain the keys and values of these rows.
+    """Return the attention output of the rows of a pass, [rows, heads, value size]. `keys` and
+    `values` must already contain the keys and values of these rows.
     """
     if query.device.type == "cuda":
         from tandem.engine.forward.cuda.kernels import attend as kernels
@@ -52,7 +52,7 @@ def definition(
     values: torch.Tensor,
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """Compute the same as `attend` with the reference implementation: row by row, in float64."""
+    """Reference implementation of `attend`, which computes row by row in float64."""
     heads, count, size = query.shape[1:]
     shared, value_size = values.shape[1:]
     slots = [*zip(_prefixes(rows), rows.tail_slots.view(count, TAIL).tolist(), strict=True)]
@@ -76,9 +76,7 @@ def definition(
 
 
 def _prefixes(rows: RowPlan) -> list[list[int]]:
-    """Return the slots of each row's prefix. They follow from the records of the chunks in
-    `rows.reads`.
-    """
+    """Return the slots of each row's prefix, computed from the chunk records in `rows.reads`."""
     reads = rows.reads.tolist()
     found: list[list[int]] = [[] for _ in range(rows.count)]
     for number in range(reads[0]):
@@ -96,11 +94,11 @@ def _prefixes(rows: RowPlan) -> list[list[int]]:
 def why_unsupported(
     layers: Iterable[LayerGeometry], dtype: torch.dtype, device: torch.device
 ) -> str | None:
-    """Try the kernels on each kind of layer. Return why they cannot be used for some layer, or None
-    if they can be used for all layers. Raises OutOfMemoryError.
+    """Try the attention kernels on each kind of layer. Return why the kernels cannot be used for
+    some kind of layer, or None if all layers can use the kernels. Raises OutOfMemoryError.
     """
     if dtype not in TOLERANCE:
-        return f"there are no kernels for {dtype}"
+        return f"there are no attention kernels for {dtype}"
     for layer in set(layers):
         try:
             off = _difference(layer, dtype, device)
@@ -111,14 +109,14 @@ def why_unsupported(
             reason = (str(error) or type(error).__name__).splitlines()[0]
             return f"the attention kernels cannot be used: {reason}"
         if not off <= TOLERANCE[dtype]:
-            return f"the attention kernel is off by {off:.2g}"
+            return f"the attention kernel differs from its reference by {off:.2g}"
     return None
 
 
 def _difference(layer: LayerGeometry, dtype: torch.dtype, device: torch.device) -> float:
-    """Return the largest difference between the kernels and the reference implementation on random
-    numbers. Positions to which no row attends hold NaN, so the result is NaN if a kernel uses one
-    of them.
+    """Return the largest difference between the attention kernels and the reference implementation
+    on random numbers. Positions to which no row attends contain NaN, so the result is NaN if a
+    kernel uses one of these positions.
     """
     generator, rng = torch.Generator().manual_seed(0), random.Random(0)
     segments, used = list[Segment](), 0

@@ -1,5 +1,5 @@
-"""Batch invariance of cuBLAS: settings that make a row's bits nearly independent of the number of
-rows, and a trial that finds the pass sizes with equal bits.
+"""Batch invariance of cuBLAS: settings that make a row's result nearly independent of the number of
+rows in its pass, and a trial that finds the pass sizes with bitwise equal results.
 
 If cuBLAS splits sums over thread blocks, the split depends on the number of rows. Without a
 workspace, cuBLAS does not split sums. cuBLAS also chooses kernels by the number of rows, and some
@@ -25,13 +25,13 @@ WORKSPACES = {
     "CUBLAS_WORKSPACE_CONFIG": ":16:8",
     "CUBLASLT_WORKSPACE_SIZE": "1",
 }  # the smallest workspaces, in KiB
-SPLIT_SETTING_SINCE = "2.10"  # the version of torch with a setting for the splitting of sums
-BASE = 64  # with up to this number of rows, a pass takes hardly longer than one with a single row
+SPLIT_SETTING_SINCE = "2.10"  # the first version of torch that can disable split sums
+BASE = 64  # a pass with up to this many rows takes hardly longer than a pass with one row
 
 
 def disable_split_k() -> None:
-    """Stop cuBLAS on all CUDA devices from splitting sums and from rounding sums before they are
-    complete. The process must not have multiplied on a CUDA device before, because cuBLAS reads the
+    """Stop cuBLAS on all CUDA devices from splitting sums and from rounding incomplete sums. The
+    process must not have run a matrix product on a CUDA device before, because cuBLAS reads the
     size of its workspace at the first product.
     """
     os.environ.update(WORKSPACES)
@@ -40,7 +40,7 @@ def disable_split_k() -> None:
     product.allow_fp16_reduced_precision_reduction = never
     product.allow_bf16_reduced_precision_reduction = never
     product.fp32_precision = "ieee"
-    if torch.version.cuda:  # a build without CUDA has no libraries to prefer
+    if torch.version.cuda:  # a build of torch without CUDA has no BLAS library to choose
         torch.backends.cuda.preferred_blas_library("cublaslt")
 
 
@@ -52,9 +52,9 @@ def invariant_sizes(
     vocabulary: int,
     sizes: Sequence[int] = SIZES,
 ) -> tuple[int, ...]:
-    """Return the pass sizes that give every row of a text the same bits as passes of `BASE` rows.
-    The text is as long as the largest size that the model and the pool allow. Larger sizes are not
-    tested.
+    """Return the pass sizes for which every row's logits have the same bits as in passes of `BASE`
+    rows. The trial feeds one session of random tokens, which is as long as the largest pass size
+    that the model and the pool allow. Larger sizes are neither tested nor returned.
     """
     fitting = [size for size in sizes if size <= longest]
     table = None

@@ -1,4 +1,4 @@
-"""Linear layers for CUDA devices, with weights that stay codes of 8 or 4 bits."""
+"""Linear layers for CUDA devices that compute directly with weights quantized to 8 or 4 bits."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.nn import functional
 
 from tandem.engine.forward.grouped_weight import GroupedWeight, Part, PlainNumbers, StoredGroups
 
-CODES_AT_ONCE = 1 << 26  # most codes that are laid out at a time, which take 64 MiB
+CODES_AT_ONCE = 1 << 26  # maximum number of codes that are rearranged at a time (64 MiB)
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 class CodedLinear(nn.Module):
-    """An `nn.Linear` for inference on a CUDA device, [..., in] -> [..., out]. cuBLAS computes the
-    outputs whose weights are stored as plain numbers.
+    """An `nn.Linear` for inference on a CUDA device, [..., in] -> [..., out]. A Triton kernel
+    computes the outputs whose weights are quantized, and cuBLAS computes the other outputs.
     """
 
     kernels = "Triton"
@@ -36,7 +36,7 @@ class CodedLinear(nn.Module):
         self._products = [_product(part, weight.dtype, own) for part, own in parts]
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Compute the layer for rows, [..., in] -> [..., out]."""
+        """Apply the layer to rows, [..., in] -> [..., out]."""
         flat = rows.reshape(-1, self.in_features)
         found = [product(flat) for product in self._products]
         out = found[0] if len(found) == 1 else torch.cat(found, 1)
@@ -44,8 +44,8 @@ class CodedLinear(nn.Module):
 
 
 def _product(part: Part, dtype: torch.dtype, bias: torch.Tensor | None) -> Product:
-    """Return a function that multiplies rows [rows, in] with the weights of a part and adds the
-    bias.
+    """Return a function that computes the outputs of one part of a weight, including the bias, for
+    rows [rows, in].
     """
     from tandem.engine.forward.cuda.kernels import codes
 

@@ -1,6 +1,6 @@
 """Capture passes as CUDA graphs. Replaying a graph takes a single launch and runs no Python code.
 
-This module relies on passes of one form running the same kernels. The module does not know what the
+All passes of the same form must launch the same kernels. This module does not depend on what the
 passes compute.
 """
 
@@ -14,14 +14,14 @@ import torch
 
 from tandem.engine.forward.cuda.rows import PassShape, RowPlan
 
-WARM_UPS = 2  # in the first passes, libraries choose kernels and allocate memory
+WARM_UPS = 2  # passes before a capture, in which libraries choose kernels and allocate memory
 CAPTURING = Lock()  # a process can run only one capture at a time
 
-Run = Callable[[RowPlan], torch.Tensor]  # the logits of a pass, [outputs, vocab] on the device
-Replay = Callable[[], object]  # replays a captured pass with the present contents of its arrays
+Run = Callable[[RowPlan], torch.Tensor]  # runs a pass and returns logits [outputs, vocab]
+Replay = Callable[[], object]  # replays a captured pass on the current contents of its arrays
 Capture = Callable[[Callable[[], torch.Tensor]], tuple[Replay, torch.Tensor]]
-"""A function that captures a pass. It returns the replay, and the tensor that replays fill with
-logits.
+"""A function that captures a pass as a graph. It returns a function that replays the graph, and the
+tensor to which each replay writes the logits.
 """
 
 
@@ -34,8 +34,8 @@ class CapturedPass:
     rows: RowPlan
 
     def run(self, rows: RowPlan) -> torch.Tensor:
-        """Return the logits of another pass of the same form. The logits are valid until the next
-        pass.
+        """Replay the graph for another pass of the same form, and return the logits of that pass.
+        The logits are valid until the next pass.
         """
         self.rows.copy_from(rows)
         self.replay()
@@ -43,9 +43,9 @@ class CapturedPass:
 
 
 class CudaGraphs:
-    """Runs passes. The first pass of each form is captured, and all passes of that form are
-    replays. If a capture fails, `problem` says why, and passes of that form are launched kernel by
-    kernel.
+    """Runs passes as CUDA graphs. The first pass of each form is captured, and all passes of that
+    form are replays of its graph. If a capture fails, `problem` says why, and passes of that form
+    are launched kernel by kernel.
     """
 
     def __init__(self, run: Run, device: torch.device, capture: Capture | None = None) -> None:
@@ -56,16 +56,15 @@ class CudaGraphs:
         self._captured: dict[PassShape, CapturedPass | None] = {}
 
     def __call__(self, rows: RowPlan) -> torch.Tensor:
-        """Return a pass's logits, [outputs, vocab]. The logits are valid until the next pass."""
+        """Run a pass and return its logits, [outputs, vocab], valid until the next pass."""
         if rows.shape not in self._captured:
             self._captured[rows.shape] = self._capture_pass(rows)
         captured = self._captured[rows.shape]
         return captured.run(rows) if captured else self._run(rows.to(self._device))
 
     def capture_all(self, passes: Iterable[RowPlan]) -> int:
-        """Capture each form among the given passes that is not captured yet, and drop the captures
-        of forms that are not among them. Return how many forms can be replayed. Raises
-        OutOfMemoryError.
+        """Capture a graph for each form among the given passes that has no graph yet, and drop the
+        graphs of all other forms. Return how many forms can be replayed. Raises OutOfMemoryError.
         """
         chosen = {rows.shape: rows for rows in passes}
         known = self._captured
@@ -76,7 +75,7 @@ class CudaGraphs:
         return sum(captured is not None for captured in self._captured.values())
 
     def _capture_pass(self, rows: RowPlan) -> CapturedPass | None:
-        """Return a pass captured after some warm-up runs. Return None if the capture fails. Raises
+        """Return a pass captured after some warm-up runs, or None if the capture fails. Raises
         OutOfMemoryError.
         """
         on_device = rows.to(self._device)
@@ -91,8 +90,8 @@ class CudaGraphs:
 
 def cuda_capture(device: torch.device) -> Capture:
     """Return the function that captures passes on a CUDA device."""
-    memory = torch.cuda.graph_pool_handle()  # graphs share it: only one pass runs at a time
-    # captures use a stream of their own: memory that libraries keep for it is freed with the graphs
+    memory = torch.cuda.graph_pool_handle()  # graphs share this pool: only one pass runs at a time
+    # captures use their own stream: memory that libraries keep for it is freed with the graphs
     stream = torch.cuda.Stream(device)
 
     def capture(run: Callable[[], torch.Tensor]) -> tuple[Replay, torch.Tensor]:

@@ -1,14 +1,14 @@
-"""The data of a pass by rows, in arrays whose sizes hardly depend on the tokens that are fed.
+"""The data of a pass in arrays whose sizes hardly depend on which tokens are fed.
 
-Such a pass suits a GPU. There is no loop over sessions, and two copies move the pass to the device.
-Passes have so few forms that one pass of each form can be captured and replayed. This module knows
-no model and no cache.
+The arrays suit a GPU: they are processed without a loop over sessions, and two copies move them to
+the device. Passes have so few different forms that one pass of each form can be captured and
+replayed. This module uses no model and no cache.
 
-A row attends to the keys on its path, which is cut into a prefix and a tail. Only the row's
-position decides where the path is cut. The prefix is read page by page, in chunks, and a block of
-neighbouring rows reads each chunk together. The tail has up to 96 positions and holds every node of
-a draft; its keys are gathered. A tree therefore needs no mask, and the result of a row depends only
-on its path and on nothing else in the step.
+A row attends to the keys on its path, which is split into a prefix and a tail. Only the row's
+position decides where the path is split. The prefix is read in chunks of whole pages, and a block
+of neighbouring rows reads each chunk together. The tail has up to 96 positions and contains every
+node of a draft; its keys are gathered from their slots. A tree therefore needs no mask, and the
+result of a row depends only on its path and on nothing else in the step.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ import torch
 from tandem.engine.cache.pages import PAGE
 from tandem.protos.types import MAX_NODES
 
-STEP = 32  # positions from one cut to the next
-REACH = MAX_NODES  # every tail after a cut is longer than this, so it holds a whole draft
-TAIL = REACH + STEP  # most positions of a tail
-MAX_CHUNKS = 16  # most chunks of a prefix; with 8 key heads, one for each multiprocessor of an H100
-MIN_CHUNK_LENGTH = 256  # fewest positions of a chunk; shorter chunks take no less time
-QUERY_BLOCK = 64  # queries that attend to a chunk at once; a tensor core instruction takes 64
-# queries of a block in float32, without tensor cores; blocks of 64 would compile for half a minute
+STEP = 32  # the length of a row's prefix grows in steps of this many positions
+REACH = MAX_NODES  # a tail behind a prefix is longer than this, so it contains a whole draft
+TAIL = REACH + STEP  # maximum number of positions in a tail
+MAX_CHUNKS = 16  # maximum chunks per prefix; with 8 key heads, one per multiprocessor of an H100
+MIN_CHUNK_LENGTH = 256  # minimum positions per chunk; shorter chunks take no less time
+QUERY_BLOCK = 64  # queries that attend to a chunk at once: the size of a tensor core instruction
+# the same for float32, without tensor cores; blocks of 64 would take half a minute to compile
 FLOAT32_QUERY_BLOCK = 16
-HEADER = 1  # numbers before the records in `RowPlan.reads`: only the number of chunks
-RECORD = 6  # numbers that describe a chunk
+HEADER = 1  # numbers before the records in `RowPlan.reads`: only the count of chunks
+RECORD = 6  # numbers in the record that describes a chunk
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """The layout of keys in pages. The longest prefix has `width` pages. Keys of padding rows go to
-    the slot `padding`. At most `block_rows` rows attend to a prefix at once.
+    """The layout of the KV cache in pages. The longest prefix has `width` pages. Keys of padding
+    rows are stored in the slot `padding`. At most `block_rows` rows attend to a prefix at once.
     """
 
     padding: int
@@ -47,8 +47,8 @@ class KVLayout:
 
 @dataclass(frozen=True, slots=True)
 class PassShape:
-    """The form of a pass: the number of its rows, and the number of rows that give logits, padding
-    included. The form decides the sizes of the arrays.
+    """The form of a pass: the number of its rows, and the number of rows that give logits, both
+    including padding. The form determines the sizes of the arrays of a pass.
     """
 
     rows: int
@@ -56,18 +56,19 @@ class PassShape:
 
     @property
     def sizes(self) -> list[int]:
-        """The sizes of a pass's arrays of int64, in order."""
+        """The sizes of the int64 arrays of a pass, in order."""
         return [self.rows, self.rows, self.rows, self.outputs, TAIL * self.rows]
 
     def room(self, width: int) -> int:
-        """Return how many int32 numbers a pass of this form needs at most."""
+        """Return the maximum count of int32 numbers in a pass of this form."""
         return 2 * self.rows + HEADER + self.rows * (MAX_CHUNKS * RECORD + width)
 
 
 class RowPlan:
-    """One pass by rows. The arrays of a pass lie in two tensors, `longs` (int64) and `ints`
-    (int32), so two copies move a pass to a device. On the CPU, `ints` has exactly the numbers that
-    are used. On a device, it has `room` numbers.
+    """The data of one pass. Its arrays are views of two tensors, `longs` (int64) and `ints`
+    (int32), so two copies move a pass to a device. On the CPU, `ints` contains exactly the numbers
+    that are used. On a device, `ints` has the size `room`, which is enough for every pass of the
+    same form.
     """
 
     def __init__(
@@ -82,14 +83,14 @@ class RowPlan:
         self.positions = positions[None]  # [1, rows]
         self.slots = slots  # slots of the new keys, [rows]
         self.logits_rows = logits_rows  # [outputs]
-        self.tail_slots = tail_slots  # slots of all keys of all tails, [rows * TAIL]
-        self.counts = ints[: 2 * shape.rows]  # for each row: keys of the tail, chunks of the prefix
-        # the number of chunks, then a record for each chunk: its first row and the row after its
-        # last, its first position and the position after its last, its number in its prefix, and
-        # where its pages begin in `reads`
+        self.tail_slots = tail_slots  # slots of the keys in the tails, [rows * TAIL]
+        self.counts = ints[: 2 * shape.rows]  # per row: keys in the tail, chunks in the prefix
+        # the count of chunks, then a record for each chunk: its first row and the row after its
+        # last, its first position and the position after its last, its index in its prefix, and
+        # the index in `reads` at which its pages begin
         self.reads = ints[2 * shape.rows :]
         self._room = room
-        # pinned copies on the CPU, if this pass is on a device
+        # pinned buffers on the CPU for copies to the device, if this pass is on a device
         self._staging: list[torch.Tensor] = []
         self._copied: torch.cuda.Event | None = None
 
@@ -99,7 +100,9 @@ class RowPlan:
         return self.shape.rows
 
     def to(self, device: torch.device) -> RowPlan:
-        """Return a copy of the pass on a device, with room for every pass of its form."""
+        """Return a copy of the pass on a device, with enough memory for every pass of the same
+        form.
+        """
         longs = torch.empty_like(self.longs, device=device)
         ints = torch.zeros(self._room, dtype=torch.int32, device=device)
         on_device = RowPlan(self.shape, longs, ints, self.num_logits, self._room)
@@ -112,11 +115,11 @@ class RowPlan:
         return on_device
 
     def copy_from(self, other: RowPlan) -> None:
-        """Copy the arrays of another pass of the same form, which lies on the CPU. The copy to a
+        """Copy the arrays of another pass of the same form, which must be on the CPU. The copy to a
         device may still be running when this method returns.
         """
         if self._copied:
-            self._copied.synchronize()  # the last copy must have left the CPU
+            self._copied.synchronize()  # wait until the last copy no longer reads the buffers
         staging = self._staging or (self.longs, self.ints)
         for on_device, there, given in zip(
             (self.longs, self.ints), staging, (other.longs, other.ints), strict=True
@@ -130,8 +133,8 @@ class RowPlan:
 
 
 def block_rows(repeat: int, dtype: torch.dtype) -> int:
-    """Return how many rows attend to a chunk at once if `repeat` queries of each row share a key
-    head.
+    """Return how many rows attend to a chunk at once, given that each row has `repeat` queries per
+    key head.
     """
     queries = FLOAT32_QUERY_BLOCK if dtype == torch.float32 else QUERY_BLOCK
     return max(queries // (1 << (repeat - 1).bit_length()), 1)

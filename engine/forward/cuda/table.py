@@ -1,5 +1,5 @@
-"""Lay out a step as a table of rows, and cut the table into passes. The module is pure: it knows no
-model and no cache.
+"""Lay out the rows of a step in a table, and split the table into passes. The module is pure: it
+uses no model and no cache.
 """
 
 from __future__ import annotations
@@ -27,25 +27,27 @@ from tandem.engine.forward.cuda.rows import (
 from tandem.engine.forward.segment import PackedRows, Segment
 from tandem.protos import tree
 
-SIZES = (16, 32, 64, 128, 256, 512)  # rows of a pass, padding included
-FEW_OUTPUTS = 16  # rows that give logits if not all rows of a pass do, padding included
-LANES = np.arange(TAIL)  # numbers of the positions in a tail
-TOKEN, POSITION, SLOT, SESSION, GIVES_LOGITS, NODE = range(6)  # the lines of `RowTable.rows`
+SIZES = (16, 32, 64, 128, 256, 512)  # allowed numbers of rows in a pass, padding included
+FEW_OUTPUTS = 16  # rows with logits, padding included, if only some rows of a pass give logits
+LANES = np.arange(TAIL)  # indices of the positions in a tail
+TOKEN, POSITION, SLOT, SESSION, GIVES_LOGITS, NODE = range(6)  # line indices of `RowTable.rows`
 
 Array: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class RowTable:
-    """The rows of a step, and all nodes on side branches of its trees, including cached nodes."""
+    """The rows of a step, and all nodes on side branches of the step's trees, including cached
+    nodes.
+    """
 
-    rows: Array  # [6, rows]: a line for each of TOKEN to NODE; the node is -1 for rows in a trunk
-    nodes: Array  # [2, nodes]: slot, and the parent node, or -1 if the parent is in a trunk
-    pages: Array  # [sessions + 1, pages of the longest]; the last entry is for padding
+    rows: Array  # [6, rows], a line for each of TOKEN to NODE; NODE is -1 for rows in a trunk
+    nodes: Array  # [2, nodes]: slot and parent of each node; the parent is -1 if it is in a trunk
+    pages: Array  # [sessions + 1, pages of the longest session]; the last line is for padding
 
     @classmethod
     def of(cls, segments: Sequence[Segment], layout: KVLayout) -> RowTable:
-        """Return the table of the rows that all sessions feed, one session after the other."""
+        """Return the table of all rows that the sessions feed, one session after the other."""
         packed = PackedRows.of(segments)
         gives_logits, nodes, sessions = [0] * len(packed.token_ids), list[int](), list[int]()
         for row in packed.logits_rows:
@@ -58,7 +60,7 @@ class RowTable:
                 tree.trunk(segment.parents),
                 len(segment.parents),
             )
-            # node i of this segment is node i + shift of the side branches of all segments
+            # node i of this segment has the index i + shift among all nodes on side branches
             shift = len(node_parents) - trunk
             numbers = [-1] * trunk + list(range(trunk + shift, total + shift))
             nodes += numbers[segment.cached :]
@@ -80,8 +82,8 @@ class RowTable:
         return int(self.rows[GIVES_LOGITS].sum())
 
     def part(self, start: int, size: int, padding_slot: int) -> RowTable:
-        """Return `size` rows from row `start` on. Padding rows replace missing rows, and the keys
-        of padding rows go to `padding_slot`.
+        """Return a table of `size` rows from row `start` on. If the table has fewer rows, padding
+        rows are added, whose keys are stored in `padding_slot`.
         """
         given = self.rows[:, start : start + size]
         count, padding_session = given.shape[1], len(self.pages) - 1
@@ -96,9 +98,9 @@ class RowTable:
 def row_plans(
     segments: Sequence[Segment], layout: KVLayout, exact: bool, sizes: Sequence[int] = SIZES
 ) -> list[RowPlan]:
-    """Return the passes of a step, on the CPU. The number of rows of each pass is one of `sizes`.
-    Without segments, there is one pass that consists of padding. If `exact`, a pass gives the
-    logits of all its rows or of none, because matrix kernels are chosen by the number of rows.
+    """Split a step into passes, and return them on the CPU. The number of rows of each pass is one
+    of `sizes`. A step without segments becomes one pass of padding rows. If `exact`, a pass gives
+    the logits of all its rows or of none, because matrix kernels are chosen by the number of rows.
     """
     table, most = RowTable.of(segments, layout), sizes[-1]
     total = table.rows.shape[1]
@@ -111,15 +113,13 @@ def row_plans(
 
 
 def _outputs(table: RowTable, exact: bool) -> int:
-    """Return how many rows of a pass give logits, padding included."""
+    """Return for how many rows a pass computes logits, padding included."""
     size, count = table.rows.shape[1], table.num_logits
     return size if count > FEW_OUTPUTS or (exact and count) else FEW_OUTPUTS if count else 0
 
 
 def padding_passes(layout: KVLayout, exact: bool, sizes: Sequence[int] = SIZES) -> list[RowPlan]:
-    """Return one pass of padding rows for each form that a pass of a step can have, large forms
-    first.
-    """
+    """Return a pass of padding rows for each form that passes can have, large forms first."""
     passes = []
     for size in sorted(sizes, reverse=True):
         for outputs in {0, size} if exact else {0, FEW_OUTPUTS, size}:
@@ -136,7 +136,9 @@ def prefix_lengths(positions: Array) -> Array:
 
 
 def rows_plan(table: RowTable, layout: KVLayout, outputs: int) -> RowPlan:
-    """Return the pass of all rows of a table. `outputs` rows give logits, padding included."""
+    """Return the pass that computes all rows of a table. `outputs` is the number of rows that give
+    logits, padding included.
+    """
     positions, logits_rows = table.rows[POSITION], table.rows[GIVES_LOGITS].nonzero()[0]
     size, count = len(positions), len(logits_rows)
     shape = PassShape(size, outputs)
@@ -149,9 +151,9 @@ def rows_plan(table: RowTable, layout: KVLayout, outputs: int) -> RowPlan:
     longs[3 * size + outputs :] = _tails(table, prefixes).reshape(-1)
     records, pages = _chunks(table, prefixes, lengths, layout.block_rows)
     ints = np.empty(2 * size + HEADER + records.size + len(pages), np.int32)
-    counts, reads = ints[: 2 * size], ints[2 * size :]  # the layout is that of `RowPlan`
-    counts[::2] = positions - prefixes + 1  # numbers of keys in the tails
-    counts[1::2] = -(-prefixes // lengths)  # numbers of chunks in the prefixes
+    counts, reads = ints[: 2 * size], ints[2 * size :]  # laid out as in `RowPlan`
+    counts[::2] = positions - prefixes + 1  # number of keys in each tail
+    counts[1::2] = -(-prefixes // lengths)  # number of chunks in each prefix
     reads[0] = len(records)
     reads[HEADER:][: records.size] = records.reshape(-1)
     reads[HEADER + records.size :] = pages
@@ -162,8 +164,8 @@ def rows_plan(table: RowTable, layout: KVLayout, outputs: int) -> RowPlan:
 def _chunks(
     table: RowTable, prefixes: Array, lengths: Array, block_rows: int
 ) -> tuple[Array, Sequence[int]]:
-    """Return the records of the chunks of all prefixes, [chunks, RECORD], as in `RowPlan.reads`,
-    and the pages of all chunks.
+    """Return the records of the chunks of all prefixes, [chunks, RECORD], in the format of
+    `RowPlan.reads`, and the pages of all chunks.
     """
     sessions = table.rows[SESSION]
     firsts = _runs(sessions, prefixes, block_rows).tolist()
@@ -181,7 +183,9 @@ def _chunks(
 
 
 def _runs(sessions: Array, prefixes: Array, block_rows: int) -> Array:
-    """Return the first row of each run. A run is at most `block_rows` rows that share a prefix."""
+    """Return the index of the first row of each run. A run consists of at most `block_rows`
+    consecutive rows that share a prefix.
+    """
     every = np.arange(len(sessions))
     differs = np.ones(len(sessions), np.bool_)
     differs[1:] = (sessions[1:] != sessions[:-1]) | (prefixes[1:] != prefixes[:-1])
@@ -191,20 +195,21 @@ def _runs(sessions: Array, prefixes: Array, block_rows: int) -> Array:
 
 
 def _tails(table: RowTable, prefixes: Array) -> Array:
-    """Return the slots of the keys of each row's tail, [rows, TAIL]. Slots after the last key have
-    no meaning.
+    """Return the slots of the keys in each row's tail, [rows, TAIL]. Slots after the last key of a
+    tail have no meaning.
 
-    At first, each row gets the slots that its text would have in a straight line. For rows on side
-    branches, a walk from node to parent then puts in the slots of the row's own nodes.
+    Initially, each row gets the slots that it would have if the tokens formed a chain without
+    branches. For a row on a side branch, a walk from the row's node up to the trunk then replaces
+    the slots of the nodes on that walk.
     """
     _, positions, _, sessions, _, row_nodes = table.rows
     seen = np.minimum(prefixes[:, None] + LANES, positions[:, None])  # positions, [rows, TAIL]
-    numbers = seen // PAGE  # number of each page in its session
+    numbers = seen // PAGE  # index of each page in its session
     tails: Array = (table.pages[sessions[:, None], numbers] - numbers) * PAGE + seen
     rows = (row_nodes >= 0).nonzero()[0]
     nodes, lane = row_nodes[rows], (positions - prefixes)[rows]
-    while len(rows):  # walks from node to node, up to the trunk
-        assert lane.min() >= 0, "a draft is no deeper than a tail reaches"
+    while len(rows):  # each iteration moves from the nodes to their parents
+        assert lane.min() >= 0, "a draft must not be deeper than a tail"
         tails[rows, lane], nodes = table.nodes[:, nodes]
         below = nodes >= 0
         rows, nodes, lane = rows[below], nodes[below], lane[below] - 1

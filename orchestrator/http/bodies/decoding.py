@@ -1,6 +1,6 @@
-"""Turn bodies into requests, and the field names of a request into those of its body.
+"""Turn HTTP bodies into requests, and translate a request's field names to those of its body.
 
-The module is pure. The caller's name and identity come from the headers, so they are arguments.
+The module is pure. The caller of a request is an argument, because headers identify it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tandem.orchestrator.requests.request import (
 )
 from tandem.protos.errors import InvalidRequest
 
-COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat's default is all that fits
+COMPLETION_TOKENS = 16  # OpenAI's default for completions; chats may fill the context
 RENAMED = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -52,7 +52,7 @@ SAMPLING = (
     "frequency_penalty",
     "seed",
 )
-# longest part of a request id, in characters; the number of a choice must fit behind it
+# request ids are cut to this many characters before the index of the choice is appended
 MAX_ID_LENGTH = 120
 IDS = TypeAdapter[list[int]](TokenIds, config=ConfigDict(strict=True))
 
@@ -60,7 +60,7 @@ IDS = TypeAdapter[list[int]](TokenIds, config=ConfigDict(strict=True))
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The sender of a request, and the request's id. `cache_scope` says whose cached prefixes the
-    request may use, and `client_id` says whose places the request takes.
+    request may use, and `client_id` says against whose quota the request counts.
     """
 
     cache_scope: bytes
@@ -72,7 +72,7 @@ def completions(body: CompletionBody, caller: Caller) -> tuple[Request, ...]:
     """Return one request for each choice of each prompt of the body. Raises InvalidRequest."""
     prompts, count = _prompts(body.prompt), body.n or 1
     if len(prompts) * count > MAX_CHOICES:
-        problem = f"has {len(prompts)} prompts with n {count}, above {MAX_CHOICES} choices in all"
+        problem = f"has {len(prompts)} prompts with n = {count}, above {MAX_CHOICES} choices in all"
         raise InvalidRequest.of("prompt", problem)
     first = [_request(body, prompt, caller, body.logprobs, COMPLETION_TOKENS) for prompt in prompts]
     return _numbered(choice for each in first for choice in _choices(each, count))
@@ -84,7 +84,7 @@ def chats(body: ChatBody, caller: Caller) -> tuple[Request, ...]:
 
 
 def _choices(request: Request, count: int) -> Iterator[Request]:
-    """Repeat a request `count` times, with a seed that is one higher for each further copy."""
+    """Yield `count` copies of a request, each with a seed one higher than the copy before."""
     for index in range(count):
         sampling = request.sampling
         if sampling.seed is not None:
@@ -93,7 +93,7 @@ def _choices(request: Request, count: int) -> Iterator[Request]:
 
 
 def _numbered(requests: Iterable[Request]) -> tuple[Request, ...]:
-    """Give each request an id of its own. The first request keeps the id of the whole response."""
+    """Give each request a unique id. The first request keeps the id of the whole response."""
     first, *others = requests
     named = (f"{first.request_id[:MAX_ID_LENGTH]}-{index}" for index in range(1, 1 + len(others)))
     pairs = zip(others, named, strict=True)
@@ -112,7 +112,7 @@ def _chat(body: ChatBody, caller: Caller) -> Request:
 
 
 def conversation_of(body: ChatBody) -> Conversation:
-    """Return the conversation of a chat body, from which the chat template writes the prompt."""
+    """Return the conversation in a chat body, which the chat template renders as the prompt."""
     tools = body.tools if body.tools and body.tool_choice != "none" else []
     chosen = body.tool_choice
     choice = chosen.function.name if isinstance(chosen, ChoiceBody) else chosen
@@ -159,7 +159,7 @@ def needs_stream() -> InvalidRequest:
 
 
 def renamed(error: InvalidRequest, body: GenerationBody) -> InvalidRequest:
-    """Return the error with the field names that the body uses."""
+    """Return the error with its field names translated to those of the body."""
     names, (grammar, field_name) = dict(RENAMED), grammar_of(body)
     if isinstance(body, ChatBody):
         names["logprobs"] = "top_logprobs"
@@ -192,7 +192,7 @@ def _request(
     if body.seed is not None:
         sampling["seed"] = body.seed % (MAX_INT64 + 1)  # gRPC's seeds are unsigned
     if body.top_k is not None:
-        sampling["top_k"] = max(0, body.top_k)  # vLLM's -1 means off
+        sampling["top_k"] = max(0, body.top_k)  # vLLM's -1 switches top_k off
     biases = sorted((int(token), bias) for token, bias in (body.logit_bias or {}).items())
     return Request(
         prompt,
@@ -218,8 +218,8 @@ def _request(
 
 
 def _speculation(body: GenerationBody) -> Speculation:
-    """Return the speculation options of a body. A chat gives its prediction in a field outside
-    `speculation`.
+    """Return the speculation options of a body. A chat may have the prediction in its own field
+    `prediction`.
     """
     given = body.speculation.model_dump(exclude_none=True) if body.speculation else {}
     for name, kind in CHOICES.items():
@@ -231,7 +231,7 @@ def _speculation(body: GenerationBody) -> Speculation:
 
 
 def _prompts(prompt: str | list[Any]) -> list[str | tuple[int, ...]]:
-    """Return the prompts of a body whose `prompt` is a text, token ids, or a list of either."""
+    """Return the prompts of a body whose `prompt` is a string, token ids, or a list of either."""
     several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
     return [_prompt(each) for each in (prompt if several else [prompt])]
 

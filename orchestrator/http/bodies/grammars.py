@@ -1,4 +1,4 @@
-"""Find the grammar that a body asks for, in OpenAI's fields or in vLLM's.
+"""Find the grammar that a request body sets for the answer, in OpenAI's or in vLLM's fields.
 
 The module is pure.
 """
@@ -18,8 +18,8 @@ OLDER = {"json_": "json", "regex": "regex", "choice": "choice", "grammar": "gram
 
 
 def grammar_of(body: GenerationBody) -> tuple[Grammar | None, str]:
-    """Return the grammar of a body and the field that gives it; None and "" for a body without a
-    grammar. Raises InvalidRequest if several fields give a grammar.
+    """Return the grammar that a body requests and the name of the field that requests it; None and
+    "" if there is none. Raises InvalidRequest if several fields give a grammar.
     """
     found = [*_asked_for(body)]
     if len(found) > 1:

@@ -1,5 +1,5 @@
-"""Parse the content of an HTTP request into a body, and name the fields that are wrong. The module
-is pure.
+"""Parse the content of an HTTP request into a validated body, and report invalid fields by name.
+The module is pure.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def read(content: bytes) -> tuple[Json, tuple[str, ...]]:
 
 
 def validated(kind: type[Parsed], body: Json, words: Mapping[str, str] = UNCHANGED) -> Parsed:
-    """Validate a body as a `kind`. Raises InvalidRequest, which names every wrong field but quotes
-    no value. `words` maps the names of fields to the names that the client used.
+    """Validate a body against the class `kind`. Raises InvalidRequest, which names every invalid
+    field but quotes no value. `words` maps field names of `kind` to the names that the client used.
     """
     try:
         return kind.model_validate(body)
@@ -46,13 +46,13 @@ def validated(kind: type[Parsed], body: Json, words: Mapping[str, str] = UNCHANG
 
 
 def parsed(kind: type[Parsed], content: bytes) -> tuple[Parsed, tuple[str, ...]]:
-    """Read and validate a body. Returns the body with the names of its ignored fields."""
+    """Parse and validate a body. Returns the body and the names of its ignored fields."""
     left, ignored = read(content)
     return validated(kind, left), ignored
 
 
 def with_field_names(error: InvalidRequest, words: Mapping[str, str]) -> InvalidRequest:
-    """Return the error with the first part of each field's name replaced as `words` says."""
+    """Return the error with the first component of each field name translated by `words`."""
 
     def word(field: str) -> str:
         first = re.split(r"[.\[]", field, maxsplit=1)[0]
@@ -65,7 +65,7 @@ def _violations(error: ValidationError) -> Iterator[Violation]:
     if error.error_count() > MAX_MISTAKES:
         yield Violation("body", f"has {error.error_count()} mistakes")
         return
-    # keeps the deepest error of a path: a field of a union type fails once for each type
+    # keep only the most deeply nested error: a union type reports an error for each of its members
     deepest: dict[str, Violation] = {}
     for found in error.errors(include_url=False, include_input=False):
         kind, path = found["type"], _path(found["loc"])
@@ -79,7 +79,9 @@ def _violations(error: ValidationError) -> Iterator[Violation]:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """Write a location like `messages[0].content`. Types that validation tried are left out."""
+    """Format the location of an invalid value, like `messages[0].content`. Names of union members,
+    which Pydantic adds to locations, are left out.
+    """
     first, *others = location or ("body",)
     path = str(first)[:MAX_NAME_LENGTH]
     for part in others:

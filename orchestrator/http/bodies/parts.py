@@ -1,6 +1,6 @@
-"""The parts of bodies: numbers, messages, tools, and forms of an answer.
+"""The parts of request bodies: number types, messages, tools and response formats.
 
-A field that no class here declares is refused by name, unless `tolerance` has removed it before.
+Fields that no class declares are refused by name, unless `tolerance` has removed them before.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ MAX_INT32, LEAST_64, MAX_INT64 = (1 << 32) - 1, -(1 << 63), (1 << 64) - 1
 
 
 def _json_object(value: str) -> str:
-    """Check that a call's arguments are a JSON object, because chat templates need an object. Some
-    clients send "" for no arguments.
+    """Check that a tool call's arguments are a JSON object, because chat templates need an object.
+    An empty string counts as {}, because some clients send it for a call without arguments.
     """
     try:
         json_object(value or "{}")
@@ -28,11 +28,11 @@ def _json_object(value: str) -> str:
 
 
 def _single(value: float) -> float:
-    """Round a number to 32 bits, as gRPC does, so that both APIs give the same text."""
+    """Round to a 32-bit float, as gRPC does, so that both APIs generate the same text."""
     try:
         (rounded,) = struct.unpack("<f", struct.pack("<f", value))
     except OverflowError:
-        raise ValueError("is too large for a number of 32 bits") from None
+        raise ValueError("is too large for a 32-bit number") from None
     return float(rounded)
 
 
@@ -45,19 +45,19 @@ Texts: TypeAlias = Annotated[list[str], Field(fail_fast=True)]
 
 
 class Body(BaseModel):
-    """The base of all bodies: it refuses unknown fields and converts no value."""
+    """Base class of all bodies, which refuses unknown fields and values of the wrong type."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
 class StreamOptions(Body):
-    """The options of a stream: whether its last event has the usage."""
+    """The stream options: whether the last event reports the token usage."""
 
     include_usage: bool | None = None
 
 
 class SpeculationBody(Body):
-    """The options of speculation for one request. They are the same as over gRPC."""
+    """The speculation options of one request, which are the same as in the gRPC API."""
 
     rule: Literal["match", "reject", "top1"] | None = None
     num_speculative_tokens: Count | None = None
@@ -69,8 +69,8 @@ class SpeculationBody(Body):
 
 
 class JsonSchema(Body):
-    """The schema in OpenAI's `response_format`. An answer always fits the schema, even if `strict`
-    is false.
+    """The JSON schema in OpenAI's `response_format`. Answers always conform to the schema, even if
+    `strict` is false.
     """
 
     name: str | None = None
@@ -80,14 +80,14 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """The form of an answer: text, any JSON object, or JSON that fits a schema."""
+    """The format of an answer: text, any JSON object, or JSON that conforms to a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class StructuredOutputs(Body):
-    """The form of an answer, in vLLM's fields. A body may use only one of these fields."""
+    """The format of an answer in vLLM's fields, of which at most one may be set."""
 
     json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
     json_object: bool | None = None
@@ -107,19 +107,19 @@ Content: TypeAlias = str | Annotated[list[TextPart], Field(fail_fast=True)]
 
 
 class Written(Body):
-    """The base of bodies that have a text, which is either whole or in parts."""
+    """Base class of bodies whose content is a string or a list of text parts."""
 
     content: Content | None = None
 
     @property
     def text(self) -> str:
-        """The whole text. The parts of a text are joined by newlines."""
+        """The content as one string. Text parts are joined by newlines."""
         content = self.content or ""
         return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
 class PredictionBody(Written):
-    """OpenAI's `prediction`, a text that much of the answer may repeat."""
+    """OpenAI's `prediction`: text that the answer will probably repeat to a large extent."""
 
     type: Literal["content"]
     content: Content
@@ -175,7 +175,7 @@ class MessageBody(Written):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     name: str | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = None  # another name of `reasoning_content`
+    reasoning: str | None = None  # alias of `reasoning_content`
     tool_calls: Annotated[list[CallBody], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
 

@@ -1,4 +1,4 @@
-"""Bodies of requests as OpenAI clients send them, and as vLLM extends them."""
+"""The request bodies of OpenAI's API, with the fields that vLLM adds."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class GenerationBody(Body):
     seed: Seed | None = None
     stop: str | Texts | None = None
     max_tokens: Count | None = None
-    user: str | None = None  # names the client whose places the request takes
+    user: str | None = None  # client whose quota the request uses, if no header names it
     prompt_cache_key: str | None = None  # requests with the same key share cached prefixes
     response_format: ResponseFormat | None = None
     # Fields that vLLM adds to OpenAI's
@@ -52,7 +52,7 @@ class GenerationBody(Body):
     guided_regex: str | None = None
     guided_choice: Texts | None = None
     guided_grammar: str | None = None
-    # requests share cached prefixes only with requests that have the same salt
+    # cached prefixes are shared only between requests with the same salt
     cache_salt: str | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
     min_p: Number | None = None
@@ -62,7 +62,7 @@ class GenerationBody(Body):
     min_tokens: Count | None = None
     prompt_logprobs: Count | None = None
     return_token_ids: bool | None = None
-    # Tandem's own field; with it, the answer also reports the figures of speculation
+    # Tandem's own field; if it is set, the answer also reports speculation statistics
     speculation: SpeculationBody | None = None
 
 
@@ -83,7 +83,7 @@ class ChatBody(GenerationBody):
     top_logprobs: Count | None = None
     add_generation_prompt: bool | None = None  # this field and the next are vLLM's
     chat_template_kwargs: dict[str, Any] | None = None
-    # effort of reasoning, for templates with an argument of this name
+    # passed to the chat template as an argument of this name
     reasoning_effort: str | None = None
     safety_identifier: str | None = None
     prediction: PredictionBody | None = None

@@ -1,4 +1,4 @@
-"""The bodies of `/tokenize` and `/detokenize`, as vLLM has them. The module is pure."""
+"""The request bodies of `/tokenize` and `/detokenize`, as in vLLM's API. The module is pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tandem.protos.errors import InvalidRequest
 
 
 class TokenizeOptions(Body):
-    """The fields that `/tokenize` adds to the body of a completion or a chat. By default special
-    tokens are added to a text but not to a chat, whose template writes its own.
+    """The fields that `/tokenize` adds to the body of a completion or a chat. By default, special
+    tokens are added to plain text but not to a chat, whose template already writes them.
     """
 
     add_special_tokens: bool | None = None
@@ -30,8 +30,8 @@ class DetokenizeBody(Body):
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """What a `body` of `/tokenize` asks for: the tokens of a prompt. `special` says whether to add
-    special tokens, and `with_texts` says whether to return the text of each token.
+    """A parsed request to `/tokenize`, which asks for the tokens of a prompt. `special` says
+    whether to add special tokens, and `with_texts` says whether to return the text of each token.
     """
 
     body: GenerationBody
@@ -41,8 +41,8 @@ class Tokenized:
 
 
 def tokenized(content: bytes) -> tuple[Tokenized, tuple[str, ...]]:
-    """Parse the body of `/tokenize`. Returns what the body asks for and the names of its ignored
-    fields. Raises InvalidRequest.
+    """Parse the body of `/tokenize`. Returns the parsed request and the names of ignored fields.
+    Raises InvalidRequest.
     """
     fields, ignored = read(content)
     own = {name: fields.pop(name) for name in TokenizeOptions.model_fields if name in fields}
@@ -62,7 +62,7 @@ def tokenized(content: bytes) -> tuple[Tokenized, tuple[str, ...]]:
 
 
 def detokenized(content: bytes) -> tuple[DetokenizeBody, tuple[str, ...]]:
-    """Parse the body of `/detokenize`. Returns the body with the names of its ignored fields.
-    Raises InvalidRequest.
+    """Parse the body of `/detokenize`. Returns the body and the names of its ignored fields. Raises
+    InvalidRequest.
     """
     return parsed(DetokenizeBody, content)

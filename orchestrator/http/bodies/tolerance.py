@@ -1,5 +1,5 @@
-"""Before a body is checked, remove the fields that do not affect the answer: nulls, values that
-mean the default, and fields for other systems than the model. The module is pure.
+"""Before a body is validated, remove the fields that do not affect the answer: nulls, default
+values, and fields that do not concern the model. The module is pure.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ VERBATIM = (  # fields that keep their nulls, because a schema may contain nulls
 
 
 def without_effect(body: Json) -> tuple[Json, tuple[str, ...]]:
-    """Return the fields that are left to check, and the names of the ignored fields. Fields that
-    are null or neutral are removed without being named.
+    """Return the fields that remain to be validated, and the names of the ignored fields. Fields
+    that are null or have a default value are removed without being reported.
     """
     left = {
         name: value if name in VERBATIM else _present(value)
@@ -62,17 +62,19 @@ def without_effect(body: Json) -> tuple[Json, tuple[str, ...]]:
 
 
 def is_neutral(name: str, value: object) -> bool:
-    """Whether an option's value means the same as leaving the option out. `1` is not `true`."""
+    """Whether this value of an option has the same effect as leaving the option out. The values `1`
+    and `true` are different.
+    """
     return any(type(value) is type(each) and value == each for each in NEUTRAL[name])
 
 
 def accepted(name: str) -> str:
-    """Return the values with which an option is accepted, joined by "or"."""
+    """Return the accepted values of an option, joined by "or"."""
     return " or ".join(json.dumps(each) for each in NEUTRAL[name])
 
 
 def _present(value: Any) -> Any:
-    """Return a value after removing null members from its objects at every level."""
+    """Return a JSON value without the null members of its objects, at every level of nesting."""
     if isinstance(value, dict):
         return {name: _present(each) for name, each in value.items() if each is not None}
     if isinstance(value, list):

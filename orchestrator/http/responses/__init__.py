@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/responses`, without stored state. Its bodies become bodies of chats, and its
-answers consist of items. No module here may generate anything, since generation is the front end's
-work. Start reading in `body`, which maps each field to a field of chats.
+"""OpenAI's `/v1/responses` API, without stored responses. Request bodies are converted to chat
+bodies, and answers are formatted as items. No module of this package may generate text, which is
+the front end's task. Start reading in `body`, which maps each field to a field of a chat body.
 """

@@ -1,4 +1,4 @@
-"""Turn the bodies of `/v1/responses` into bodies of chats. The module is pure."""
+"""Convert the bodies of `/v1/responses` to chat bodies. The module is pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tandem.orchestrator.http.bodies.parts import Body
 from tandem.orchestrator.http.bodies.schema import ChatBody
 from tandem.orchestrator.http.bodies.tolerance import Json
 
-SAME = (  # fields that chats also have; OpenAI's own responses lack some of them
+SAME = (  # fields with the same name in chat bodies; OpenAI's API lacks some of them
     *("model", "stream", "temperature", "top_p", "parallel_tool_calls", "user"),
     *("prompt_cache_key", "safety_identifier", "seed", "stop", "top_k", "min_p"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
     *("cache_salt", "ignore_eos", "min_tokens", "stop_token_ids", "chat_template_kwargs"),
     *("speculation", "prediction"),
 )
-RENAMED = {  # the names that `/v1/responses` has for fields of a chat, for error messages
+RENAMED = {  # names of chat fields in `/v1/responses`, for error messages
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
@@ -28,7 +28,7 @@ RENAMED = {  # the names that `/v1/responses` has for fields of a chat, for erro
 
 
 class InputPart(Body):
-    """A text in an item. A text that a client sends back also has annotations, which are unused."""
+    """A text part of an item. Annotations of output that a client sends back are ignored."""
 
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
     text: str
@@ -87,21 +87,21 @@ class ChosenTool(Body):
 
 
 class Reasoning(Body):
-    """The options of a model's reasoning: how much it thinks."""
+    """The reasoning options, such as how much the model should reason."""
 
     effort: str | None = None
-    summary: str | None = None  # unused, because the answer contains the reasoning itself
+    summary: str | None = None  # ignored, because the answer contains the reasoning itself
 
 
 class Text(Body):
-    """The form of an answer."""
+    """The options of the answer's text, such as its format."""
 
     format: Json | None = None
     verbosity: Literal["medium"] | None = None
 
 
 class ResponsesBody(Body):
-    """The body of `/v1/responses`, without the fields that a chat has under the same name."""
+    """The body of `/v1/responses`, without the fields that have the same name in a chat body."""
 
     input: str | Annotated[list[InputItem], Field(min_length=1, fail_fast=True)]
     instructions: str | None = None
@@ -112,14 +112,15 @@ class ResponsesBody(Body):
     text: Text | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
-    # unused, because the field asks for outputs that no answer has
+    # ignored, because it requests additional output that answers never contain
     include: list[str] | None = None
     top_logprobs: Literal[0] | None = None
 
 
 def as_chat(content: bytes) -> tuple[tuple[ChatBody, ResponsesBody], tuple[str, ...]]:
-    """Parse a body into the chat that it asks for. Returns the chat and the body, and the names of
-    the ignored fields. Raises InvalidRequest with the body's own field names.
+    """Parse a body of `/v1/responses` and convert it to a chat body. Returns the chat body and the
+    parsed body, and the names of the ignored fields. Raises InvalidRequest, which uses the field
+    names of `/v1/responses`.
     """
     body, ignored = read(content)
     own = {name: value for name, value in body.items() if name not in SAME}
@@ -150,8 +151,8 @@ def _chat(asked: ResponsesBody) -> Json:
 
 
 def _format(given: Json | None) -> Json | None:
-    """Return a chat's `response_format`, in which a schema is an object of its own; None for
-    plain text.
+    """Return a chat's `response_format`, in which the schema is a nested object; None for plain
+    text.
     """
     if given is None or given.get("type") == "text":
         return None
@@ -162,15 +163,15 @@ def _format(given: Json | None) -> Json | None:
 
 
 def _messages(asked: ResponsesBody) -> Iterator[Json]:
-    """Return the messages of the input. Calls that follow each other, and the reasoning before
-    them, become one message.
+    """Yield the chat messages of the input. Consecutive tool calls, and the reasoning and content
+    before them, are merged into one assistant message.
     """
     if asked.instructions:
         yield {"role": "system", "content": asked.instructions}
     if isinstance(asked.input, str):
         yield {"role": "user", "content": asked.input}
         return
-    held: Json = {}  # the assistant's message, to which further items may belong
+    held: Json = {}  # assistant message that further items may extend
     for item in asked.input:
         if item.type == "reasoning":
             held["reasoning_content"] = _text(item.content or item.summary or "")

@@ -1,5 +1,5 @@
-"""Write answers of `/v1/responses`: an object with items, or the events that build it. The module
-is pure.
+"""Format the answers of `/v1/responses`, either as one object with items or as a stream of events.
+The module is pure.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tandem.orchestrator.rounds.generation import Finish
 
 @dataclass(frozen=True, slots=True)
 class WholeResponse:
-    """The head of a response, which has only one choice. The response's last event says that it is
-    the last, so a stream needs no end mark.
+    """Replaces `Head` for `/v1/responses`, where a response has exactly one choice. The type of the
+    last event marks the end of a stream, so no end marker is sent.
     """
 
     done = b""
@@ -35,7 +35,9 @@ class WholeResponse:
 
 @dataclass
 class ResponsesReply:
-    """One response on its way to a client: its complete items, and the item that still grows."""
+    """Formats one response, either whole or as events, from its complete items and its current
+    item.
+    """
 
     request_id: str
     model: str
@@ -45,12 +47,12 @@ class ResponsesReply:
     index: int = field(default=0, init=False)
     head: WholeResponse = field(default_factory=WholeResponse, init=False)
     _items: list[Json] = field(default_factory=list, init=False)
-    _kind: str = field(default="", init=False)  # kind of the item that grows; "" without one
-    _text: str = field(default="", init=False)  # text of the item that grows, so far
+    _kind: str = field(default="", init=False)  # kind of the current item; "" if there is none
+    _text: str = field(default="", init=False)  # text of the current item so far
     _number: int = field(default=0, init=False)  # the sequence number of the next event
 
     def whole(self, answer: Answer) -> Json:
-        """Return the whole response at once."""
+        """Return the whole response, for a request without streaming."""
         message = answer.message or Message(content=answer.text)
         parts: list[Part] = []
         if message.reasoning_content:
@@ -63,21 +65,21 @@ class ResponsesReply:
         return self._response(answer)
 
     def extras(self, answer: Answer) -> Json:
-        """Return no extra fields, since the response has none beside its choice."""
+        """Return no additional fields, since the choice already is the whole response."""
         return {}
 
     def begun(self, prompt: PromptPart) -> Iterator[Json]:
-        """Return the events before the first chunk: the response was created and is in progress."""
+        """Yield the events that precede the first chunk: `response.created` and `in_progress`."""
         for name in ("created", "in_progress"):
             yield self._event(name, response=self._response(None))
 
     def chunk(self, chunk: Chunk) -> Iterator[Json]:
-        """Return the events for the text of one step; there may be none."""
+        """Yield the events with the output of one step; there may be none."""
         for part in chunk.parts:
             yield from self._add(part)
 
     def ended(self, answer: Answer) -> Iterator[Json]:
-        """Return the events after the last chunk: the last item's end and the whole response."""
+        """Yield the events after the last chunk: the last item's end and the whole response."""
         if not self._items and not self._kind:
             yield from self._add("")
         yield from self._close()
@@ -114,7 +116,7 @@ class ResponsesReply:
             yield self._of_part("content_part.added", part=self._part())
 
     def _close(self, call: ToolCall | None = None) -> Iterator[Json]:
-        """Complete the item that grows, if there is one, and return the events that say so."""
+        """Complete the current item, if there is one, and yield the events that report its end."""
         if not self._kind:
             return
         if call:

@@ -28,7 +28,7 @@ class _GrammarKind:
 class _GrammarKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GrammarKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     GRAMMAR_KIND_UNSPECIFIED: _GrammarKind.ValueType  # 0
-    """refused"""
+    """is refused"""
     GRAMMAR_KIND_JSON_SCHEMA: _GrammarKind.ValueType  # 1
     GRAMMAR_KIND_JSON_OBJECT: _GrammarKind.ValueType  # 2
     GRAMMAR_KIND_REGEX: _GrammarKind.ValueType  # 3
@@ -36,10 +36,10 @@ class _GrammarKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GrammarKi
     GRAMMAR_KIND_LARK: _GrammarKind.ValueType  # 5
 
 class GrammarKind(_GrammarKind, metaclass=_GrammarKindEnumTypeWrapper):
-    """The ways in which a grammar is written."""
+    """The notations in which a grammar can be written."""
 
 GRAMMAR_KIND_UNSPECIFIED: GrammarKind.ValueType  # 0
-"""refused"""
+"""is refused"""
 GRAMMAR_KIND_JSON_SCHEMA: GrammarKind.ValueType  # 1
 GRAMMAR_KIND_JSON_OBJECT: GrammarKind.ValueType  # 2
 GRAMMAR_KIND_REGEX: GrammarKind.ValueType  # 3
@@ -54,16 +54,16 @@ class _Rule:
 class _RuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Rule.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     RULE_UNSPECIFIED: _Rule.ValueType  # 0
-    """MATCH"""
+    """the same as MATCH"""
     RULE_MATCH: _Rule.ValueType  # 1
     RULE_REJECT: _Rule.ValueType  # 2
     RULE_TOP1: _Rule.ValueType  # 3
 
 class Rule(_Rule, metaclass=_RuleEnumTypeWrapper):
-    """The rules by which it is decided whether a node of a draft is accepted."""
+    """The rules that decide whether a node of a draft is accepted."""
 
 RULE_UNSPECIFIED: Rule.ValueType  # 0
-"""MATCH"""
+"""the same as MATCH"""
 RULE_MATCH: Rule.ValueType  # 1
 RULE_REJECT: Rule.ValueType  # 2
 RULE_TOP1: Rule.ValueType  # 3
@@ -76,16 +76,16 @@ class _Method:
 class _MethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Method.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     METHOD_UNSPECIFIED: _Method.ValueType  # 0
-    """TREE"""
+    """the same as TREE"""
     METHOD_TREE: _Method.ValueType  # 1
     METHOD_MEDUSA_LITE: _Method.ValueType  # 2
     METHOD_SUFFIX: _Method.ValueType  # 3
 
 class Method(_Method, metaclass=_MethodEnumTypeWrapper):
-    """The methods by which a draft is found."""
+    """The methods of drafting."""
 
 METHOD_UNSPECIFIED: Method.ValueType  # 0
-"""TREE"""
+"""the same as TREE"""
 METHOD_TREE: Method.ValueType  # 1
 METHOD_MEDUSA_LITE: Method.ValueType  # 2
 METHOD_SUFFIX: Method.ValueType  # 3
@@ -98,16 +98,16 @@ class _Schedule:
 class _ScheduleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Schedule.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     SCHEDULE_UNSPECIFIED: _Schedule.ValueType  # 0
-    """GOODPUT"""
+    """the same as GOODPUT"""
     SCHEDULE_GOODPUT: _Schedule.ValueType  # 1
     SCHEDULE_CONSTANT: _Schedule.ValueType  # 2
     SCHEDULE_HEURISTIC: _Schedule.ValueType  # 3
 
 class Schedule(_Schedule, metaclass=_ScheduleEnumTypeWrapper):
-    """The ways to choose how many levels proposals may run ahead."""
+    """The strategies for how many levels proposals run ahead of the committed tokens."""
 
 SCHEDULE_UNSPECIFIED: Schedule.ValueType  # 0
-"""GOODPUT"""
+"""the same as GOODPUT"""
 SCHEDULE_GOODPUT: Schedule.ValueType  # 1
 SCHEDULE_CONSTANT: Schedule.ValueType  # 2
 SCHEDULE_HEURISTIC: Schedule.ValueType  # 3
@@ -115,7 +115,7 @@ Global___Schedule: _TypeAlias = Schedule  # noqa: Y015
 
 @_typing.final
 class Context(_message.Message):
-    """A call's report about the committed tokens: keep `base` cached tokens, drop the rest, append `tokens`."""
+    """Tells a service which tokens are committed: it keeps the first `base` cached tokens, drops the rest and appends `tokens`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -128,15 +128,16 @@ class Context(_message.Message):
     session_id: _builtins.bytes
     """16 random bytes that name the session, the same on drafter and verifier"""
     turn: _builtins.int
-    """number that grows with every call of a session on a service"""
+    """a number that grows with every call of a session at a service"""
     base: _builtins.int
+    """number of cached tokens to keep"""
     epoch: _builtins.int
     """the epoch of the service's newest answer for the session; 0 = the session is opened"""
     client: _builtins.bytes
-    """the client whose cached prefixes the session may use, set when it is opened; empty = those of all sessions without a client"""
+    """the client whose cached prefixes the session may use, set when the session is opened; empty = the prefixes of all sessions without a client"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """never empty"""
+        """the committed tokens after the first `base`; never empty"""
 
     def __init__(
         self,
@@ -158,16 +159,16 @@ Global___Context: _TypeAlias = Context  # noqa: Y015
 
 @_typing.final
 class PassTimes(_message.Message):
-    """The seconds that forward passes of a model take."""
+    """Durations of forward passes of a model, in seconds."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NEWEST_FIELD_NUMBER: _builtins.int
     LIGHT_FIELD_NUMBER: _builtins.int
     newest: _builtins.float
-    """time that the running pass has taken, or time of the pass before it if that is longer; 0 = there is no work"""
+    """time that the running pass has taken so far, or the duration of the previous pass if that is longer; 0 = there is no work"""
     light: _builtins.float
-    """time of a pass over a single token, at the pace of the newest pass; 0 = not known"""
+    """estimated duration of a pass over a single token, at the speed of the `newest` pass; 0 = unknown"""
     def __init__(
         self,
         *,
@@ -184,8 +185,8 @@ Global___PassTimes: _TypeAlias = PassTimes  # noqa: Y015
 
 @_typing.final
 class SamplingParams(_message.Message):
-    """The options by which the next token is drawn from the target's logits. Zero values mean that an option is off, and
-    temperature 0 means greedy.
+    """The options for sampling the next token from the target's logits. An option with the value zero is off; temperature 0
+    means greedy.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -233,11 +234,11 @@ class SamplingParams(_message.Message):
     seed: _builtins.int
     min_p: _builtins.float
     repetition_penalty: _builtins.float
-    """penalty of repeated tokens; 0 = off, like 1"""
+    """penalty of repeated tokens; 0 and 1 = off"""
     presence_penalty: _builtins.float
     frequency_penalty: _builtins.float
     prompt_length: _builtins.int
-    """number of tokens before the completion; set if other options need it"""
+    """number of tokens before the completion; set only if other options depend on it"""
     min_new_tokens: _builtins.int
     rule: Global___Rule.ValueType
     logprobs: _builtins.int
@@ -301,7 +302,7 @@ class Grammar(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     kind: Global___GrammarKind.ValueType
     text: _builtins.str
-    """the grammar in the form of its kind; the text of a choice is a JSON array of texts"""
+    """the grammar, written as its kind requires; for CHOICE, a JSON array of strings; for JSON_OBJECT, empty"""
     def __init__(
         self,
         *,
@@ -318,7 +319,9 @@ Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
 
 @_typing.final
 class DraftShape(_message.Message):
-    """How far proposals may run ahead of the committed tokens. `levels` is 0 for no draft, and `branches` is 1 for a chain."""
+    """How far proposals may run ahead of the committed tokens. With `levels` 0 nothing is drafted, and with
+    `branches` 1 a draft is a chain.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -356,7 +359,7 @@ Global___DraftShape: _TypeAlias = DraftShape  # noqa: Y015
 @_typing.final
 class Commit(_message.Message):
     """A commit from the verifier: "from token `start` on, the text is `tokens`". A commit reports one step of one session,
-    or a piece of the prompt whose log-probabilities were asked for.
+    or a piece of the prompt whose log-probabilities were requested.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -378,30 +381,30 @@ class Commit(_message.Message):
     """number of the opening's stream"""
     start: _builtins.int
     drafted: _builtins.int
-    """proposed nodes verified in the step"""
+    """number of proposed nodes that the step verified"""
     accepted: _builtins.int
-    """verified nodes that were emitted"""
+    """number of verified nodes that were emitted"""
     epoch: _builtins.int
     """epoch of the session; set in the first commit of an opening"""
     reused: _builtins.int
-    """context tokens of an opening that were cached already"""
+    """number of the opening's context tokens that were already cached"""
     expected: _builtins.float
-    """nodes that the verifier expected to accept"""
+    """number of nodes that the verifier expected to accept"""
     late: _builtins.int
-    """proposed nodes that arrived too late since the commit before"""
+    """number of proposed nodes that arrived too late since the previous commit"""
     unused: _builtins.int
-    """proposed nodes that arrived in time and were never verified"""
+    """number of proposed nodes that arrived in time but were never verified; set in the last commit of a stream"""
     found: _builtins.int
-    """nodes among `drafted` that the verifier found by itself and no drafter sent"""
+    """number of nodes among `drafted` that the verifier itself proposed, instead of a drafter"""
     found_accepted: _builtins.int
-    """nodes among `accepted` that no drafter sent"""
+    """number of nodes among `accepted` that the verifier itself proposed"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the accepted tokens, then the next token"""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Logprobs]:
-        """log-probabilities of `tokens`, if asked for"""
+        """log-probabilities of `tokens`, if requested"""
 
     def __init__(
         self,
@@ -430,7 +433,7 @@ Global___Commit: _TypeAlias = Commit  # noqa: Y015
 
 @_typing.final
 class Logprobs(_message.Message):
-    """Log-probabilities of an emitted token, and of the most likely tokens at its place."""
+    """Log-probabilities of an emitted token, and of the most likely tokens at its position."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -440,7 +443,7 @@ class Logprobs(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     logprob: _builtins.float
     rank: _builtins.int
-    """rank of a token of the prompt: one more than there are likelier tokens; 0 = not known"""
+    """rank of a prompt token: 1 = no token is likelier; 0 = unknown"""
     @_builtins.property
     def top_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -463,8 +466,8 @@ Global___Logprobs: _TypeAlias = Logprobs  # noqa: Y015
 
 @_typing.final
 class Proposal(_message.Message):
-    """A proposal from the drafter: "after `behind` tokens I propose this". A tree's nodes may come in several proposals.
-    Nodes are numbered from 1 on since the opening. A proposal is never answered.
+    """A proposal from the drafter: "after `behind` tokens I propose this". The nodes of a tree may arrive in several
+    proposals. The nodes of an opening have the numbers 1, 2, and so on. The verifier does not reply to a proposal.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -484,24 +487,24 @@ class Proposal(_message.Message):
     behind: _builtins.int
     """number of committed tokens before the proposal"""
     source: _builtins.int
-    """turn of the opening at the drafter; with each opening, numbers begin at 1 again"""
+    """turn of the opening at the drafter; each opening numbers its nodes from 1 on"""
     first: _builtins.int
-    """number of the first token's node"""
+    """number of the first node in this proposal"""
     scores: _builtins.bytes
-    """-16 ln of the chance that each node is accepted if its parent is, at most 255; empty = all count as certain"""
+    """one byte for each node: -16 times the natural logarithm of the probability that it is accepted if its parent is, at most 255; empty = all nodes count as certain"""
     epoch: _builtins.int
     """epoch of the drafter's session; set for an opening with `once`"""
     cached_len: _builtins.int
-    """number of tokens that the drafter holds; set for an opening with `once`"""
+    """number of tokens in the drafter's cache; set for an opening with `once`"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """each node's number minus its parent's number; 0 = the parent is the last committed token"""
+        """for each node, its number minus its parent's number; 0 = the parent is the last committed token"""
 
     @_builtins.property
     def distributions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Distribution]:
-        """distributions for REJECT: [0] for the root's children, [i + 1] for the children of node i, counted from 0"""
+        """the distributions from which the tokens were drawn, for the rule REJECT: [0] for the root's children, [i + 1] for the children of the node with index i"""
 
     def __init__(
         self,
@@ -527,7 +530,7 @@ Global___Proposal: _TypeAlias = Proposal  # noqa: Y015
 
 @_typing.final
 class Closing(_message.Message):
-    """A session to forget. A session that was opened with a newer turn is kept, because that turn belongs to another caller."""
+    """Closes a session, unless it was opened with a newer turn, because a newer turn belongs to another caller."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -552,7 +555,7 @@ Global___Closing: _TypeAlias = Closing  # noqa: Y015
 
 @_typing.final
 class Failure(_message.Message):
-    """An opening that failed, or a session that cannot go on."""
+    """Reports that an opening failed, or that a session cannot continue."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -605,7 +608,9 @@ Global___Distribution: _TypeAlias = Distribution  # noqa: Y015
 
 @_typing.final
 class GenerationDefaults(_message.Message):
-    """The options that a model's makers set for requests that do not set them, by their names in generation_config.json."""
+    """Default values of sampling options, as recommended by a model's makers. They apply to requests that do not set these
+    options. The fields have the same names as in generation_config.json.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -665,7 +670,7 @@ Global___GenerationDefaults: _TypeAlias = GenerationDefaults  # noqa: Y015
 
 @_typing.final
 class ModelDescription(_message.Message):
-    """The model that a service holds, and the service's memory."""
+    """Describes the model and the memory of a service."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -698,23 +703,23 @@ class ModelDescription(_message.Message):
     exactness: _builtins.str
     """"exact", or the reason why the model is not exact"""
     cache_usage: _builtins.float
-    """0..1"""
+    """used share of the KV cache, 0..1"""
     kernels: _builtins.str
     """the kernels that multiply weights"""
     fingerprint: _builtins.str
-    """hex hash of everything that decides the text: tokenizer, dtype, and logits of a fixed text"""
+    """hex hash of everything that determines the generated text: tokenizer, dtype, and logits of a fixed text"""
     weights_fingerprint: _builtins.str
-    """hex hash of tokenizer, configuration and weights as files have them"""
+    """hex hash of tokenizer, configuration and weights, as stored in files"""
     weights_bytes: _builtins.int
     """size of the weights in memory"""
     cache_positions: _builtins.int
-    """cached tokens that there is memory for"""
+    """number of tokens for which the KV cache has memory"""
     full_sessions: _builtins.int
-    """sessions that can have their whole context cached at once"""
+    """number of sessions whose full context fits in the cache at once"""
     tokenizer: _builtins.str
-    """drafters: likeness to the target's tokenizer, "equal", "nearly equal" or "foreign" """
+    """drafters: similarity to the target's tokenizer, "equal", "nearly equal" or "foreign" """
     masked_tokens: _builtins.int
-    """drafters: tokens that are never proposed, because their ids mean something else to the target"""
+    """drafters: number of tokens that are never proposed, because their ids mean something else to the target"""
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property

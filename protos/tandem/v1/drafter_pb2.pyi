@@ -32,9 +32,9 @@ class ProposeRequest(_message.Message):
     CLOSINGS_FIELD_NUMBER: _builtins.int
     READ_FIELD_NUMBER: _builtins.int
     sent: _builtins.float
-    """the sender's clock, from which the other end measures the round trip"""
+    """time on the caller's clock; the drafter returns it as `sent`, so that the caller can measure the round-trip time"""
     read: _builtins.float
-    """the drafter's clock in the newest response that was read"""
+    """`clock` of the newest response that the caller has read"""
     @_builtins.property
     def open(self) -> _containers.RepeatedCompositeFieldContainer[Global___Drafting]: ...
     @_builtins.property
@@ -65,7 +65,7 @@ Global___ProposeRequest: _TypeAlias = ProposeRequest  # noqa: Y015
 
 @_typing.final
 class Conditions(_message.Message):
-    """The conditions that decide what proposals are worth now."""
+    """The conditions on which the value of proposals currently depends."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -77,7 +77,7 @@ class Conditions(_message.Message):
     token_seconds: _builtins.float
     """`token_seconds` that the verifier reported"""
     delay: _builtins.float
-    """seconds from when a commit leaves the verifier until the proposal that it causes arrives at the verifier"""
+    """seconds from the sending of a commit by the verifier to the arrival of the resulting proposal at the verifier"""
     def __init__(
         self,
         *,
@@ -110,7 +110,7 @@ class Drafting(_message.Message):
     stream: _builtins.int
     """a number that the caller chooses and uses for no other session of the same call"""
     lockstep: _builtins.bool
-    """send one proposal after every commit, in one message, when the proposal is complete"""
+    """send one complete proposal after every commit, in a single message"""
     once: _builtins.bool
     """send one proposal only"""
     request_id: _builtins.str
@@ -155,13 +155,13 @@ class ProposeResponse(_message.Message):
     STREAMS_FIELD_NUMBER: _builtins.int
     CLOCK_FIELD_NUMBER: _builtins.int
     sent: _builtins.float
-    """`sent` of the newest request that was read"""
+    """`sent` of the newest request that the drafter has read"""
     last: _builtins.bool
-    """the service is stopping and sends nothing more: the caller must end the call"""
+    """the service is stopping, and this is its last message: the caller must end the call"""
     streams: _builtins.int
-    """number of open streams, of all callers"""
+    """number of open streams of all callers"""
     clock: _builtins.float
-    """the drafter's clock; the caller sends it back as `read`, which tells the drafter how much is still on its way"""
+    """time on the drafter's clock; the caller returns it as `read`, which tells the drafter which messages are still in transit"""
     @_builtins.property
     def proposals(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Proposal]: ...
     @_builtins.property

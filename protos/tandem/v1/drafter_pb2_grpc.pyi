@@ -34,8 +34,8 @@ class DrafterServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DrafterServiceAsyncStub: ...
     Propose: _grpc.StreamStreamMultiCallable[_drafter_pb2.ProposeRequest, _drafter_pb2.ProposeResponse]
-    """A call carries all sessions of one cell. The drafting of these sessions ends when the call ends. A side with
-    nothing to report sends a message every quarter of a second.
+    """A call carries all sessions of one cell. The drafting of these sessions ends when the call ends. Each side sends a
+    message at least every quarter of a second, even if it has nothing to report.
     """
     DescribeDrafter: _grpc.UnaryUnaryMultiCallable[_drafter_pb2.DescribeDrafterRequest, _drafter_pb2.DescribeDrafterResponse]
 
@@ -43,8 +43,8 @@ class DrafterServiceStub:
 class DrafterServiceAsyncStub(DrafterServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Propose: _aio.StreamStreamMultiCallable[_drafter_pb2.ProposeRequest, _drafter_pb2.ProposeResponse]  # type: ignore[assignment]
-    """A call carries all sessions of one cell. The drafting of these sessions ends when the call ends. A side with
-    nothing to report sends a message every quarter of a second.
+    """A call carries all sessions of one cell. The drafting of these sessions ends when the call ends. Each side sends a
+    message at least every quarter of a second, even if it has nothing to report.
     """
     DescribeDrafter: _aio.UnaryUnaryMultiCallable[_drafter_pb2.DescribeDrafterRequest, _drafter_pb2.DescribeDrafterResponse]  # type: ignore[assignment]
 
@@ -55,8 +55,8 @@ class DrafterServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_drafter_pb2.ProposeRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_drafter_pb2.ProposeResponse], _abc.AsyncIterator[_drafter_pb2.ProposeResponse]]:
-        """A call carries all sessions of one cell. The drafting of these sessions ends when the call ends. A side with
-        nothing to report sends a message every quarter of a second.
+        """A call carries all sessions of one cell. The drafting of these sessions ends when the call ends. Each side sends a
+        message at least every quarter of a second, even if it has nothing to report.
         """
 
     @_abc_1.abstractmethod

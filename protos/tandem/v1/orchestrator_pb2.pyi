@@ -35,27 +35,27 @@ class _DraftMethod:
 class _DraftMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DraftMethod.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     DRAFT_METHOD_UNSPECIFIED: _DraftMethod.ValueType  # 0
-    """TREE"""
+    """the same as TREE"""
     DRAFT_METHOD_TREE: _DraftMethod.ValueType  # 1
     """a draft has the nodes most likely to be accepted; with one branch, it is a chain"""
     DRAFT_METHOD_MEDUSA_LITE: _DraftMethod.ValueType  # 2
     """a draft has `branches` sampled first tokens with visible text, and continues each of them greedily"""
     DRAFT_METHOD_SUFFIX: _DraftMethod.ValueType  # 3
-    """a draft has the tokens that followed earlier occurrences of the newest tokens, in the text or in recent answers; it needs no draft model, and is also used beside the other methods"""
+    """a draft has the tokens that followed earlier occurrences of the newest tokens, in the text or in recent answers; this method needs no draft model, and is also combined with the other methods"""
     DRAFT_METHOD_NGRAM: _DraftMethod.ValueType  # 3
     """another name of SUFFIX"""
 
 class DraftMethod(_DraftMethod, metaclass=_DraftMethodEnumTypeWrapper):
-    """The methods by which a draft is found."""
+    """The methods of drafting."""
 
 DRAFT_METHOD_UNSPECIFIED: DraftMethod.ValueType  # 0
-"""TREE"""
+"""the same as TREE"""
 DRAFT_METHOD_TREE: DraftMethod.ValueType  # 1
 """a draft has the nodes most likely to be accepted; with one branch, it is a chain"""
 DRAFT_METHOD_MEDUSA_LITE: DraftMethod.ValueType  # 2
 """a draft has `branches` sampled first tokens with visible text, and continues each of them greedily"""
 DRAFT_METHOD_SUFFIX: DraftMethod.ValueType  # 3
-"""a draft has the tokens that followed earlier occurrences of the newest tokens, in the text or in recent answers; it needs no draft model, and is also used beside the other methods"""
+"""a draft has the tokens that followed earlier occurrences of the newest tokens, in the text or in recent answers; this method needs no draft model, and is also combined with the other methods"""
 DRAFT_METHOD_NGRAM: DraftMethod.ValueType  # 3
 """another name of SUFFIX"""
 Global___DraftMethod: _TypeAlias = DraftMethod  # noqa: Y015
@@ -68,18 +68,18 @@ class _DraftScheduleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DraftSc
     DESCRIPTOR: _descriptor.EnumDescriptor
     DRAFT_SCHEDULE_UNSPECIFIED: _DraftSchedule.ValueType  # 0
     DRAFT_SCHEDULE_GOODPUT: _DraftSchedule.ValueType  # 1
-    """the draft runs ahead as far as proposals may help"""
+    """proposals run ahead as far as is expected to help"""
     DRAFT_SCHEDULE_CONSTANT: _DraftSchedule.ValueType  # 2
     """the draft has at most num_speculative_tokens levels"""
     DRAFT_SCHEDULE_HEURISTIC: _DraftSchedule.ValueType  # 3
     """the draft has num_speculative_tokens levels at first, two more after each proposal that was accepted as a whole, and one less after any other proposal"""
 
 class DraftSchedule(_DraftSchedule, metaclass=_DraftScheduleEnumTypeWrapper):
-    """The ways to choose how many levels proposals may run ahead."""
+    """The strategies for how many levels proposals run ahead of the committed tokens."""
 
 DRAFT_SCHEDULE_UNSPECIFIED: DraftSchedule.ValueType  # 0
 DRAFT_SCHEDULE_GOODPUT: DraftSchedule.ValueType  # 1
-"""the draft runs ahead as far as proposals may help"""
+"""proposals run ahead as far as is expected to help"""
 DRAFT_SCHEDULE_CONSTANT: DraftSchedule.ValueType  # 2
 """the draft has at most num_speculative_tokens levels"""
 DRAFT_SCHEDULE_HEURISTIC: DraftSchedule.ValueType  # 3
@@ -93,7 +93,7 @@ class _AcceptanceRule:
 class _AcceptanceRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AcceptanceRule.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ACCEPTANCE_RULE_UNSPECIFIED: _AcceptanceRule.ValueType  # 0
-    """MATCH"""
+    """the same as MATCH"""
     ACCEPTANCE_RULE_MATCH: _AcceptanceRule.ValueType  # 1
     """lossless: the target's own draws decide; their random numbers depend only on seed and position"""
     ACCEPTANCE_RULE_REJECT: _AcceptanceRule.ValueType  # 2
@@ -104,7 +104,7 @@ class _AcceptanceRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Accept
 class AcceptanceRule(_AcceptanceRule, metaclass=_AcceptanceRuleEnumTypeWrapper): ...
 
 ACCEPTANCE_RULE_UNSPECIFIED: AcceptanceRule.ValueType  # 0
-"""MATCH"""
+"""the same as MATCH"""
 ACCEPTANCE_RULE_MATCH: AcceptanceRule.ValueType  # 1
 """lossless: the target's own draws decide; their random numbers depend only on seed and position"""
 ACCEPTANCE_RULE_REJECT: AcceptanceRule.ValueType  # 2
@@ -150,9 +150,9 @@ class GenerateRequest(_message.Message):
     ECHO_FIELD_NUMBER: _builtins.int
     RETURN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """id of the request, with which a client can resume it; empty = the id in the metadata x-request-id or, without one, an id that the server makes"""
+    """id with which a client can resume the request; empty = the id in the metadata x-request-id or, without one, an id that the server generates"""
     model: _builtins.str
-    """name of the model; empty = the model that is served"""
+    """name of the model; empty = the model that the server has"""
     text: _builtins.str
     cache_salt: _builtins.str
     """requests with the same salt use only each other's cached prefixes; empty = shared with all requests without a salt"""
@@ -244,18 +244,18 @@ class Messages(_message.Message):
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     TOOL_CHOICE_FIELD_NUMBER: _builtins.int
     add_generation_prompt: _builtins.bool
-    """whether the text ends where the answer begins; default true"""
+    """whether the prompt ends with the header of an assistant's message, so that the answer begins there; default true"""
     parallel_tool_calls: _builtins.bool
-    """whether all calls of an answer count; default true; if false, only the first one counts"""
+    """whether an answer may contain several tool calls; default true; if false, only the first call is returned"""
     continue_final_message: _builtins.bool
-    """the prompt ends where the content of the last message ends"""
+    """whether the prompt ends with the content of the last message, which the answer then continues"""
     tool_choice: _builtins.str
     """whether tools are called: auto, required, or the name of a tool; empty = auto"""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
     def template_arguments(self) -> _struct_pb2.Struct:
-        """variables of the template, for example enable_thinking"""
+        """variables of the chat template, for example enable_thinking"""
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
@@ -302,7 +302,7 @@ class Tool(_message.Message):
     parameters: _builtins.str
     """schema of the arguments as JSON; empty = none"""
     strict: _builtins.bool
-    """whether the arguments of each call must be valid by the schema"""
+    """whether the arguments of each call must conform to the schema"""
     def __init__(
         self,
         *,
@@ -329,7 +329,7 @@ class ToolCall(_message.Message):
     id: _builtins.str
     name: _builtins.str
     arguments: _builtins.str
-    """arguments of the call: a JSON object, as JSON"""
+    """arguments of the call: the JSON text of an object"""
     def __init__(
         self,
         *,
@@ -356,16 +356,16 @@ class ChatMessage(_message.Message):
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """role of the message, one of those that the template knows: system, user, assistant, tool"""
+    """role of the message, which the chat template must know: system, user, assistant or tool"""
     content: _builtins.str
     name: _builtins.str
     reasoning_content: _builtins.str
     """reasoning of an assistant's earlier answer"""
     tool_call_id: _builtins.str
-    """id of the call whose result a message of the role `tool` contains"""
+    """in a message of the role `tool`: id of the call whose result the message contains"""
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
-        """calls of an assistant's earlier answer"""
+        """tool calls of an assistant's earlier answer"""
 
     def __init__(
         self,
@@ -428,9 +428,9 @@ class Sampling(_message.Message):
     top_p: _builtins.float
     """default 1"""
     top_k: _builtins.int
-    """number of likeliest tokens among which a token is drawn; default 0 = off"""
+    """a token is drawn from this many most likely tokens; default 0 = off"""
     min_p: _builtins.float
-    """least probability of a token, as a share of the highest probability; default 0 = off"""
+    """minimum probability of a token, as a share of the highest probability; default 0 = off"""
     repetition_penalty: _builtins.float
     """default 1"""
     presence_penalty: _builtins.float
@@ -440,11 +440,11 @@ class Sampling(_message.Message):
     seed: _builtins.int
     """seed of the random draws; if absent, the server picks and reports a seed below 2^53, which every language represents exactly"""
     json_schema: _builtins.str
-    """the answer is JSON that is valid by this schema"""
+    """the answer is JSON that conforms to this schema"""
     json_object: _builtins.bool
     """the answer is any JSON object"""
     regex: _builtins.str
-    """the whole answer matches this expression"""
+    """the whole answer matches this regular expression"""
     lark: _builtins.str
     """the answer follows this grammar in llguidance's form of Lark"""
     @_builtins.property
@@ -546,12 +546,12 @@ class Stopping(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     max_new_tokens: _builtins.int
-    """most tokens of the answer; default 128; 0 = no tokens, if only `echo` or `prompt_logprobs` are wanted"""
+    """maximum number of tokens of the answer; default 128; 0 = no answer, to get only the results of `echo` or `prompt_logprobs`"""
     min_new_tokens: _builtins.int
     ignore_eos: _builtins.bool
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """stop strings, excluded from the text"""
+        """strings at which the answer stops; they are excluded from the text"""
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -599,19 +599,19 @@ class Speculation(_message.Message):
     PREDICTION_FIELD_NUMBER: _builtins.int
     rule: Global___AcceptanceRule.ValueType
     num_speculative_tokens: _builtins.int
-    """levels of a draft; 0 = plain decoding; absent = chosen by the server"""
+    """number of levels of a draft; 0 = decoding without drafts; absent = chosen by the server"""
     branches: _builtins.int
-    """most children of a node; with REJECT or MEDUSA_LITE, of the root only; 1 = a chain; absent = chosen by the server"""
+    """maximum number of children of a node; with REJECT or MEDUSA_LITE, of the root only; 1 = a chain; absent = chosen by the server"""
     drafter: _builtins.str
     """name of a drafter pool; empty = chosen by the server"""
     method: Global___DraftMethod.ValueType
-    """method by which drafts are found; absent = TREE"""
+    """drafting method; absent = TREE"""
     schedule: Global___DraftSchedule.ValueType
-    """schedule of levels; absent = GOODPUT, or CONSTANT if num_speculative_tokens is given"""
+    """strategy for the number of levels; absent = GOODPUT, or CONSTANT if num_speculative_tokens is given"""
     confidence_threshold: _builtins.float
-    """drafting stops after a token less likely than this; default 0 = off"""
+    """drafting stops after a token to which the draft model gives a lower probability than this; default 0 = off"""
     prediction: _builtins.str
-    """a text of which the answer may repeat much; drafts are looked up in it"""
+    """a text that the answer may largely repeat; the verifier searches it for drafts"""
     def __init__(
         self,
         *,
@@ -682,7 +682,7 @@ class GenerateResponse(_message.Message):
     def speculation(self) -> Global___SpeculationSummary: ...
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
-        """log-probabilities of the newest tokens, without those of `received` tokens"""
+        """log-probabilities of the completion's tokens, except `received` tokens"""
 
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]: ...
@@ -776,7 +776,7 @@ Global___Timing: _TypeAlias = Timing  # noqa: Y015
 
 @_typing.final
 class SpeculationSummary(_message.Message):
-    """Figures of a request's speculation. Figures that vLLM also has are named as in its `metrics.speculative_decoding`."""
+    """Metrics of a request's speculation. Metrics that vLLM also has are named as in its `metrics.speculative_decoding`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -795,29 +795,29 @@ class SpeculationSummary(_message.Message):
     NUM_UNUSED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     VERIFIER_GROUP_CHANGES_FIELD_NUMBER: _builtins.int
     num_spec_steps: _builtins.int
-    """steps of the verifier, with or without proposals"""
+    """number of steps of the verifier, with or without proposals"""
     num_draft_tokens: _builtins.int
-    """proposed tokens verified"""
+    """number of proposed tokens that were verified"""
     num_accepted_draft_tokens: _builtins.int
     mean_acceptance_length: _builtins.float
-    """emitted tokens per step, the next token included"""
+    """emitted tokens per step, including the next token"""
     draft_acceptance_rate: _builtins.float
     fallback_rounds: _builtins.int
-    """steps without proposals although the request allowed some"""
+    """number of steps without proposals although the request allowed them"""
     drafter_switches: _builtins.int
     """how many times the session was opened again after a drafter had served it"""
     verifier_switches: _builtins.int
     rule: Global___AcceptanceRule.ValueType
     num_steps_with_guesses: _builtins.int
     num_late_draft_tokens: _builtins.int
-    """proposed tokens that came too late, after the text had passed them"""
+    """number of proposed tokens that arrived after the text had passed them"""
     num_unused_draft_tokens: _builtins.int
-    """proposed tokens that came in time but were never verified"""
+    """number of proposed tokens that arrived in time but were never verified"""
     verifier_group_changes: _builtins.int
-    """how many times the request went on at a verifier with another arithmetic, because no verifier with the same arithmetic was there"""
+    """how many times the request continued at a verifier with different arithmetic, because no verifier with the same arithmetic was available"""
     @_builtins.property
     def acceptance_histogram(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """[i] = steps that accepted i draft tokens"""
+        """[i] = number of steps that accepted i draft tokens"""
 
     def __init__(
         self,
@@ -855,7 +855,7 @@ class TokenLogprobs(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     logprob: _builtins.float
     rank: _builtins.int
-    """rank of a token of the prompt: 1 = no token is likelier"""
+    """rank of a prompt token: 1 = no token is likelier"""
     @_builtins.property
     def top_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -1010,7 +1010,7 @@ class GetStatusRequest(_message.Message):
 
     HISTORY_FIELD_NUMBER: _builtins.int
     history: _builtins.bool
-    """whether `ModelStatus.history` is returned too"""
+    """whether `ModelStatus.history` is also returned"""
     def __init__(
         self,
         *,
@@ -1042,7 +1042,7 @@ class GetStatusResponse(_message.Message):
 
     @_builtins.property
     def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """why no request can be served now; empty = requests are served"""
+        """reasons why no request can be served now; empty = requests are served"""
 
     def __init__(
         self,
@@ -1083,13 +1083,13 @@ class ModelStatus(_message.Message):
     def drafters(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaStatus]: ...
     @_builtins.property
     def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientStatus]:
-        """clients that have requests now"""
+        """clients that currently have requests"""
 
     @_builtins.property
     def last_minute(self) -> Global___RecentFigures: ...
     @_builtins.property
     def history(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecentFigures]:
-        """figures of the last minutes, the oldest first"""
+        """metrics of the last minutes, from the oldest on"""
 
     def __init__(
         self,
@@ -1146,31 +1146,31 @@ class ReplicaStatus(_message.Message):
     kv_cache_usage: _builtins.float
     round_trip_seconds: _builtins.float
     acceptance_rate: _builtins.float
-    """drafters: share of `draft_tokens` that was accepted"""
+    """drafters: accepted share of `draft_tokens`"""
     pool: _builtins.str
     """drafters: name of the pool"""
     exactness: _builtins.str
     """"exact" if the model is batch-invariant (the same logits, bit for bit, in any batch), or the reason why not"""
     kernels: _builtins.str
-    """the kernels that multiply weights: a set of instructions, onednn, fbgemm, or torch"""
+    """kernels for multiplication by weights: an instruction set of the processor, onednn, fbgemm, or torch"""
     fingerprint: _builtins.str
     """hex hash, the same on services that compute the same text"""
     problem: _builtins.str
     """why the replica is not used; empty if it serves"""
     draft_tokens: _builtins.int
-    """drafters: verified draft tokens of the replica, as far as this front end has seen"""
+    """drafters: number of the replica's draft tokens that were verified in requests of this front end"""
     weights_bytes: _builtins.int
     """size of the weights in memory"""
     context_length: _builtins.int
-    """tokens of the longest text"""
+    """maximum number of tokens of a text"""
     cache_positions: _builtins.int
-    """cached tokens that there is memory for"""
+    """number of tokens for which the KV cache has memory"""
     full_sessions: _builtins.int
-    """sessions that can have their whole context cached at once"""
+    """number of sessions whose full context fits in the cache at once"""
     tokenizer: _builtins.str
-    """drafters: likeness to the target's tokenizer, "equal", "nearly equal" or "foreign" """
+    """drafters: similarity to the target's tokenizer, "equal", "nearly equal" or "foreign" """
     masked_tokens: _builtins.int
-    """drafters: tokens that are never proposed, because their ids mean something else to the target"""
+    """drafters: number of tokens that are never proposed, because their ids mean something else to the target"""
     def __init__(
         self,
         *,
@@ -1237,7 +1237,9 @@ Global___RoundWorkerStatus: _TypeAlias = RoundWorkerStatus  # noqa: Y015
 
 @_typing.final
 class ClientStatus(_message.Message):
-    """The requests of a client. `name` has the first digits of a digest of the client's name or, if it has none, of its connection."""
+    """The requests of a client. `name` is the beginning of a digest of the client's name or, if it has no name, of its
+    connection.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1264,7 +1266,7 @@ Global___ClientStatus: _TypeAlias = ClientStatus  # noqa: Y015
 
 @_typing.final
 class RecentFigures(_message.Message):
-    """Figures of a time span of `seconds` seconds. A figure is absent if nothing was counted for it."""
+    """Metrics of a time interval of `seconds` seconds. A metric is absent if there were no measurements."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1286,7 +1288,7 @@ class RecentFigures(_message.Message):
     acceptance_rate: _builtins.float
     """share of the verified draft tokens that were accepted"""
     mean_acceptance_length: _builtins.float
-    """emitted tokens per step, the next token included"""
+    """emitted tokens per step, including the next token"""
     goodput_with_drafts: _builtins.float
     """tokens per second of one request, in steps with a draft"""
     goodput_without_drafts: _builtins.float
@@ -1295,12 +1297,12 @@ class RecentFigures(_message.Message):
     requests_failed: _builtins.int
     """requests that were refused, cancelled or failed"""
     requests_running: _builtins.int
-    """requests that run at the end of the time span"""
+    """requests that run at the end of the interval"""
     requests_waiting: _builtins.int
     steps_with_drafts: _builtins.float
-    """share of the steps with a draft in all steps"""
+    """share of all steps that had a draft"""
     goodput_gain: _builtins.float
-    """tokens per second of one request in all steps, divided by those in steps without a draft"""
+    """tokens per second of one request in all steps, divided by the same rate in steps without a draft"""
     def __init__(
         self,
         *,

@@ -62,14 +62,15 @@ class OrchestratorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StreamGenerate(self, request, context):
-        """Returns the answer as it grows. A client resumes a broken stream with the same request and the tokens `received`.
+        """Returns the answer in chunks while it is generated. To resume a broken stream, a client sends the same request and the
+        tokens `received`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """Returns the status of what is served: models, drafters, verifiers, their health and load.
+        """Returns the status of the models, drafters and verifiers, with their health and load.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,9 +37,11 @@ class OrchestratorServiceStub:
     Generate: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.GenerateRequest, _orchestrator_pb2.GenerateResponse]
     """Returns one whole answer."""
     StreamGenerate: _grpc.UnaryStreamMultiCallable[_orchestrator_pb2.StreamGenerateRequest, _orchestrator_pb2.StreamGenerateResponse]
-    """Returns the answer as it grows. A client resumes a broken stream with the same request and the tokens `received`."""
+    """Returns the answer in chunks while it is generated. To resume a broken stream, a client sends the same request and the
+    tokens `received`.
+    """
     GetStatus: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.GetStatusRequest, _orchestrator_pb2.GetStatusResponse]
-    """Returns the status of what is served: models, drafters, verifiers, their health and load."""
+    """Returns the status of the models, drafters and verifiers, with their health and load."""
 
 @_typing.type_check_only
 class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
@@ -47,9 +49,11 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     Generate: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.GenerateRequest, _orchestrator_pb2.GenerateResponse]  # type: ignore[assignment]
     """Returns one whole answer."""
     StreamGenerate: _aio.UnaryStreamMultiCallable[_orchestrator_pb2.StreamGenerateRequest, _orchestrator_pb2.StreamGenerateResponse]  # type: ignore[assignment]
-    """Returns the answer as it grows. A client resumes a broken stream with the same request and the tokens `received`."""
+    """Returns the answer in chunks while it is generated. To resume a broken stream, a client sends the same request and the
+    tokens `received`.
+    """
     GetStatus: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.GetStatusRequest, _orchestrator_pb2.GetStatusResponse]  # type: ignore[assignment]
-    """Returns the status of what is served: models, drafters, verifiers, their health and load."""
+    """Returns the status of the models, drafters and verifiers, with their health and load."""
 
 class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -66,7 +70,9 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _orchestrator_pb2.StreamGenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_orchestrator_pb2.StreamGenerateResponse], _abc.AsyncIterator[_orchestrator_pb2.StreamGenerateResponse]]:
-        """Returns the answer as it grows. A client resumes a broken stream with the same request and the tokens `received`."""
+        """Returns the answer in chunks while it is generated. To resume a broken stream, a client sends the same request and the
+        tokens `received`.
+        """
 
     @_abc_1.abstractmethod
     def GetStatus(
@@ -74,6 +80,6 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _orchestrator_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_orchestrator_pb2.GetStatusResponse, _abc.Awaitable[_orchestrator_pb2.GetStatusResponse]]:
-        """Returns the status of what is served: models, drafters, verifiers, their health and load."""
+        """Returns the status of the models, drafters and verifiers, with their health and load."""
 
 def add_OrchestratorServiceServicer_to_server(servicer: OrchestratorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

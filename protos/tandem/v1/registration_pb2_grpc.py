@@ -47,7 +47,7 @@ class RegistrationServiceServicer:
     def Register(self, request_iterator, context):
         """Registers a drafter while the call lasts. The call carries DrafterService.Propose in the other direction: its responses
         hold the cell's requests, and its requests hold the drafter's responses. Each side sends a message every quarter of a
-        second. A side that misses five messages in a row takes the other side for lost.
+        second. A side that receives no message for five such intervals considers the other side lost.
         The call's metadata has the cell's token as `x-tandem-registration-token`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -29,7 +29,7 @@ class DecodeRequest(_message.Message):
     SENT_FIELD_NUMBER: _builtins.int
     CLOSINGS_FIELD_NUMBER: _builtins.int
     sent: _builtins.float
-    """the sender's clock, from which the other end measures the round trip"""
+    """time on the caller's clock; the verifier returns it as `sent`, so that the caller can measure the round-trip time"""
     @_builtins.property
     def open(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decoding]: ...
     @_builtins.property
@@ -81,14 +81,14 @@ class Decoding(_message.Message):
     until: _builtins.int
     """number of tokens at which decoding ends, including the context's tokens"""
     lockstep: _builtins.bool
-    """each step waits for the proposal that was made for exactly the text so far, and verifies the whole proposal"""
+    """each step waits for a whole proposal that continues exactly the text so far, and verifies all of it"""
     once: _builtins.bool
     """decode for one step only"""
     request_id: _builtins.str
     traceparent: _builtins.str
     """W3C traceparent of the cell's span; empty = none"""
     forced: _builtins.int
-    """how many tokens the verifier may propose at once where the grammar leaves no choice; 0 = none"""
+    """maximum number of tokens that the verifier proposes at once where the grammar allows only one continuation; 0 = none"""
     @_builtins.property
     def context(self) -> _common_pb2.Context: ...
     @_builtins.property
@@ -97,9 +97,9 @@ class Decoding(_message.Message):
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def suffix_shape(self) -> _common_pb2.DraftShape:
-        """Limits of drafts by suffix. Such a draft repeats what followed earlier occurrences of the newest tokens, in the text,
-        in `known` or in recent answers of the scope. The answer is remembered, too. If this field is absent, there are no
-        such drafts, and the answer is not remembered.
+        """Limits of drafts by suffix matching. Such a draft repeats the tokens that followed earlier occurrences of the newest
+        tokens in the text, in `known` or in recent answers of the scope. The answer is stored for later drafts. If this
+        field is absent, there are no such drafts, and the answer is not stored.
         """
 
     @_builtins.property
@@ -137,9 +137,8 @@ Global___Decoding: _TypeAlias = Decoding  # noqa: Y015
 
 @_typing.final
 class PromptLogprobs(_message.Message):
-    """Asks for log-probabilities of the context's tokens from position `first` on, below position `until`. The
-    log-probabilities are reported as commits that begin within the context. If nothing else is wanted, the field `until`
-    of the opening is the length of the context.
+    """Requests log-probabilities of the context's tokens at the positions `first` to `until` - 1. They are reported in commits
+    that begin within the context. To generate nothing, set the field `until` of the opening to the length of the context.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -168,7 +167,7 @@ Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
 
 @_typing.final
 class Flow(_message.Message):
-    """Tells whether a session is to pause, because the reader of its stream is too far behind."""
+    """Pauses a session whose client reads its stream too slowly, or resumes the session."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -204,15 +203,15 @@ class DecodeResponse(_message.Message):
     LAST_FIELD_NUMBER: _builtins.int
     STREAMS_FIELD_NUMBER: _builtins.int
     sent: _builtins.float
-    """`sent` of the newest request that was read"""
+    """`sent` of the newest request that the verifier has read"""
     price: _builtins.float
-    """the least chance of acceptance at which a proposed node is worth its row now"""
+    """the lowest probability of acceptance at which a proposed node is currently worth a row"""
     token_seconds: _builtins.float
-    """seconds of the verifier's steps per token that the steps are expected to yield"""
+    """seconds that the verifier's steps take per token that they are expected to yield"""
     last: _builtins.bool
-    """the service is stopping and sends nothing more: the caller must end the call"""
+    """the service is stopping, and this is its last message: the caller must end the call"""
     streams: _builtins.int
-    """number of open streams, of all callers"""
+    """number of open streams of all callers"""
     @_builtins.property
     def commits(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Commit]: ...
     @_builtins.property

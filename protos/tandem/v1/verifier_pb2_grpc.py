@@ -50,8 +50,8 @@ class VerifierServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Decode(self, request_iterator, context):
-        """A call carries all sessions of one cell. The decoding of these sessions ends when the call ends. A side with
-        nothing to report sends a message every quarter of a second.
+        """A call carries all sessions of one cell. The decoding of these sessions ends when the call ends. Each side sends a
+        message at least every quarter of a second, even if it has nothing to report.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

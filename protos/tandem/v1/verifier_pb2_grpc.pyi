@@ -32,8 +32,8 @@ class VerifierServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> VerifierServiceAsyncStub: ...
     Decode: _grpc.StreamStreamMultiCallable[_verifier_pb2.DecodeRequest, _verifier_pb2.DecodeResponse]
-    """A call carries all sessions of one cell. The decoding of these sessions ends when the call ends. A side with
-    nothing to report sends a message every quarter of a second.
+    """A call carries all sessions of one cell. The decoding of these sessions ends when the call ends. Each side sends a
+    message at least every quarter of a second, even if it has nothing to report.
     """
     DescribeVerifier: _grpc.UnaryUnaryMultiCallable[_verifier_pb2.DescribeVerifierRequest, _verifier_pb2.DescribeVerifierResponse]
 
@@ -41,8 +41,8 @@ class VerifierServiceStub:
 class VerifierServiceAsyncStub(VerifierServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Decode: _aio.StreamStreamMultiCallable[_verifier_pb2.DecodeRequest, _verifier_pb2.DecodeResponse]  # type: ignore[assignment]
-    """A call carries all sessions of one cell. The decoding of these sessions ends when the call ends. A side with
-    nothing to report sends a message every quarter of a second.
+    """A call carries all sessions of one cell. The decoding of these sessions ends when the call ends. Each side sends a
+    message at least every quarter of a second, even if it has nothing to report.
     """
     DescribeVerifier: _aio.UnaryUnaryMultiCallable[_verifier_pb2.DescribeVerifierRequest, _verifier_pb2.DescribeVerifierResponse]  # type: ignore[assignment]
 
@@ -53,8 +53,8 @@ class VerifierServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_verifier_pb2.DecodeRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_verifier_pb2.DecodeResponse], _abc.AsyncIterator[_verifier_pb2.DecodeResponse]]:
-        """A call carries all sessions of one cell. The decoding of these sessions ends when the call ends. A side with
-        nothing to report sends a message every quarter of a second.
+        """A call carries all sessions of one cell. The decoding of these sessions ends when the call ends. Each side sends a
+        message at least every quarter of a second, even if it has nothing to report.
         """
 
     @_abc_1.abstractmethod

@@ -1,10 +1,10 @@
-"""Compute the attention of the rows of a pass with two kernels. The first attends to the chunks of
-prefixes. The second attends to each row's tail, and joins the result with the results of the
-chunks.
+"""Compute the attention of the rows of a pass with two kernels. The first kernel attends to the
+prefixes of the rows, chunk by chunk. The second kernel attends to the tail of each row, and merges
+the result with the results for the chunks of the row's prefix.
 
-Only a row's own position decides where its keys are cut and in which order they are summed. A block
-of keys may be visible to some rows of a run and hidden from others. Such a block adds exact zeros
-to the rows from which it is hidden.
+Where a row's keys are split into prefix and tail, and in which order they are summed, depends only
+on the row's position. A block of keys may be visible to some rows of a run and hidden from others.
+A block that is hidden from a row adds exact zeros to this row.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tandem.engine.forward.cuda.kernels.softmax import NOTHING, add, join
 from tandem.engine.forward.cuda.rows import HEADER, MAX_CHUNKS, RECORD, TAIL, RowPlan, block_rows
 from tandem.engine.forward.dense import AttentionOptions
 
-PROGRAMS = 264  # Triton programs that share the chunks: two for each multiprocessor of an H100
-LANES = 32  # keys of a tail that are read at a time
+PROGRAMS = 264  # Triton programs of the first kernel: two per multiprocessor of an H100
+LANES = 32  # number of keys that the second kernel reads at a time
 WIDE = 128  # the largest head size for which 4 warps have enough registers
 
 
@@ -33,8 +33,8 @@ def _attend_chunks(
     VALUE_LANES: tl.constexpr, PAGE: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Let the queries of each run attend to the chunks of their prefix, one key head at a time."""
-    # the Triton programs share all pairs of a chunk and a key head
+    """Compute the attention of every run of rows over the chunks of its prefix, per key head."""
+    # all pairs of a chunk and a key head are distributed over the Triton programs
     lane, value_lane = tl.arange(0, LANES), tl.arange(0, VALUE_LANES)
     inside, value_inside = lane < SIZE, value_lane < VALUES
     each, sub = tl.arange(0, ROWS * REPEATS), tl.arange(0, ROWS * REPEATS) % REPEATS
@@ -85,8 +85,9 @@ def _attend_tail(
     LANES: tl.constexpr, VALUES: tl.constexpr, VALUE_LANES: tl.constexpr, WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the attention of one row for one key head. The row attends to its tail first. The
-    results of the prefix's chunks are joined next, in ascending order, and the sink is added last.
+    """Compute the attention of one row for one key head. The kernel first attends to the row's
+    tail, then merges the results for the chunks of the prefix in ascending order, and finally adds
+    the attention sink.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lane, value_lane = tl.arange(0, LANES), tl.arange(0, VALUE_LANES)
@@ -134,8 +135,8 @@ def attend(
     values: torch.Tensor,  # [positions, kv heads, value size]
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """Compute the attention of the rows of a pass, [rows, heads, value size]. `keys` and `values`
-    must already contain the keys and values of these rows.
+    """Return the attention output of the rows of a pass, [rows, heads, value size]. `keys` and
+    `values` must already contain the keys and values of these rows.
     """
     heads, count, size = query.shape[1:]
     shared, value_size = values.shape[1:]
@@ -172,7 +173,7 @@ def attend(
 def _shapes(
     query: torch.Tensor, values: torch.Tensor, options: AttentionOptions
 ) -> dict[str, object]:
-    """Return the constants with which both kernels are compiled."""
+    """Return the compile-time constants that the two kernels have in common."""
     (heads, _, size), (shared, value_size) = query.shape[1:], values.shape[1:]
     return {
         "MAX_CHUNKS": MAX_CHUNKS,

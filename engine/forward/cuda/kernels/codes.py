@@ -1,6 +1,6 @@
-"""Linear layers whose weights are codes of 8 or 4 bits. The kernel multiplies the codes directly
-and never stores the weights as plain numbers, so a pass over few rows takes as long as reading the
-codes.
+"""Linear layers whose weights are quantized to codes of 8 or 4 bits. The kernel multiplies the
+codes directly and never stores dequantized weights, so the time of a pass over few rows is the time
+to read the codes.
 """
 
 from __future__ import annotations
@@ -14,32 +14,33 @@ import triton.language as tl
 from tandem.engine.forward.cuda.kernels.launch import STRICT, power_of_two, precision
 from tandem.engine.forward.groups import Code, Groups
 
-OUTPUTS = 64  # outputs of a Triton program: the rows of one instruction of a tensor core
-# most rows of a Triton program; the lower limit is for float32 and for codes with minima, which
-# need more registers for each row
+OUTPUTS = 64  # outputs per Triton program: the number of rows of a tensor core instruction
+# maximum rows per Triton program; the lower limit is for float32 rows and for codes with minima,
+# which need more registers per row
 MAX_ROWS, FEWER_ROWS = 128, 64
-MIN_NIBBLES = 32  # fewest inputs of a step of which each half fills a tensor core instruction
-MAX_STEP = 128  # most inputs that a Triton program multiplies at once
-FLOAT8_UNIT = 256.0  # `_numbers` returns codes of e4m3 divided by this
+MIN_NIBBLES = 32  # smallest step of which each half fills a tensor core instruction
+MAX_STEP = 128  # maximum number of inputs that a Triton program multiplies at once
+FLOAT8_UNIT = 256.0  # `_numbers` returns the values of e4m3 codes divided by this factor
 
 
 @dataclass(frozen=True)
 class Codes:
-    """A weight [out, in] in the layout that the kernel reads. A byte holds one code, or two codes
-    of 4 bits. With two codes per byte, the low halves of a step's bytes are the codes of the step's
-    first inputs, and the high halves are the codes of its other inputs.
+    """A quantized weight [out, in] in the layout that the kernel reads. A byte holds one code, or
+    two codes of 4 bits. The kernel processes `step` inputs at a time. If a byte holds two codes,
+    the low halves of a step's bytes are the codes of the first half of the step's inputs, and the
+    high halves are the codes of the second half.
     """
 
     code: Code
     zero: int
-    group: int  # inputs that share factors
-    step: int  # inputs that are multiplied at once
+    group: int  # number of inputs that share scales and minima
+    step: int  # number of inputs that the kernel multiplies at once
     bytes: torch.Tensor  # [out, in] or [out, in / 2]: int8 or uint8
     factors: torch.Tensor  # scales, and minima where there are any, [out, groups, 1 or 2] float32
 
     @classmethod
     def of(cls, groups: Groups, dtype: torch.dtype) -> Codes:
-        """Return the codes of `groups` in the layout that the kernel reads for rows of `dtype`."""
+        """Convert `groups` to the layout that the kernel reads for rows of `dtype`."""
         code, codes, group = groups.code, groups.codes, groups.group
         step = min(group, MAX_STEP if dtype != torch.float32 else MAX_STEP // 4)
         if code is Code.NIBBLES and step < MIN_NIBBLES:
@@ -52,14 +53,14 @@ class Codes:
             codes = codes.view(torch.int8)
         else:
             factors = torch.cat([factors[..., :1] * FLOAT8_UNIT, factors[..., 1:]], -1)
-        zero = groups.zero if factors.shape[2] == 1 else 0  # minima include the zero
+        zero = groups.zero if factors.shape[2] == 1 else 0  # minima replace the zero
         return cls(code, zero, group, step, codes, factors)
 
 
 @triton.jit
 def _numbers(codes, zero, KIND: tl.constexpr, FLOAT8: tl.constexpr):
-    """Return codes, minus their zero, as numbers of type KIND. The conversion is exact. A code of
-    e4m3 becomes 1/256 of the number that it stands for.
+    """Convert codes, minus their zero point, to numbers of type KIND. The conversion is exact. An
+    e4m3 code becomes 1/256 of its value.
     """
     if FLOAT8:
         bits = codes.to(tl.int16)
@@ -76,9 +77,10 @@ def _linear_of_codes(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute out[row, n] = row . weight[n] + bias[n]. The products of inputs and codes are first
-    summed over a group, and this sum is then multiplied by the group's scale. The codes are the
-    left operand of each product. The rows are the columns of the right operand, so few rows make
-    few columns. Each output is summed over ascending inputs, whatever ROWS is.
+    summed over a group of inputs, and this sum is then multiplied by the group's scale. The codes
+    are the left operand of each matrix product. The rows are the columns of the right operand, so a
+    pass with few rows computes few columns. Each output is summed over ascending inputs, whatever
+    ROWS is.
     """
     KIND: tl.constexpr = rows.dtype.element_ty
     number = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -121,7 +123,7 @@ def _linear_of_codes(
 
 def linear(rows: torch.Tensor, codes: Codes, bias: torch.Tensor | None) -> torch.Tensor:
     """Return rows @ weight.T + bias, [rows, out]. The last dimension of the rows [rows, in] must be
-    contiguous. The weight is not rounded to the dtype of the rows.
+    contiguous. The dequantized weight is not rounded to the dtype of the rows.
     """
     (count, inputs), outputs = rows.shape, len(codes.bytes)
     out = torch.empty(count, outputs, dtype=rows.dtype, device=rows.device)

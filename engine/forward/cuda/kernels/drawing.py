@@ -1,21 +1,23 @@
-"""Draw tokens from many rows with different options, with two kernels on a CUDA device.
+"""Sample tokens for many rows with different options, with two kernels on a CUDA device.
 
-The reference implementation of a draw is `engine.sampling.sampler.draw_rows`: it takes the token
-with the maximum of log-probability plus keyed Gumbel noise among the tokens that top-k, top-p and
-min-p keep. The kernels compute in float32, and return a token only if rounding cannot change the
-result. If rounding could, the row is left to the reference implementation. The kernel for CPUs does
-the same (`engine/forward/cpu/draw.cpp`). A token depends only on its own row, in whichever way the
-row is computed.
+The reference implementation is `engine.sampling.sampler.draw_rows`: it takes the token with the
+maximum of log-probability plus keyed Gumbel noise among the tokens that top-k, top-p and min-p
+keep. The kernels compute in float32, and return a token only if rounding cannot change the result.
+If rounding could change the token of a row, the row is left to the reference implementation. The
+kernel for CPUs (`engine/forward/cpu/draw.cpp`) also leaves a row to the reference implementation if
+rounding could change its token. The token of a row depends only on that row, whichever
+implementation computes it.
 
-The kernels do not search for the maximum of score + noise. They search for the minimum of e^-(score
-+ noise), which is an exponentially distributed variate times e^-score. This saves two operations
-for each token of a vocabulary. `_run` finds the two best tokens of each part of a row. `_finish`
-joins the parts. If the best token is not in the row's nucleus, `_finish` searches again among the
-likelier tokens.
+Instead of the maximum of score + noise, the kernels search for the minimum of e^-(score + noise),
+which is an exponentially distributed variate times e^-score. Searching for the minimum saves two
+operations for each token of the vocabulary. `_run` finds the two best tokens in each part of a row.
+`_finish` combines the results of all parts of a row. If the best token is not in the row's nucleus,
+`_finish` searches again among the likelier tokens.
 
-Errors: a token that can win has a score in [-27, 0], and its sum of score and noise is in [-4, 23].
-Float32 therefore rounds a sum by less than 1e-5 in the reference implementation, and by less than
-2e-5 here. `MARGIN` is larger than the four rounding errors in a comparison of two sums.
+Rounding errors: a token that can win has a score in [-27, 0], and its sum of score and noise is in
+[-4, 23]. In float32, the rounding error of a sum of score and noise is therefore below 1e-5 in the
+reference implementation, and below 2e-5 in these kernels. `MARGIN` is larger than the four rounding
+errors that a comparison of two sums involves.
 """
 
 from __future__ import annotations
@@ -27,20 +29,20 @@ import triton.language as tl
 from tandem.engine.forward.cuda.kernels.noise import below, exponential
 from tandem.engine.forward.cuda.kernels.nucleus import MARGIN, UNSURE, inside_nucleus
 
-PART = 2048  # tokens of a part of a row
-CHUNK = 4096  # tokens that are read at a time when a whole row is searched
-FIELDS = tl.constexpr(10)  # words of 4 bytes for each row of the table
-FOUND = tl.constexpr(4)  # numbers that `_run` finds in each part
+PART = 2048  # tokens per part of a row
+CHUNK = 4096  # tokens that are read at a time in a search over a whole row
+FIELDS = tl.constexpr(10)  # words of 4 bytes per row of the table
+FOUND = tl.constexpr(4)  # numbers that `_run` stores for each part of a row
 
-NAN = tl.constexpr(-2)  # the code of a row with a logit that is NaN
+NAN = tl.constexpr(-2)  # the result for a row that contains a NaN
 HOTTEST = tl.constexpr(1e6)  # at higher temperatures, scores are too small for float32
 
 
 def draw(table: torch.Tensor, vocabulary: int) -> torch.Tensor:
-    """Draw a token from each of the rows that a table describes. Returns int64 [rows] on the
-    device: tokens, or the negative codes `UNSURE` and `NAN`.
+    """Sample a token for each row that a table describes. Returns int64 [rows] on the device:
+    tokens, or the negative codes `UNSURE` and `NAN`.
 
-    table: int32 [rows, 10] on the device, as `engine.sampling.device_draws` lays it out.
+    table: int32 [rows, 10] on the device, as `engine.sampling.device_draws` builds it.
     """
     rows, parts = len(table), triton.cdiv(vocabulary, PART)
     tokens = torch.empty(rows, dtype=torch.long, device=table.device)
@@ -67,9 +69,9 @@ def draw(table: torch.Tensor, vocabulary: int) -> torch.Tensor:
 
 @triton.jit
 def _run(ints, floats, longs, found, first, vocabulary, parts, PART: tl.constexpr):
-    """Find the best token in one part of a row. Store the part's highest logit, or NaN if a logit
-    is NaN; the two highest sums of score and noise; the logit of the best token; and that token. A
-    score is measured from the part's highest logit.
+    """Find the best token in one part of a row. Store five results: the highest logit of the part
+    (NaN if the part contains a NaN), the two highest sums of score and noise, the logit of the best
+    token, and the best token. Scores are relative to the highest logit of the part.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     logits_at, low, high, temperature, inverse = _draw_of(ints, floats, longs, row)
@@ -107,7 +109,7 @@ def _finish(
     LANES: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Find the token of a row from the results of its parts."""
+    """Determine the token of a row from the results of its parts."""
     row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, LANES)
     logits_at, low, high, temperature, inverse = _draw_of(ints, floats, longs, row)
     at, inside = found + (row * parts + lane) * FOUND, lane < parts
@@ -143,8 +145,8 @@ def _finish(
 
 @triton.jit
 def _draw_of(ints, floats, longs, row):
-    """Load the fields of a row: the address of its logits, both words of its key, its temperature,
-    and the inverse of the temperature.
+    """Load the sampling options of a row from the table: the address of its logits, both words of
+    its key, its temperature, and the inverse of the temperature.
     """
     logits_at = tl.load(longs + row * (FIELDS // 2)).to(tl.pointer_type(tl.float32))
     low = tl.load(ints + row * FIELDS + 2).to(tl.uint32, bitcast=True)

@@ -1,5 +1,5 @@
-"""Compute gated layers. For few rows, one launch computes both linear layers, the activation and
-the product.
+"""Compute gated feed-forward layers. For few rows, a single kernel launch computes both inner
+linear layers, the activation and the product.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import triton.language as tl
 from tandem.engine.forward.cpu.kernels import Activation
 from tandem.engine.forward.cuda.kernels.launch import STRICT, precision
 
-OUTPUTS = 64  # outputs of a Triton program: the rows of one instruction of a tensor core
-# up to this number of rows, `gated_linear` is faster than a product of cuBLAS and then `gate`
+OUTPUTS = 64  # outputs per Triton program: the number of rows of a tensor core instruction
+# up to this number of rows, `gated_linear` is faster than cuBLAS followed by `gate`
 FUSED_ROWS = 128
-BLOCK = 1024  # numbers of a row that a Triton program of `_gate` computes
+BLOCK = 1024  # outputs of a row that one Triton program of `_gate` computes
 
 
 @triton.jit
@@ -32,9 +32,9 @@ def _gated_linear(
     GELU: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute out[row, n] = activation(row . weight[n]) * (row . weight[size + n]), rounded as
-    separate operations would be. The weights are the left operand of each product. The rows are the
-    columns of the right operand, so few rows make few columns. Each output is summed over ascending
-    inputs, whatever ROWS is.
+    separate operations would be. The weights are the left operand of each matrix product. The rows
+    are the columns of the right operand, so a pass with few rows computes few columns. Each output
+    is summed over ascending inputs, whatever ROWS is.
     """
     number = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -92,9 +92,9 @@ def gated_linear(
     weight: torch.Tensor,  # [2 * out, in], contiguous: the gate, then the layer that it multiplies
     activation: Activation,
 ) -> torch.Tensor:
-    """Return activation(rows @ gate.T) * (rows @ other.T), [rows, out], for the halves gate and
-    other of `weight`. The bits are the same as those of one product without split sums, followed by
-    `gate`.
+    """Return activation(rows @ first.T) * (rows @ second.T), [rows, out], where `first` and
+    `second` are the halves of `weight`. The result has the same bits as a matrix product whose sums
+    are not split, followed by the function `gate`.
     """
     (count, inputs), size = rows.shape, weight.shape[0] // 2
     out = torch.empty(count, size, dtype=rows.dtype, device=rows.device)

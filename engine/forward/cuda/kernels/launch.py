@@ -1,4 +1,4 @@
-"""The settings that all launches of kernels share."""
+"""The settings and functions that all kernel launches share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import triton
 
-# every variant of a kernel rounds a product before adding it to a sum
+# without fused multiply-add, every variant of a kernel rounds a product before adding it to a sum
 STRICT: dict[str, Any] = {"enable_fp_fusion": False}
 
 
@@ -17,7 +17,7 @@ def power_of_two(number: int) -> int:
 
 
 def precision(dtype: torch.dtype) -> str:
-    """Return the precision in which `tl.dot` multiplies a dtype. Float32 is not rounded before it
-    is multiplied.
+    """Return the precision with which `tl.dot` multiplies numbers of a dtype. Float32 numbers are
+    multiplied without being rounded to TF32.
     """
     return "ieee" if dtype == torch.float32 else "tf32"

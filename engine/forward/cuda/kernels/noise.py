@@ -1,11 +1,11 @@
-"""The keyed noise of `engine.sampling.noise`, in the form that the drawing kernels need."""
+"""Compute the keyed noise of `engine.sampling.noise` in the form that the sampling kernels need."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-SMALL = tl.constexpr(0.0625)  # below this uniform number, a logarithm is not precise enough
+SMALL = tl.constexpr(0.0625)  # for smaller uniform numbers, `tl.log` is not precise enough
 
 
 @triton.jit
@@ -16,8 +16,8 @@ def below(logits, top):
 
 @triton.jit
 def exponential(ids, low, high):
-    """Return e^-noise, with a relative error below 2e-6. This is -log(1 - u) for the uniform
-    numbers u of `engine.sampling.noise`.
+    """Return e^-noise for each token id, with a relative error below 2e-6. The result is -log(1 -
+    u) for the uniform numbers u of `engine.sampling.noise`.
     """
     state = _fold(_mix(_mix(_fold(ids.to(tl.uint32)) ^ low) ^ high)) ^ 0x80000000
     uniform = (state.to(tl.float32) + 0.5) * 2.0**-32
@@ -30,7 +30,7 @@ def exponential(ids, low, high):
 
 @triton.jit
 def _mix(state):
-    """Compute one round of the hash, without its folds."""
+    """Compute one round of the hash function, except the steps that `_fold` computes."""
     state *= 0x7FEB352D
     state ^= state >> 15
     return state * 0x846CA68B
@@ -38,5 +38,5 @@ def _mix(state):
 
 @triton.jit
 def _fold(state):
-    """Return a word whose lower half is xored with the upper half."""
+    """XOR the lower half of a word with its upper half."""
     return state ^ (state >> 16)

@@ -1,4 +1,4 @@
-"""Root mean square norms of rows, and of sums of rows."""
+"""Compute the root mean square norms of rows, or of the sums of two rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 from tandem.engine.forward.cuda.kernels.launch import STRICT, power_of_two
 
-# the longest rows for which 4 warps and 8 warps are used; longer rows use 16 warps
+# the maximum row sizes for 4 warps and for 8 warps; longer rows use 16 warps
 MOST_OF_4_WARPS, MOST_OF_8_WARPS = 2048, 8192
 
 
@@ -17,8 +17,8 @@ def _norm(
     rows, others, scale, sums, out, outer_stride, inner_stride, size, epsilon,
     INNER: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
-    """Compute row / sqrt(mean(row^2) + epsilon) * scale, rounded once, for one row. If ADDS, the
-    row is the sum of two rows, which is rounded and stored first.
+    """Compute row / sqrt(mean(row^2) + epsilon) * scale for one row, rounded once. If ADDS is set,
+    the row is the sum of two rows; this sum is rounded and stored before it is normalised.
     """
     number = tl.program_id(0).to(tl.int64)
     offset = number // INNER * outer_stride + number % INNER * inner_stride
@@ -37,7 +37,7 @@ def _norm(
 
 def norm(rows: torch.Tensor, scale: torch.Tensor, epsilon: float) -> torch.Tensor:
     """Return rows [..., size], divided by their root mean square, times a float32 scale [size]. The
-    last dimension of rows must be contiguous; the other strides may be any.
+    last dimension of rows must be contiguous; the other dimensions may have any strides.
     """
     out = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
     heads = rows.dim() > 2 and rows.stride(-1) == 1 and not rows.is_contiguous()
@@ -49,7 +49,9 @@ def norm(rows: torch.Tensor, scale: torch.Tensor, epsilon: float) -> torch.Tenso
 def add_norm(
     one: torch.Tensor, other: torch.Tensor, scale: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sum of two contiguous tensors of rows [..., size], and that sum normalised."""
+    """Return two results for two contiguous tensors of rows [..., size]: their sum, and the root
+    mean square norm of the sum.
+    """
     sums, out = torch.empty_like(one), torch.empty_like(one)
     _launch(one.view(-1, 1, one.shape[-1]), other, scale, sums, out, epsilon)
     return sums, out

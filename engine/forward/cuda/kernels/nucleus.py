@@ -1,5 +1,6 @@
-"""Find the best token in the nucleus of a row. The nucleus consists of the tokens that top-k, top-p
-and min-p keep, and is computed only as far as a draw needs it.
+"""Find the best token in the nucleus of a row. The nucleus is the set of tokens that top-k, top-p
+and min-p keep. The kernel never computes the whole nucleus; it only checks whether the tokens that
+it tries belong to the nucleus.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ import triton.language as tl
 
 from tandem.engine.forward.cuda.kernels.noise import exponential
 
-UNSURE = tl.constexpr(-1)  # rounding could change the result
+UNSURE = tl.constexpr(-1)  # the result is uncertain because of rounding
 KEPT = tl.constexpr(0)
 REMOVED = tl.constexpr(1)
-MARGIN = tl.constexpr(1e-4)  # margin of error of scores, and of shares of a row's mass
-# rounding may make a logit equal to another one if they differ by less than this factor times the
-# logit's distance to the highest logit
+MARGIN = tl.constexpr(1e-4)  # error margin of scores, and of fractions of a row's probability mass
+# two logits may become equal by rounding if they differ by less than this factor times their
+# distance to the highest logit
 EQUAL = tl.constexpr(1e-6)
-DEEPEST = tl.constexpr(40.0)  # scores this far below the highest score have no mass
-ROUNDS = tl.constexpr(64)  # most tokens that are tried for a row, best first
+DEEPEST = tl.constexpr(40.0)  # scores this far below the highest have negligible probability mass
+ROUNDS = tl.constexpr(64)  # maximum number of tokens that are tried for a row, best first
 
 
 @triton.jit
@@ -37,18 +38,19 @@ def inside_nucleus(
     vocabulary,
     CHUNK: tl.constexpr,
 ):
-    """Return the best token that a row's top-k, top-p and min-p keep. Return UNSURE if rounding
-    could change it. `token`, `logit` and `gap` describe the best of all tokens.
+    """Return the best token that a row's top-k, top-p and min-p keep, or UNSURE if rounding could
+    change this token. `token` and `logit` are those of the row's best token before filtering, and
+    `gap` is the lead of this token's sum of score and noise over the second highest sum.
     """
     floor = -float("inf")
     verdict = REMOVED
     if (top_k > 0) & (top_k < vocabulary):
         floor = _floor(logits_at, vocabulary, top_k, top, temperature, CHUNK)
         _, _, next_one = _split(logits_at, vocabulary, floor, CHUNK)
-        # the next logit may round to the same score, and then top-k keeps it too
+        # the next lower logit may round to the same score, so that top-k would keep its token too
         if next_one >= floor - EQUAL * (top - floor):
             verdict = tl.where(floor > -float("inf"), UNSURE, verdict)
-    # min-p surely removes tokens whose score is further than this below the highest
+    # min-p certainly removes tokens whose score is further than this below the highest score
     depth = 2 * MARGIN - least_score
     if (logit < floor) | ((top - logit) * inverse > depth):
         token, logit, gap = _best(
@@ -64,7 +66,7 @@ def inside_nucleus(
         rounds += 1
         if rounds == ROUNDS:
             verdict = tl.where(verdict == REMOVED, UNSURE, verdict)
-        if verdict == REMOVED:  # less likely tokens are removed too: try a likelier one
+        if verdict == REMOVED:  # less likely tokens are removed too, so try a likelier token
             token, logit, gap = _best(
                 *(logits_at, low, high, inverse, depth, floor, logit, top, vocabulary, CHUNK)
             )
@@ -76,9 +78,9 @@ def _best(
     logits_at, low, high, inverse, depth, floor, removed, top, vocabulary, CHUNK: tl.constexpr
 ):
     """Find the token with the highest sum of score and noise among the tokens whose logits are at
-    least `floor`, above `removed`, and at most `depth` in scores below the highest logit. Return
-    the token, its logit, and how far its sum is ahead of the next sum. The lead is NaN if there is
-    no such token.
+    least `floor`, above `removed`, and whose scores are at most `depth` below the highest score.
+    Return the token, its logit, and the lead of its sum over the second highest sum. The lead is
+    NaN if no token qualifies.
     """
     lane = tl.arange(0, CHUNK)
     best = tl.full((CHUNK,), float("inf"), tl.float32)
@@ -108,8 +110,9 @@ def _best(
 def _verdict(
     logits_at, inverse, top_p, least_score, logit, floor, top, vocabulary, CHUNK: tl.constexpr
 ):
-    """Return KEPT or REMOVED if min-p and top-p surely keep or remove a token with this logit, else
-    UNSURE. For top-p, only logits from `floor` up have mass.
+    """Return KEPT or REMOVED if min-p and top-p certainly keep or remove a token with this logit,
+    or UNSURE if the decision depends on rounding. Top-p ignores tokens whose logits are below
+    `floor`.
     """
     score = (logit - top) * inverse
     verdict = KEPT
@@ -121,10 +124,10 @@ def _verdict(
         )
         share, margin = top_p * total, MARGIN * total
         alone = equals == 1
-        if (alone == 0) | (score < 0):  # the likeliest token always stays
+        if (alone == 0) | (score < 0):  # the likeliest token is always kept
             if above >= share + margin:
                 verdict = REMOVED
-            # any of several equal logits may come first
+            # the order of tokens with equal logits is unknown
             elif tl.where(alone, above, upto) > share - margin:
                 verdict = UNSURE
     return verdict
@@ -132,9 +135,10 @@ def _verdict(
 
 @triton.jit
 def _masses(logits_at, inverse, logit, floor, top, vocabulary, CHUNK: tl.constexpr):
-    """Compare the logits from `floor` up with one logit. Return four results: the mass of the
-    tokens that are surely likelier; this mass plus that of the tokens that may be as likely; the
-    mass of all tokens; and how many tokens may be as likely, including the token of the logit
+    """Compare the likelihood of all tokens with that of one token, whose logit is given. Tokens
+    with logits below `floor` are ignored. Return four results: the mass of the tokens that are
+    certainly likelier; that mass plus the mass of the tokens that may be equally likely; the mass
+    of all tokens; and the number of tokens that may be equally likely, including the given token
     itself.
     """
     lane, reach = tl.arange(0, CHUNK), EQUAL * tl.abs(logit - top)
@@ -155,8 +159,8 @@ def _masses(logits_at, inverse, logit, floor, top, vocabulary, CHUNK: tl.constex
 
 @triton.jit
 def _floor(logits_at, vocabulary, top_k, top, temperature, CHUNK: tl.constexpr):
-    """Return the `top_k`-th highest logit of a row, or -inf if this logit is too low to have any
-    mass.
+    """Return the `top_k`-th highest logit of a row, or -inf if tokens with this logit have
+    negligible probability mass.
     """
     low, high = top - DEEPEST * temperature, top
     count, _, _ = _split(logits_at, vocabulary, low, CHUNK)

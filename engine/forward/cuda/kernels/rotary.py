@@ -1,6 +1,6 @@
-"""Apply rotary positions (Su et al. 2021) and store keys and values, in one launch. A head x
-becomes x cos + turned(x) sin, where turned(x) is the negated second half of x followed by its first
-half.
+"""Apply rotary position embeddings (Su et al. 2021) and store keys and values, in one kernel
+launch. A head x becomes x cos + turned(x) sin, where turned(x) is the negated second half of x
+followed by its first half.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def _rotate_store(
     REPEAT: tl.constexpr, REPEATS: tl.constexpr, SHARED: tl.constexpr, HALF: tl.constexpr,
     HALVES: tl.constexpr, VALUES: tl.constexpr, VALUE_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Apply rotary positions to the key of one row and one head, and to the queries that share this
-    key. Store the key and the value.
+    """Apply rotary position embeddings to the key of one row and one head, and to the queries that
+    share this key. Store the key and the value in the row's slot.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     kind = turned.dtype.element_ty
@@ -55,8 +55,8 @@ def _rotate_store(
 
 @triton.jit
 def _turn(one, cos, other, sin, kind: tl.constexpr):
-    """Return one * cos + other * sin. Each product is rounded, and then the sum, as separate
-    operations would do.
+    """Return one * cos + other * sin. Both products are rounded before they are added, as they
+    would be by separate operations.
     """
     products = (one * cos).to(kind).to(tl.float32), (other * sin).to(kind).to(tl.float32)
     return (products[0] + products[1]).to(kind)
@@ -73,7 +73,7 @@ def rotate_store(
     values: torch.Tensor,
 ) -> torch.Tensor:
     """Return the queries with rotary positions, [1, heads, rows, size]. Store the keys with rotary
-    positions, and the values, in their slots. Only the last dimension of the arguments has to be
+    positions, and the values, in their slots. Only the last dimension of each argument has to be
     contiguous.
     """
     heads, count, size = query.shape[1:]

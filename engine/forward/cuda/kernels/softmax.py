@@ -1,5 +1,6 @@
-"""Softmax over keys that come block by block. The state of the softmax is the highest score so far
-(`top`), the sum of weights (`total`), and the weighted values (`mixed`).
+"""Compute a softmax over keys that are processed block by block. The state of the softmax is the
+highest score so far (`top`), the sum of the weights (`total`), and the weighted sum of the values
+(`mixed`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ NOTHING = tl.constexpr(-1e30)  # lower than every key's score
 
 @triton.jit
 def _seen(scores, scale, cap, mask, CAPPED: tl.constexpr):
-    """Return the final scores: scaled, capped if CAPPED, and minus infinity for keys to which a row
-    does not attend.
+    """Return the final attention scores: scaled, capped if CAPPED is set, and minus infinity for
+    keys to which a row does not attend.
     """
     scores = scores * scale
     if CAPPED:
@@ -27,8 +28,9 @@ def add(
     LANES: tl.constexpr, VALUES: tl.constexpr, VALUE_LANES: tl.constexpr, CAPPED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add the keys and values at some slots to the softmax. `seen` marks the keys to which some row
-    attends; only these are loaded. `mask` marks the keys to which each row attends.
+    """Add the keys and values at the given slots to the state of the softmax. `seen` marks the keys
+    to which at least one row attends; only these keys are loaded. `mask` marks the keys to which
+    each row attends.
     """
     lane, value_lane = tl.arange(0, LANES), tl.arange(0, VALUE_LANES)
     key = tl.load(
@@ -56,7 +58,9 @@ def join(
     number, chunks, mixed_at, sums_at, fits, top, total, mixed, VALUES: tl.constexpr,
     VALUE_LANES: tl.constexpr,
 ):  # fmt: skip
-    """Add the results of a prefix's chunks to the softmax, in ascending order."""
+    """Merge the results for the chunks of a prefix into the state of the softmax, in ascending
+    order.
+    """
     value_lane = tl.arange(0, VALUE_LANES)
     for chunk in range(chunks):
         its_top = tl.load(sums_at + (number + chunk) * 2, mask=fits, other=NOTHING)
