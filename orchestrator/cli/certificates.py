@@ -153,7 +153,7 @@ def _ca(folder: Path) -> Signed:
         except ValueError as error:
             raise Unusable(f"{path} and its key cannot be read: {error}") from None
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise Unusable(f"{key_file(path)} is no elliptic-curve key made by `tandem certs`")
+            raise Unusable(f"{key_file(path)} is not an elliptic-curve key made by `tandem certs`")
         return Signed(certificate, key)
     ca = _signed("Tandem CA", (), CA_DAYS, None)
     _write(path, ca)

@@ -39,4 +39,4 @@ def test_a_file_may_have_more_prompts_than_there_are_stories(
 def test_more_stories_than_there_are_are_refused() -> None:
     run = CliRunner().invoke(app, ["--prompts", str(story_count() + 1)])
     assert run.exit_code == 2
-    assert f"there are {story_count()} stories" in " ".join(run.output.split())
+    assert f"there are only {story_count()} stories" in " ".join(run.output.split())

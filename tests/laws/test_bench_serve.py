@@ -87,7 +87,7 @@ def test_prompts_are_read_from_either_form_of_line(tmp_path: Path) -> None:
     assert again == first and len(prompts.read(None, 100)) == 100
     for wrong in ("[]", "{}", "x", '{"turns": []}', '{"prompt": 1}'):
         file.write_text(wrong)
-        with pytest.raises(Unusable, match="line 1: not an object"):
+        with pytest.raises(Unusable, match="line 1 is no JSON object"):
             prompts.read(file, 1)
     file.write_text("")
     with pytest.raises(Unusable, match="has no prompts"):

@@ -77,7 +77,7 @@ def test_sessions_at_work_or_not_yet_settled_are_never_evicted(growing: bool) ->
             work.enter_context(replica.at_work(Context(bytes([number]), 2, 0, (1,))))
         replica.serve(Message(Context(b"\3", 2, 0, (1,)), (1,)))
         replica.now += IDLE_SECONDS - 0.1
-        with pytest.raises(Busy, match="no memory") as refused, replica.at_work(wanted):
+        with pytest.raises(Busy, match="too little memory") as refused, replica.at_work(wanted):
             pass
         assert 0 < refused.value.retry_after < IDLE_SECONDS
         assert replica.sessions.counts.evicted == 0
