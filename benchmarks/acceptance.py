@@ -1,8 +1,8 @@
 """Measure the emitted tokens per round of a target and a draft model in real services.
 
-The benchmark starts both services in this process on loopback and calls them in lockstep. Greedy
-and seeded sampling is a function of the prompt, so a run gives the same results on every machine
-whose logits are the same.
+The benchmark starts both services in this process on loopback and calls them in lockstep. Sampling
+is greedy or seeded, so the output depends only on the prompt and the logits. All machines that
+compute the same logits therefore give the same results.
 """
 
 from __future__ import annotations

@@ -138,8 +138,9 @@ def step_table(figures: Figures) -> Table:
 
 @contextmanager
 def subject(folder: Path | None) -> Iterator[tuple[Path, str]]:
-    """Yield the model directory to measure, and a name for it. Without a `folder`, the model is an
-    enlarged copy of the embedded target, which is deleted when the context ends. Raises Unusable.
+    """Yield the model directory to measure, and a name for it. If no `folder` is given, the model
+    is an enlarged copy of the embedded target. The copy is deleted when the context ends. Raises
+    Unusable.
     """
     if folder:
         yield folder, folder.name

@@ -4,7 +4,8 @@
 one prompt at a time. The system and `generate()` round in the same way, so all tokens must be
 equal. The benchmark also counts near-ties: tokens that a different rounding could change. With
 `--chats`, the prompts are turns of conversations, and `generate()` runs only code of transformers.
-Then `generate()` rounds differently, but it may choose a different token only at a near-tie.
+The code of transformers rounds differently from the engine, but it may choose a different token
+only at a near-tie.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ def conversations(file: Path, target: Path, alone: Reference, tokens: int) -> li
 
 
 class Reference:
-    """Completes prompts with a model's `generate()`. With `alike`, it uses the engine's layers, so
-    that it rounds in the same way as the engine.
+    """Completes prompts with a model's `generate()`. If `alike` is true, `generate()` uses the
+    engine's layers, so that it rounds in the same way as the engine.
     """
 
     def __init__(self, target: Path, alike: bool = True) -> None:

@@ -1,5 +1,5 @@
-"""Measure what a long prompt costs the sessions that decode meanwhile: the gaps between their
-tokens, before the prompt arrives and while the prompt is processed.
+"""Measure how much a long prompt delays other sessions that are decoding. The benchmark compares
+the gaps between their tokens before the prompt arrives and while the prompt is processed.
 
 Sessions decode in lockstep with drafts of random tokens. A session's next draft is ready as soon as
 the previous step ends. After some seconds, the long prompt arrives. There is no transport and no
@@ -114,7 +114,7 @@ class Figures:
     steps: int
     median: float
     longest: float
-    usual: float  # the median gap without the prompt
+    usual: float  # median gap in the period before the prompt
 
 
 async def run(
@@ -129,7 +129,7 @@ async def run(
         limit = min(448, host.sessions.context_length // 2)
         decoder.tokens += some_tokens(rng, host, rng.randint(min(64, limit), limit))
     loops = [asyncio.create_task(decoder.decode()) for decoder in decoders]
-    await asyncio.sleep(seconds)  # until prompts are processed and step costs are learned
+    await asyncio.sleep(seconds)  # time to process the prompts and to learn step costs
     began = time.perf_counter()
     await asyncio.sleep(seconds)
     arrival = time.perf_counter()
@@ -163,8 +163,8 @@ def table(found: Sequence[Figures], waited: float) -> Table:
 
 
 def stretch(folder: Path) -> None:
-    """Extend the context of a model beyond the length that it was trained on. Its step times remain
-    realistic, but its texts do not.
+    """Extend the context of a model beyond the length that it was trained on. The step times of the
+    model remain realistic, but the text that it generates does not.
     """
     file = folder / "config.json"
     config = json.loads(file.read_text())

@@ -3,8 +3,8 @@
 The benchmark needs only PyTorch and transformers. It checks the engine before it measures, and
 reports no times if a check fails. Steps of transformers are timed for comparison. All systems take
 turns in one run, with the cuBLAS settings that exact mode requires. The floor is the time that the
-device needs to read the weights once. The benchmark also measures the time that captured passes
-take on the device, without the host.
+device needs to read the weights once. The benchmark also measures the device time of captured
+passes, without the time that the host needs.
 
 With `--device cpu`, the device is emulated: the checks are valid, but the times mean nothing.
 """
@@ -133,7 +133,7 @@ def measure(
 
 
 def synchronized(action: Action, device: torch.device) -> Action:
-    """Return the action, extended to wait until the device has finished."""
+    """Return an action that runs the given action and then waits until the device has finished."""
 
     def run() -> None:
         action()
@@ -144,8 +144,9 @@ def synchronized(action: Action, device: torch.device) -> Action:
 
 
 def step_table(figures: Figures) -> str:
-    """Return a table with a row for each number of sessions and tokens. Its columns are the
-    milliseconds of every system and ratios for exact mode with graphs.
+    """Return a table with a row for each number of sessions and tokens. The first columns have the
+    milliseconds of every system. The other columns have the throughput of exact mode with graphs,
+    and its speed relative to the floor, transformers and fast mode.
     """
     systems = (*SYSTEMS, LIBRARY)
     more = ("floors", "tokens/s", "x transformers", "exact/fast")
@@ -168,8 +169,8 @@ def step_table(figures: Figures) -> str:
 
 @contextmanager
 def subject(folder: Path | None, device: torch.device) -> Iterator[tuple[Path, str]]:
-    """Yield the model directory to measure, and a name for it. Without a `folder`, the model is a
-    temporary Llama with random weights or, on a CPU, the embedded target.
+    """Yield the model directory to measure, and a name for it. If no `folder` is given, the model
+    is the embedded target on a CPU, and a temporary Llama with random weights on a CUDA device.
     """
     if folder or device.type == "cpu":
         folder = folder or models.TARGET

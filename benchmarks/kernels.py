@@ -2,8 +2,8 @@
 of a prompt. For comparison, PyTorch's matrix product, which uses oneDNN, is timed too.
 
 All compared kernels, including those of another checkout if one is given, take turns in one
-process. Each reported time is the shortest of several repetitions. It is processor time with one
-thread, and wall-clock time with several threads.
+process. Each reported time is the shortest of several repetitions. With one thread, processor time
+is measured. With several threads, wall-clock time is measured.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Case:
 
 
 def attention(build: Mapping[str, Kernels], dtype: torch.dtype) -> Iterator[Case]:
-    """Yield workloads of attention: rows at the end of a text attend to the whole text, whose keys
-    and values are stored in a KV pool, like those of a session.
+    """Yield workloads of attention, in which rows at the end of a text attend to the whole text.
+    The keys and values of the text are stored in a KV pool.
     """
     for context in CONTEXTS:
         pool = KVPool([LayerGeometry(KV_HEADS, SIZE, SIZE)], context, dtype, torch.device("cpu"))

@@ -1,10 +1,10 @@
-"""Time a level of the drafter's tree. For comparison, also time a step of `generate()` with the
-same model, and how long one thread takes to read the weights once.
+"""Measure how long the drafter takes to grow its tree by one level. For comparison, also measure a
+step of `generate()` with the same model, and the time in which one thread reads the weights once.
 
-The tree follows a text of random tokens, because trees are wide there. The measured time of a level
-lasts from one step input to the next: nodes are laid out and fed, their children are proposed, and
-new proposals are sent. There is no transport and no model thread. All times are processor time of
-one thread.
+The tree is grown after random tokens, because an uncertain drafter grows wide trees. The measured
+time of a level includes the layout of its nodes, their forward pass, the choice of their children,
+and the sending of new proposals. There is no transport and no model thread. All times are processor
+time of one thread.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ class Drafter:
             self._sessions.keep(self._session, self._context, ())
 
     def wide_tree(self, nodes: int) -> tuple[SessionText, GrowingTree]:
-        """Grow a tree that can feed `nodes` nodes at once. Raises Unusable if no tree can."""
+        """Grow a tree that can feed `nodes` nodes at once. Raises Unusable if MAX_TRIES trees are
+        too narrow.
+        """
         for _ in range(MAX_TRIES):
             text, growing = self._begin()
             while 1 + len(list(growing.chances())) < nodes and growing.ready():
@@ -134,8 +136,8 @@ class Drafter:
 
 @torch.inference_mode()
 def measure(folder: Path, repetitions: int) -> dict[tuple[str, int], Row]:
-    """Run all actions in turns, and return the median milliseconds by name and nodes. Raises
-    Unusable.
+    """Run all actions in turns, and return the median milliseconds of each, keyed by the name of
+    the action and the number of nodes. Raises Unusable.
     """
     model = load(folder, "float32")
     network: Any = AutoModelForCausalLM.from_pretrained(

@@ -3,12 +3,13 @@ second of a complete system are compared with plain decoding and, if given, with
 
 In each case the systems take turns in random order on the same requests, so that other load on the
 machine affects them equally. Each ratio is the median of its values in all turns but the first.
-Each case has new orchestrators, and each kind of drafter has new model services. Texts that differ
-between systems are counted. Processor time, in ms per token, excludes the threads that run models.
-`up` and `down` are bytes per token of the text, from orchestrator to drafter and back.
+Orchestrators are restarted for each case, and model services for each kind of drafter. The
+benchmark counts texts that differ between systems. Processor time, in ms per token, excludes the
+threads that run models. `up` and `down` are bytes per token of the text, from orchestrator to
+drafter and back.
 
-The following command measures a slow link, with 80 ms and 50 kb/s in each direction, and then with
-1 Mb/s:
+The following command measures a link with a round trip of 80 ms, first with 50 kb/s and then with
+1 Mb/s in each direction:
 
     python -m tandem.benchmarks.links --round-trip 80 --rate 50 --rate 1000 --at-once 1
 """
@@ -39,8 +40,8 @@ from tandem.orchestrator.cli import certificates
 from tandem.protos.errors import TandemError
 
 SETTLE_SECONDS = 0.2
-REQUESTS = 2  # requests of a turn, per concurrent request
-SHARED_REQUESTS = 16  # with this many concurrent requests, a turn takes twice as long
+REQUESTS = 2  # number of requests in a turn, divided by the concurrency
+SHARED_REQUESTS = 16  # concurrency at which a turn takes twice the time
 DRAFTS, PLAIN, OTHER, AGAIN, OTHERS_PLAIN = "drafts", "plain", "other", "plain again", "other plain"
 RATIOS = {
     "to plain": (DRAFTS, PLAIN),
@@ -90,8 +91,8 @@ class System:
     levels: int | None = None
 
     async def turn(self, jobs: Sequence[Job], case: Case, seconds: float) -> Turn:
-        """Take a turn, which lasts longer with more concurrent requests. Then wait until the
-        requests that the turn has abandoned have ended.
+        """Run one turn, which lasts longer at higher concurrency. Then wait long enough for the
+        server to end the requests that were cancelled at the end of the turn.
         """
         seconds *= 1 + case.at_once / SHARED_REQUESTS
         before = await self.checkout.spent()
@@ -102,7 +103,7 @@ class System:
 
 
 async def measure(systems: Mapping[str, System], case: Case, plan: Plan) -> Turns:
-    """Take all turns of a case. Only the texts of the first turn are used, not its times."""
+    """Run all turns of a case. Only the texts of the first turn are used, not its times."""
     rng, prompts, turns = random.Random(repr(case)), cycle(story_prompts()), []
     for _ in range(1 + plan.turns):
         batch = islice(prompts, REQUESTS * case.at_once)

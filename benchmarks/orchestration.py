@@ -1,9 +1,9 @@
-"""Measure the overhead of the orchestrator. Its streams come from a verifier without a model, which
-takes one step at every tick of a clock.
+"""Measure the overhead of the orchestrator. It streams the tokens of a verifier without a model,
+which runs one step at every tick of a clock.
 
-A stream cannot be faster than the verifier's clock. The time from a tick to the arrival of its
-chunk is the delay that gRPC, cell and client have added. The client runs on the same machine, so it
-uses processor time too.
+A stream cannot produce tokens faster than the verifier runs its steps. The time from a tick to the
+arrival of its chunk is the delay that gRPC, cell and client have added. The client runs on the same
+machine, so it uses processor time too.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class Reader:
                 self.tokens += chunk.token_ids
 
     def check(self, vocabulary: int) -> None:
-        """Raise Unusable if a token differs from the verifier's table."""
+        """Raise Unusable if a token differs from the one that the simulated verifier emits at its
+        position.
+        """
         head = (self.number % 256, self.number // 256, 1, 1)
         for place, token in enumerate(self.tokens):
             if token != token_at(head, HEAD + place, vocabulary):

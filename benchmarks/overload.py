@@ -43,7 +43,7 @@ LARGE_PROMPT = "x" * (512 << 10)
 LARGE_PROMPT_SECONDS = 0.2  # average seconds between two large prompts
 TOKENS = 64
 STEADY_TIMEOUT_SECONDS = 60.0  # timeout of a request of the steady clients
-UNREAD_PAUSE = 1.0  # seconds until an unread stream is opened again
+UNREAD_PAUSE = 1.0  # seconds from the end of an unread stream to the start of the next
 SMALL_WINDOW = (("grpc.http2.lookahead_bytes", 64), ("grpc.http2.bdp_probe", 0))
 
 
@@ -94,8 +94,8 @@ class Figures:
 
     @property
     def gap_ratio(self) -> float:
-        """The 99th percentile of gaps between chunks during the overload, divided by that before
-        it.
+        """The 99th percentile of gaps between chunks during the overload, divided by the 99th
+        percentile before the overload.
         """
         return self.gap_p99 / (self.gap_p99_before or 1.0)
 
@@ -113,9 +113,9 @@ async def arrive(per_second: float, act: Callable[[], Coroutine[Any, Any, None]]
 
 
 async def unread(address: str) -> None:
-    """Open streams, one after another, and stop reading each after its first chunk. A stream
-    occupies a request slot until the server ends it, because the buffers hold only a small part of
-    the stream.
+    """Open streams, one after another, and stop reading each after its first chunk. An unread
+    stream occupies its request slot until the server ends it, because the stream is longer than the
+    buffers between server and client.
     """
     request = api.GenerateRequest(text=PROMPT)
     request.stopping.max_new_tokens, request.stopping.ignore_eos = 400, True

@@ -150,7 +150,7 @@ def grammars(rows: Rows) -> str:
     )
 
 
-FIGURES: tuple[tuple[str, str, Callable[[Rows], str]], ...] = (  # question, file, figure
+FIGURES: tuple[tuple[str, str, Callable[[Rows], str]], ...] = (  # question, JSON file, describe
     ("Is it the text of `generate()`?", "equality", equality),
     ("Do options and drafts work together?", "options", options),
     ("What do drafts gain for one request?", "links", one_request),
@@ -171,7 +171,7 @@ def table(*rows: Sequence[str]) -> str:
 
 
 def main_table() -> str:
-    """Return the table of RESULTS.md: a row for each question."""
+    """Return the table of RESULTS.md, with one row for each question that a benchmark answers."""
     rows = [("question", "figure", "command", "machine", "commit and date")]
     for question, name, figure in FIGURES:
         of = read(name)
@@ -202,7 +202,9 @@ PAGES = (ROOT / "benchmarks" / "RESULTS.md", ROOT / "README.md")
 
 
 def renewed(text: str) -> str:
-    """Return a page after generating the text between each pair of markers from the JSON files."""
+    """Generate the text between each pair of markers in a page from the JSON files, and return the
+    updated page.
+    """
     return MARKED.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n{found[3]}", text)
 
 

@@ -1,7 +1,7 @@
-"""Measure how long streams wait because of a network partition. One connection stops carrying
-bytes, in one direction or in both, between cell and verifier, cell and drafter, or client and front
-end. Each partition is measured with a second replica and without one. Without a second replica,
-streams wait until the network is healed.
+"""Measure how long streams wait because of a network partition. In a partition, connections to one
+verifier, drafter or front end stop carrying bytes in one direction or in both. Each partition is
+measured with a second replica and without one. Without a second replica, streams wait until the
+network is healed.
 
 All services run in one process, with proxies between them and a verifier without a model.
 """
@@ -35,7 +35,7 @@ from tandem.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 
 VERIFIER, DRAFTER, FRONT_END = "verifier", "drafter", "front end"
 WAYS = {"both": State(hung=True), "to it": State(hung_up=True), "from it": State(hung_down=True)}
-STREAMS = 8  # streams that begin before the partition; as many begin during it
+STREAMS = 8  # number of streams that begin before the partition, and also during it
 STEP = 0.02  # seconds between two steps of the verifier
 LOST = "a service is lost"
 
@@ -80,9 +80,10 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The results of one partition: the seconds until the cell `noticed` the loss of a service, and
-    the longest `gap` between two chunks of a stream. Without a second replica, `gap` is the time
-    from the healing of the network until every stream has a new token.
+    """The results of one partition. `noticed` is the number of seconds until the cell noticed the
+    loss of a service. `gap` is the longest time between two chunks of a stream. If there is no
+    second replica, `gap` is instead the time from the healing of the network until every stream has
+    a new token.
     """
 
     where: str

@@ -1,5 +1,6 @@
-"""Measure the time that a pass spends outside its kernels. The network's code in transformers and
-the engine's program for the network take turns in one process.
+"""Measure the time that a pass spends outside its kernels. Passes that run the network's code in
+transformers are compared with passes that run the engine's recorded program of the network. Both
+take turns in one process.
 
 By default, the network has the 28 layers and the heads of Qwen3-0.6B, but is so narrow that its
 kernels take almost no time. Each result is the shortest processor time of one thread over several
@@ -116,8 +117,8 @@ def measure(folder: Path, dtypes: list[str], repetitions: int) -> list[Row]:
 
 
 def least(dtype: str, ways: Mapping[str, HFRunner], repetitions: int) -> list[Row]:
-    """Return the shortest time of a pass for each number of rows, with the network's own code and
-    with its program.
+    """Return the shortest time of a pass for each number of rows, with the network's code in
+    transformers and with the engine's recorded program.
     """
     best = dict[tuple[str, int], Row]()
     prompts = {}
@@ -160,7 +161,9 @@ def main(
         Path | None, typer.Option("--json", help="also write the results to this JSON file")
     ] = None,
 ) -> None:
-    """Measure the time that a pass spends outside its kernels, with and without a program."""
+    """Measure the time that a pass spends outside its kernels, with and without the engine's
+    recorded program of the network.
+    """
     dtypes = dtype.split(",")
     if unknown := next((name for name in dtypes if name not in DTYPES), None):
         raise SystemExit(f"error: --dtype {unknown!r} is not one of {', '.join(DTYPES)}")

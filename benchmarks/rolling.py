@@ -50,7 +50,7 @@ Seen: TypeAlias = "Counter[tuple[str, str]]"
 
 
 class Ready:
-    """Tracks which cells are SERVING, as indices into their addresses."""
+    """Tracks which cells are SERVING, by their index in the list of cell addresses."""
 
     def __init__(self, addresses: list[str]) -> None:
         self._addresses = addresses

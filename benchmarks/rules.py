@@ -2,8 +2,9 @@
 the same number of nodes.
 
 `match` and `reject` are Tandem's rules. `independent`, the rule of SpecEdge, is implemented only
-here, as a baseline. Its draft tree contains the draft model's likeliest tokens in order of
-probability, and the target samples its tokens independently of the draft.
+here, as a baseline. With the rule `independent`, the draft tree contains the draft model's
+likeliest tokens in order of probability, and the target samples its tokens independently of the
+draft.
 """
 
 from __future__ import annotations

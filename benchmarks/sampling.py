@@ -2,8 +2,8 @@
 
 No model runs: the logits are synthetic, either peaked like those of language models, or flat. The
 benchmark measures what the rule `match` does at each visited node: apply the sampling options, draw
-a token, and report log-probabilities. It measures the CPU time of one thread, so other processes on
-the machine have little influence.
+a token, and report log-probabilities. The reported time is the CPU time of one thread, so other
+processes on the machine have little influence.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from tandem.engine.sampling.likeliest import leading, logprobs
 from tandem.engine.sampling.sampler import LogitsProcessor, draws, warp
 from tandem.protos.types import MAX_LOGPROBS, SamplingParams
 
-LENGTH = 1000  # tokens that penalties count; the second half is the completion
+LENGTH = 1000  # number of tokens of the text; the first half is the prompt
 CHILDREN = 256  # number of likeliest tokens among which the drafter chooses children
-CHECKED = 80  # rows of logits of the step that is checked for NaN
+CHECKED = 80  # number of rows of logits that are checked for NaN at once
 OPTIONS = {
     "temperature": SamplingParams(1.0),
     "top-k 50, top-p .95": SamplingParams(1.0, top_k=50, top_p=0.95),
@@ -50,8 +50,8 @@ OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The milliseconds that an operation takes, per node or per step: with the reference
-    implementation (`defined`), and with the implementation that the services use (`done`).
+    """The milliseconds that an operation takes per node or per step. `defined` is the time of the
+    reference implementation, and `done` is the time of the implementation that the services use.
     """
 
     vocabulary: int
@@ -70,8 +70,9 @@ def flat(count: int, seed: int) -> torch.Tensor:
 
 
 def peaked(count: int, seed: int) -> torch.Tensor:
-    """Generate logits, [count], whose probabilities are inversely proportional to the power 1.6 of
-    a token's rank, with random variation. Some 30 tokens have 90 % of the probability.
+    """Generate logits, [count], whose probabilities follow a power law: the probability of the
+    token with rank r is proportional to r ** -1.6, with random variation. Some 30 tokens have 90 %
+    of the probability.
     """
     ranks = torch.randperm(count, generator=torch.Generator().manual_seed(seed)) + 1.0
     return flat(count, seed) / 2 - 1.6 * ranks.log()

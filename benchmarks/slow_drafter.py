@@ -46,9 +46,10 @@ FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The measurements of one fault. `ratio` is the tokens per second with drafts, divided by those
-    without: the median over all turns. `least` is the lowest ratio of a turn. `back` is the seconds
-    from the end of the fault until drafts are accepted again.
+    """The measurements of one fault. In each turn, the speedup is the tokens per second with drafts
+    divided by the tokens per second without drafts. `ratio` is the median of the speedups of all
+    turns, and `least` is the lowest speedup. `back` is the seconds from the end of the fault until
+    drafts are accepted again.
     """
 
     fault: str
@@ -171,7 +172,7 @@ def main(
             found = []
             for rule, count, fault in product(*(x.split(",") for x in (rules, streams, faults))):
                 if victim.SPOILS.keys() & set(FAULTS[fault]) and rule != "match":
-                    continue  # other rules refuse drafts without distributions
+                    continue  # rules except `match` reject drafts without distributions
                 found.append(await compare(some, drafter, fault, rule, int(count), turns))
                 typer.echo(found[-1], err=True)
             return found

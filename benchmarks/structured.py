@@ -98,7 +98,7 @@ def alone(model: Path, ends: Sequence[int]) -> tuple[int, list[float], float]:
     tokenizer = tokenizer_of(model)
     compiler = GrammarCompiler(lambda: tokenizer, ends)
     vocabulary = tokenizer.get_vocab_size()
-    compiler.fresh(Grammar(GrammarKind.JSON_OBJECT))  # reads the tokenizer, which is not measured
+    compiler.fresh(Grammar(GrammarKind.JSON_OBJECT))  # load the tokenizer before measuring
     grammar = grammar_of(large_schema(10_000))
     began = time.perf_counter()
     compiler.fresh(grammar)
@@ -200,8 +200,8 @@ def main(
         Path | None, typer.Option("--json", help="also write the results to this JSON file")
     ] = None,
 ) -> None:
-    """Measure token masks and compilation, then compare answers with and without drafts. A copy of
-    the first drafter with random weights, like an untrained model, is compared too.
+    """Measure token masks and compilation, then compare answers with and without drafts. The
+    comparison includes a copy of the first draft model with random weights, like an untrained one.
     """
     logging.disable_progress_bar()
     time_alone((target, *(tokenizer or ())))

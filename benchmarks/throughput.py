@@ -87,8 +87,8 @@ class Entry:
 
 @contextmanager
 def converted(target: Path, draft: Path, dtype: str) -> Iterator[tuple[Path, Path] | None]:
-    """Convert the pair to GGUF files that exist inside this context, and yield their paths. Yields
-    None if llama.cpp is not installed.
+    """Convert the model pair to temporary GGUF files, and yield their paths. The files are deleted
+    at the end of this context. Yields None if llama.cpp is not installed.
     """
     if not llamacpp.installed():
         yield None
@@ -101,8 +101,8 @@ def converted(target: Path, draft: Path, dtype: str) -> Iterator[tuple[Path, Pat
 
 
 def entries(runs: Mapping[str, Runs]) -> list[dict[str, Any]]:
-    """Return the results of each system. Ratios are speedups over plain `generate()`. The ratio of
-    total speeds is noisier than the ratio of medians.
+    """Return the results of each system. Ratios are speedups over plain `generate()`. `total_ratio`
+    is noisier than `median_ratio`.
     """
     reference = runs[REFERENCE]
     return [

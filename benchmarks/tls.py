@@ -2,7 +2,7 @@
 plain one without TLS and authentication, and a locked one with TLS and a token.
 
 Both systems run all the time, but only the system whose turn it is gets requests. Other activity on
-the machine therefore affects both alike.
+the machine therefore affects both systems alike.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ PROMPT = "Once upon a time there was a little"
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The results for one number of concurrent streams: the rounds per second of both systems, the
-    relative `cost` of TLS and authentication, and the milliseconds that TLS and authentication add
-    to each round of a stream.
+    """The results for one number of concurrent streams. `plain` and `locked` are the rounds per
+    second of both systems. `cost` is the relative cost of TLS and authentication. `added_ms` is the
+    milliseconds that TLS and authentication add to each round of a stream.
     """
 
     streams: int
@@ -49,8 +49,9 @@ class Figures:
 
 @asynccontextmanager
 async def both() -> AsyncIterator[tuple[AsyncClient, AsyncClient]]:
-    """Start two systems, and yield a client of each. The first has no TLS and no authentication.
-    The second has TLS on every connection, and its client authenticates with a token.
+    """Start two systems, and yield a client of each. The first system has no TLS and no
+    authentication. The second system has TLS on every connection, and its client authenticates with
+    a token.
     """
     token = secrets.token_hex(24)
     with tempfile.TemporaryDirectory(prefix="tandem-") as name:

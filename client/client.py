@@ -37,7 +37,7 @@ from tandem.v1 import orchestrator_pb2 as api
 
 ADDRESS = "127.0.0.1:50051"
 STATUS_SECONDS = 5.0
-FAILBACK_MISSED = 2  # missed heartbeats that end a call if the previous front end has recovered
+FAILBACK_MISSED = 2  # heartbeats a call may miss if the previously used front end has recovered
 # minimum fraction of a retry's pause that is waited even if the front end reconnects sooner
 MIN_PAUSE_FRACTION = 0.25
 
@@ -94,8 +94,8 @@ class AsyncClient:
             prompt: A text, token ids, or the messages of a chat.
             deadline_seconds: Maximum time until the answer is complete.
             options: Fields of Sampling, Stopping and Speculation by their names, and `logprobs`,
-                `prompt_logprobs`, `echo` and `return_token_ids`. For a chat also the HTTP options
-                `tools`, `tool_choice`, `parallel_tool_calls`, `add_generation_prompt`,
+                `prompt_logprobs`, `echo` and `return_token_ids`. A chat also accepts `tools`,
+                `tool_choice`, `parallel_tool_calls`, `add_generation_prompt`,
                 `continue_final_message`, `chat_template_kwargs` and `reasoning_effort`.
 
         Raises:
@@ -222,9 +222,9 @@ class Stream:
         call.cancel()
 
     async def _pause(self, error: TandemError) -> None:
-        """Wait before the next retry, at most until the front end is connected again. Raises
-        `error` if the request is given up, and DeadlineExceeded if the deadline passes before the
-        retry.
+        """Wait for the backoff before the next retry, or less if the front end is reconnected
+        earlier. Raises `error` if the request is given up, and DeadlineExceeded if the deadline
+        passes before the retry.
         """
         silent = self._client.front_ends.silent
         pause = self._retry.pause(error, time.monotonic(), random.random(), silent)

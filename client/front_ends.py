@@ -1,4 +1,4 @@
-"""The front ends of a client: their channels, and which front ends do not answer."""
+"""Keeps a client's channels to its front ends, and tracks which front ends do not respond."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FrontEnds:
     """
 
     def __init__(self, addresses: Sequence[str], tls: Tls | None) -> None:
-        """Open a channel to each address. Raises Unusable for TLS files that cannot be used."""
+        """Open a channel to each address. Raises Unusable if a TLS file cannot be used."""
         self.channels = [rpc.connect(address, tls) for address in addresses]
         self.stubs = [orchestrator_pb2_grpc.OrchestratorServiceStub(c) for c in self.channels]
         self.silent: dict[int, asyncio.Task[None]] = {}
@@ -43,7 +43,7 @@ class FrontEnds:
         return random.choice(answering or range(len(self)))
 
     def fell_silent(self, number: int) -> None:
-        """Record that a front end does not respond, until it responds to a health check."""
+        """Mark a front end as unresponsive until it responds to a health check."""
         if number not in self.silent and not self.closed.is_set():
             self.silent[number] = asyncio.create_task(self._until_it_answers(number))
 

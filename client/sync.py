@@ -67,7 +67,8 @@ class Client:
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine on the event loop and wait for its result. If the wait is interrupted,
-        the coroutine is cancelled, and the interrupt is raised after the coroutine has ended.
+        the coroutine is cancelled. The interrupt is raised when the coroutine has ended, or after
+        END_SECONDS.
         """
         if not self._thread.is_alive():
             work.close()
@@ -112,7 +113,7 @@ async def _next(chunks: Any) -> api.Chunk:
 
 
 async def _ended(which: Callable[[asyncio.Task[Any]], bool]) -> None:
-    """Wait at most END_SECONDS until the other tasks that `which` selects have ended."""
+    """Wait until all other tasks that `which` selects have ended, but at most END_SECONDS."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if ending := [task for task in others if which(task)]:
         await asyncio.wait(ending, timeout=END_SECONDS)

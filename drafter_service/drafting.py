@@ -59,8 +59,8 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """The vocabulary of the target that the setting `speaks` names, compared with the draft model's
-    own vocabulary.
+    """The vocabulary of the target that the setting `speaks` specifies, and how similar it is to
+    the draft model's vocabulary.
     """
 
     model: Path  # the target's directory or file
@@ -71,7 +71,9 @@ class Spoken:
 
     @classmethod
     def of(cls, speaks: Path, draft: Path) -> Spoken:
-        """Read the vocabularies of two model directories or files; raises Unusable."""
+        """Read and compare the vocabularies of the target `speaks` and of the model `draft`. Raises
+        Unusable if a vocabulary cannot be read.
+        """
         tokens, own = tokens_by_id(speaks), tokens_by_id(draft)
         return cls(speaks, fingerprint(speaks), tokens, own, likeness(own, tokens))
 
@@ -90,8 +92,8 @@ class Spoken:
 
 
 class TreeDrafter:
-    """Drafts token trees for a target whose vocabulary equals the draft model's or, if `spoken` is
-    given, differs from it in a few tokens.
+    """Drafts token trees for a target that has the draft model's vocabulary. If `spoken` is given,
+    the two vocabularies differ in a few tokens.
     """
 
     def __init__(self, host: Host, spoken: Spoken | None = None) -> None:
@@ -184,7 +186,8 @@ class ChainDrafter:
 
 
 def drafter_of(host: Host) -> Drafter:
-    """Return the drafter that the configuration asks for; raises Unusable.
+    """Return the drafter that the configuration requires. Raises Unusable if a vocabulary cannot be
+    read.
 
     The drafter translates tokens if the target's tokenizer is neither equal nor nearly equal to the
     draft model's tokenizer.

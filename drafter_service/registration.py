@@ -79,7 +79,8 @@ class Registration:
             # whatever error a front end causes, the drafter must connect again
             except Exception as error:
                 problem = described(error)
-            # the drafter was not replaced at once by another one of the same name
+            # the registration lasted, so it was not ended at once by another drafter with the same
+            # name
             if monotonic() - began > longest:
                 pause = shortest
             if self._drafter.health.serving:

@@ -33,9 +33,10 @@ from tandem.protos.wire import codec
 from tandem.protos.wire.drafting import encode_proposal
 from tandem.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 
-MAX_PROPOSALS_PER_MESSAGE = 200  # 3 MB if each proposal has 64 nodes and their distributions
-MAX_NUMBER = 1e6  # upper limit for the numbers in a request
-MAX_WAITING_COMMITS = 1024  # most commits that may wait for a session's next step
+# a message has 3 MB if each proposal has 64 nodes with distributions
+MAX_PROPOSALS_PER_MESSAGE = 200
+MAX_NUMBER = 1e6  # upper limit of the measurements that a caller reports
+MAX_WAITING_COMMITS = 1024  # maximum number of commits that may wait for a session's next step
 
 RpcContext: TypeAlias = "aio.ServicerContext[Any, Any]"
 Caller: TypeAlias = Call[CommitTokens, Proposal]
@@ -132,7 +133,8 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
             response.failures.append(caller.failures.popleft())
         if caller.outgoing:
             caller.changed.set()
-        if response.proposals and caller.trip.seconds:  # the caller acknowledges what it reads
+        # this caller reports which messages it has read
+        if response.proposals and caller.trip.seconds:
             caller.trip.sent(response.clock, response.ByteSize())
         return response
 

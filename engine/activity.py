@@ -40,7 +40,7 @@ class Activity:
         passes.seconds += report.seconds
 
     async def run(self) -> None:
-        """Until cancelled, log a line after every LINE_SECONDS in which a forward pass ran."""
+        """Log a line every LINE_SECONDS if a forward pass ran meanwhile. Runs until cancelled."""
         while True:
             began = time.monotonic()
             await asyncio.sleep(LINE_SECONDS)

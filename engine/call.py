@@ -42,8 +42,8 @@ class Call(Generic[In, Out]):
     late: bool = False  # whether messages to the caller are delayed on the way
 
     def note(self, clock: float) -> None:
-        """Record that the caller has read all messages that were sent up to the time `clock` of
-        this process's monotonic clock. `clock` is 0 if the caller does not report it.
+        """Record that the caller has read all messages that were sent until the time `clock`,
+        measured by this process's monotonic clock. `clock` is 0 if the caller does not report it.
         """
         now = monotonic()
         self.trip.received(clock, now, busy=not self.late)

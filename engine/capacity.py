@@ -1,5 +1,5 @@
-"""Calculate how many positions, how long a context, and how many sessions with that context length
-fit into the memory for keys and values.
+"""Calculate what fits into the memory for keys and values: the number of positions, the context
+length, and the number of sessions with that context length.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def most_positions(sessions: int, context_length: int, tried: int, footprint: Fo
 
 
 def context_of(positions: int, longest: int, footprint: Footprint = EVERYWHERE) -> int:
-    """Return the longest context, at most `longest` tokens, of a single session if the memory holds
-    `positions` positions.
+    """Return the maximum context length of a single session in a memory of `positions` positions.
+    The result is at most `longest`.
     """
     page = footprint.page
     return min(longest, footprint.affordable(positions // page) * page - SCRATCH)
@@ -46,8 +46,8 @@ def context_of(positions: int, longest: int, footprint: Footprint = EVERYWHERE) 
 def sessions_of(
     positions: int, context_length: int, most: int, footprint: Footprint = EVERYWHERE
 ) -> int:
-    """Return how many sessions, at most `most`, can use their full context length at the same time
-    if the memory holds `positions` positions.
+    """Return how many sessions can use their full context length at the same time in a memory of
+    `positions` positions. The result is at most `most`.
     """
     page = footprint.page
     each = footprint.price(page_aligned(context_length + SCRATCH, page) // page) * page

@@ -17,8 +17,8 @@ UNKNOWN_BYTES = 2 << 30  # bytes for keys and values if the system does not repo
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """The files from which a Linux control group's memory limit and memory use are read, for one
-    version of control groups. `cached` names the entries of memory.stat that count memory which the
+    """The files that report the memory limit and memory use of a Linux control group, for version 1
+    or 2 of control groups. `cached` names the entries of memory.stat that count memory which the
     system can reclaim.
     """
 
@@ -55,8 +55,8 @@ def passes_bytes(vocabulary: int) -> int:
 
 
 def cache_bytes(left: int | None, share: float) -> int:
-    """Return how many bytes keys and values may take if `left` bytes are free after the weights are
-    loaded (None: unknown). Keys and values get only a share of the free memory, because other
+    """Return how many bytes keys and values may take. After the weights are loaded, `left` bytes
+    are free; None means unknown. Keys and values get only a share of the free memory, because other
     processes need memory, too.
     """
     return UNKNOWN_BYTES if left is None else max(0, int(share * left))

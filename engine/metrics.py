@@ -120,7 +120,7 @@ class SessionCollector(Collector):
         )
         prefixes = GaugeMetricFamily(
             "tandem_prefix_cache_usage_perc",
-            "Fraction of the memory for keys and values that only caches prefixes, 0 to 1",
+            "Fraction of the KV memory with cached prefixes that no open session uses, 0 to 1",
             self._sessions.prefix_usage,
         )
         return [misses, evictions, stale, reused, sessions, usage, prefixes]

@@ -56,8 +56,8 @@ class ModelRunner(Protocol):
 
     @property
     def batch_variant(self) -> str | None:
-        """The library that makes the runner inexact, because the library's kernels round a row
-        differently for other numbers of rows; None if there is no such library.
+        """The library whose kernels make the runner inexact, or None if there is none. Such kernels
+        round a row differently depending on the number of rows in a pass.
         """
 
     def give_up_exactness(self) -> bool:

@@ -41,7 +41,7 @@ class AttentionBackend(StrEnum):
     """How a step computes attention."""
 
     PATHS = "paths"  # each row attends along its tree path; compiled kernels on a CPU
-    TILES = "tiles"  # one tile of several rows after the other; on any device
+    TILES = "tiles"  # tiles of several rows, one after another; on any device
     ROWS = "rows"  # all rows at once; on CUDA
     GRAPHS = "graphs"  # like ROWS, but replayed as a CUDA graph
 
@@ -52,11 +52,11 @@ BY_ROWS = (AttentionBackend.ROWS, AttentionBackend.GRAPHS)
 class HFRunner:
     """Runs a model. The KV cache holds `positions` tokens, or more if `footprint` allows it.
 
-    If `exact`, logits are batch-invariant, bit for bit, as far as the model and the backend allow
-    it; with the backend `tiles`, they never are. If `backend` is None, the fastest usable backend
-    is chosen. If `program`, backends other than `tiles` run a recorded program of the network; if
-    that is impossible, `unfused` gives the reason. Raises Unusable if the given backend cannot be
-    used, and MemoryError or OutOfMemoryError if there is too little memory.
+    If `exact`, logits are batch-invariant, bit for bit, if the model and the backend allow it. The
+    backend `tiles` never allows it. If `backend` is None, the fastest usable backend is chosen. If
+    `program`, backends other than `tiles` run a recorded program of the network. If there is no
+    such program, `unfused` gives the reason. Raises Unusable if the given backend cannot be used,
+    and MemoryError or OutOfMemoryError if there is too little memory.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class HFRunner:
 
     @property
     def batch_variant(self) -> str | None:
-        """The library whose kernels round a row differently for other numbers of rows, or None."""
+        """The library whose rounding of a row depends on the number of rows in a pass, or None."""
         return "PyTorch" if self.backend is AttentionBackend.TILES else None
 
     def give_up_exactness(self) -> bool:
@@ -190,7 +190,7 @@ class HFRunner:
 
     @torch.inference_mode()
     def _choose(self, backend: AttentionBackend | None, program: bool) -> None:
-        """Use backend `rows` or `graphs` if possible, with a recorded program if `program`."""
+        """Switch to backend `rows` or `graphs` if possible. If `program`, also record a program."""
         self._problem = self._row_problem(backend)
         if self._problem and backend:
             raise Unusable(f"the model cannot use the backend {backend}: {self._problem}")
@@ -206,7 +206,7 @@ class HFRunner:
             self.sizes = invariant_sizes(self._runner, self.pool, self._layout, longest, vocabulary)
 
     def _row_problem(self, backend: AttentionBackend | None) -> str | None:
-        """Try a pass with the backend `rows`. Returns the reason if it fails, else None."""
+        """Return why the backend `rows` or `graphs` is unusable, or None. Runs a trial pass."""
         model = self.model
         if backend is not AttentionBackend.ROWS and model.device.type != "cuda":
             return f"CUDA graphs need a CUDA device, not {model.device}"

@@ -104,8 +104,8 @@ class StreamServer(Generic[In, Out]):
         opening: Opening,
         start: Callable[[Opening, JobStream[In, Out]], Job],
     ) -> JobStream[In, Out] | None:
-        """Start a job for an opening. End the older job of the same session, and the older job with
-        the same stream number. Returns the job's stream, or None if the opening failed.
+        """Start a job for an opening. End the older job of the same session, and the older job
+        whose stream has the same ID. Returns the job's stream, or None if the opening failed.
         """
         context, request_id = owned(call.peer, opening.context), opening.request_id
         opening = replace(opening, context=context)
@@ -201,7 +201,7 @@ class StreamServer(Generic[In, Out]):
         error.
         """
         if stream.call.streams.get(stream.stream_id) is not stream:
-            return  # the stream has ended, or its number now belongs to another stream
+            return  # the stream has ended, or its ID now belongs to another stream
         del stream.call.streams[stream.stream_id]
         if reason:
             self.fail(stream.call, stream.stream_id, reason)

@@ -1,5 +1,5 @@
-"""Measure the memory that a model's weights take as they are used: converted, in panels, or
-quantised.
+"""Measure the memory that a model's weights take in the form in which they are used: converted,
+packed into panels, or quantised.
 
 Keys and values are not counted.
 """

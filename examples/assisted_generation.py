@@ -2,8 +2,8 @@
 the assistant model, and the verifier runs the target model.
 
 `assisted_decoding` is the loop of transformers, with one call to the drafter and one to the
-verifier per round. The loop is taken from a notebook that uses only transformers, and whose code is
-in `tests/notebooks.py`. This program prints the same output as the notebook.
+verifier per round. The loop is taken from a notebook that uses only transformers. The notebook's
+code is in `tests/notebooks.py`. This program prints the same output as the notebook.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ class Round:
 async def assisted_decoding(
     talk: Talk, generator: TandemCandidateGenerator, max_length: int, end: tuple[int, ...]
 ) -> tuple[torch.Tensor, list[Round]]:
-    """Generate until an end token, or until the text has `max_length` tokens with its prompt.
-    Returns all tokens, [1, length], and the rounds. Raises a TandemError.
+    """Generate until an end token, or until prompt and completion together have `max_length`
+    tokens. Returns all tokens, [1, length], and the rounds. Raises a TandemError if a call to a
+    service fails.
     """
     input_ids, rounds, done = torch.tensor([talk.tokens]), list[Round](), False
     while not done:
@@ -88,7 +89,7 @@ async def assisted_decoding(
 
 async def generate(address: str, request: api.GenerateRequest) -> api.GenerateResponse:
     """Send a request to the client API, which runs the whole generation in one call. Raises a
-    TandemError.
+    TandemError if the call fails.
     """
     async with rpc.connect(address) as channel:
         try:

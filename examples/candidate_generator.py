@@ -25,15 +25,15 @@ from tandem.protos.types import (
     Schedule,
 )
 
-NUM_ASSISTANT_TOKENS = 20  # default in transformers, like the next constant
+NUM_ASSISTANT_TOKENS = 20  # this constant and the next one are transformers' defaults
 CONFIDENCE_THRESHOLD = 0.4
 
 
 class TandemCandidateGenerator(CandidateGenerator):
     """Works like transformers' AssistedCandidateGenerator, with a drafter instead of a local model.
 
-    Create the object while an event loop runs. Code on this event loop calls `propose`.
-    Transformers has to run in another thread, in which it calls `get_candidates`.
+    Create the object while an event loop runs. Code that runs on this event loop must call
+    `propose`. Transformers has to run in another thread, in which it calls `get_candidates`.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class TandemCandidateGenerator(CandidateGenerator):
         return asyncio.run_coroutine_threadsafe(proposal, self._loop).result()
 
     async def propose(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Do the same as `get_candidates`, as a coroutine on the event loop. Raises a
-        TandemError.
+        """Do the same as `get_candidates`, as a coroutine on the event loop. Raises a TandemError
+        if the call to the drafter fails.
         """
         self._talk.tokens = input_ids[0].tolist()
         # Leave room for the token that the model adds after the draft, and respect the maximum
@@ -116,13 +116,13 @@ class TandemCandidateGenerator(CandidateGenerator):
         return Draft(draft.tokens[:count], draft.parents[:count], draft.distributions[: count + 1])
 
     def _logits(self) -> torch.Tensor:
-        """Return logits, [1, k, vocab], whose softmax is the distribution that each candidate was
-        drawn from: the logarithms of the normalised weights, and minus infinity for all tokens that
-        could not be drawn.
+        """Return logits, [1, k, vocab], whose softmax is the distribution from which each candidate
+        was drawn.
 
-        Transformers' rejection sampling needs exactly these logits. The draft model's own logits
-        differ from them and never leave the drafter. At temperature 0 the softmax of the returned
-        logits is one-hot.
+        The logits are the logarithms of the normalised weights, and minus infinity for all tokens
+        that could not be drawn. Transformers' rejection sampling needs the logits of these
+        distributions, not the draft model's own logits. The drafter does not send its draft model's
+        own logits. At temperature 0 the softmax of the returned logits is one-hot.
         """
         logits = torch.full((1, len(self.draft), self._assistant.vocab_size), -torch.inf)
         for place, token in enumerate(self.draft.tokens):

@@ -1,4 +1,4 @@
-"""A first look at Tandem: stream stories with drafts, generate them without, compare, and stop.
+"""A first look at Tandem: generate stories with and without drafts, and compare both speeds.
 
 The target is the embedded model, enlarged until its steps are slow enough for drafts to save time.
 `make demo` runs the demo.

@@ -3,7 +3,7 @@ sampled token and continues greedily. The verifier accepts a prefix of each bran
 with the highest score is kept.
 
 `medusa_generate` is the loop, with one call to the drafter and one to the verifier per step. The
-loop is taken from a notebook that uses only transformers, and whose code is in
+loop is taken from a notebook that uses only transformers. The notebook's code is in
 `tests/notebooks.py`. This program prints the same output as the notebook.
 """
 
@@ -92,8 +92,8 @@ def evaluate_branch(branch: Sequence[int], predictions: Sequence[int]) -> Branch
     One verdict on the whole tree is enough to judge every branch, because the target is greedy and
     no two branches begin with the same token. The predictions are the tokens of the accepted path
     and the token after it. A branch is accepted up to its first token that differs from the
-    prediction at the same position. A branch cannot match all predictions and be longer than they
-    are, because the verifier would then have accepted a longer path.
+    prediction at the same position. The verifier accepts the longest correct path, so no branch
+    matches all predictions and has further tokens after them.
     """
     pairs = enumerate(zip(branch, predictions, strict=False))
     for place, (token, prediction) in pairs:
@@ -129,8 +129,9 @@ async def medusa_step(talk: Talk, shape: DraftShape, sampling: SamplingParams) -
 async def medusa_generate(
     talk: Talk, max_new_tokens: int, k_branches: int, span: int, temperature: float, seed: int
 ) -> list[Step]:
-    """Run steps until at least `max_new_tokens` tokens are generated. Stop earlier after as many
-    steps as would be needed if every branch were fully accepted. Raises a TandemError.
+    """Run steps until at least `max_new_tokens` tokens are generated. The number of steps is at
+    most `max_new_tokens` divided by the branch length `span`, rounded up. Raises a TandemError if a
+    call to a service fails, or if the context has no room for a branch.
     """
     nodes = k_branches * span
     shape = DraftShape(levels=span, branches=k_branches, nodes=nodes, method=Method.MEDUSA_LITE)

@@ -3,7 +3,7 @@ each is the target's top-1. At the first token that is not the target's top-1, t
 token instead.
 
 `speculative_generate_minimal` is the loop, with one call to the drafter and one to the verifier per
-cycle. The loop is taken from a notebook that uses only transformers, and whose code is in
+cycle. The loop is taken from a notebook that uses only transformers. The notebook's code is in
 `tests/notebooks.py`. This program prints the same output as the notebook.
 """
 
@@ -63,7 +63,8 @@ async def speculative_generate_minimal(
     talk: Talk, max_new_tokens: int, k: int, target_temp: float, seed: int
 ) -> list[Cycle]:
     """Run cycles until there are at least `max_new_tokens` tokens after the prompt. All tokens of
-    the last cycle are kept, even if they exceed this number. Raises a TandemError.
+    the last cycle are kept, even if there are then more than `max_new_tokens`. Raises a TandemError
+    if a call to a service fails.
     """
     sampling = SamplingParams(temperature=target_temp, seed=seed, rule=Rule.TOP1)
     base_len, cycles = len(talk.tokens), list[Cycle]()
@@ -72,7 +73,7 @@ async def speculative_generate_minimal(
         draft = await draft_propose_k(talk, k)
         accepted = await verify_one_cycle(talk, draft, sampling)
         if accepted == 0 and len(talk.tokens) - base_len < max_new_tokens:
-            top1 = await talk.verify(sampling=GREEDY)  # without a draft: only the next token
+            top1 = await talk.verify(sampling=GREEDY)  # no draft: get only the next token
             talk.tokens.append(top1.next_token)
         cycles.append(Cycle(list(draft.tokens), accepted, talk.tokens[before:]))
     return cycles

@@ -29,12 +29,12 @@ from tandem import Client
 
 FOLDER = Path(__file__).parents[1] / "docs" / "recordings"
 COLUMNS = 110
-FONTS = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # rules that load fonts from other servers
-LOAD_SECONDS = 90.0  # seconds of load before `tandem top`, which shows 15 minutes
+FONTS = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # CSS rules that load fonts from other servers
+LOAD_SECONDS = 90.0  # seconds of load before `tandem top` is recorded
 CLIENTS = 3
 BROWSER = "chromium"
 PAGE = 1280, 1000  # width and height of the status page's picture in pixels
-UP = "Tandem was up"  # before this line, the demo only reports the start of its services
+UP = "Tandem was up"  # the demo prints this line after it has started its services
 
 
 def printed(command: list[str]) -> str:

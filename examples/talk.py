@@ -49,7 +49,7 @@ class Addresses:
 @dataclass(slots=True)
 class Talk:
     """One session at a drafter and a verifier. `tokens` are the committed tokens. A verdict commits
-    nothing: the caller appends the tokens that it commits to `tokens`.
+    nothing: to commit tokens, the caller appends them to `tokens`.
     """
 
     drafter: DrafterClient
@@ -59,13 +59,15 @@ class Talk:
     turn: int = 0
 
     async def propose(self, shape: DraftShape, sampling: SamplingParams = GREEDY) -> Draft:
-        """Return a draft that continues the committed tokens. Raises a TandemError."""
+        """Return a draft that continues the committed tokens. Raises a TandemError if the call to
+        the drafter fails.
+        """
         proposal = await self.drafter.propose(self._context(), shape, sampling)
         return proposal.draft
 
     async def verify(self, draft: Draft = NO_DRAFT, sampling: SamplingParams = GREEDY) -> Verdict:
         """Return which draft nodes the verifier accepts, and the token after them. Raises a
-        TandemError.
+        TandemError if the call to the verifier fails.
         """
         return await self.verifier.verify(self._context(), draft, sampling)
 
@@ -99,8 +101,8 @@ async def talking(
 
 @asynccontextmanager
 async def running(drafter: str, verifier: str, orchestrator: str = "") -> AsyncIterator[Addresses]:
-    """Yield the given addresses. If there are none, start Tandem inside this context, and yield the
-    addresses of its services. Raises Unusable.
+    """Yield the given addresses. If no addresses are given, start Tandem inside this context, and
+    yield the addresses of its services. Raises Unusable.
     """
     if drafter and verifier:
         yield Addresses(drafter, verifier, orchestrator)
@@ -114,7 +116,7 @@ async def running(drafter: str, verifier: str, orchestrator: str = "") -> AsyncI
 @asynccontextmanager
 async def connected(at: Addresses) -> AsyncIterator[tuple[DrafterClient, VerifierClient]]:
     """Connect to the drafter and the verifier, wait until both respond, and yield a client of each.
-    Raises a TandemError.
+    Raises a TandemError if one of them does not respond.
     """
     async with AsyncExitStack() as scope:
         channels = [

@@ -26,7 +26,7 @@ from gguf import (
 )
 from safetensors.torch import load_file
 
-FILES = {  # GGUF's code for a file by the type of most of its weights
+FILES = {  # GGUF's codes for a file's type, which is the type of most of its weights
     "f32": LlamaFileType.ALL_F32,
     "f16": LlamaFileType.MOSTLY_F16,
     "bf16": LlamaFileType.MOSTLY_BF16,
@@ -165,7 +165,7 @@ def copy_metadata(reader: GGUFReader, writer: GGUFWriter) -> None:
 
 
 def write(writer: GGUFWriter) -> None:
-    """Write everything that was added to a writer to its file, and close the file."""
+    """Write the GGUF file with the metadata and the weights that the writer holds, and close it."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

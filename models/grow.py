@@ -2,7 +2,7 @@
 
 The enlarged model writes the same texts as the small model, so drafts are accepted as before, but
 its steps take as long as those of any model of that size. This module reads and writes model
-directories. No service imports it.
+directories. No service imports this module.
 
     python -m tandem.models.grow SOURCE OUT --hidden 768 --heads 24 --kv-heads 12 --mlp 2560
 """
@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from tandem.protos.errors import TandemError, Unusable
 
-WRITERS = ("embed_tokens", "o_proj", "down_proj")  # their results are added to the residual stream
+WRITERS = ("embed_tokens", "o_proj", "down_proj")  # layers that write to the residual stream
 PROBE_TOKENS = 60
 TOLERANCE = 1e-3  # largest permitted difference between two logits
 
@@ -105,8 +105,8 @@ def enlarged(small: LlamaForCausalLM, shape: Shape) -> LlamaForCausalLM:
 
     Outside this corner, all weights that write to the residual stream are zero. The added channels
     of the residual stream therefore stay zero, and the other random weights have no effect. A norm
-    divides by the root mean square over all channels. The added zeros make this value smaller, so
-    the norms' weights and epsilon are scaled to compensate.
+    divides by the root mean square over all channels. The added zeros reduce this root mean square,
+    so the norms' weights and epsilon are scaled to compensate.
     """
     wider = shape.hidden_size / small.config.hidden_size
     config = small.config.to_dict() | asdict(shape)

@@ -1,5 +1,5 @@
-"""Cells on Ray Serve. Each replica of the Serve deployment is an orchestrator that listens on its
-own ports of its node.
+"""Cells on Ray Serve. Each replica of the Serve deployment runs one orchestrator. By default, each
+orchestrator listens on its own ports.
 
 Serve starts, replaces, scales and drains cells; no request passes through Serve.
 """
@@ -34,7 +34,7 @@ from tandem.protos.transport import rpc
 ROLE = "orchestrator"
 MAX_CELLS_PER_NODE = 16  # maximum number of cells per node; each takes the next free port
 FILLED_METRIC, TARGET_FILLED = "filled", 0.75  # desired share of request slots in use
-STOP_SECONDS = 15.0  # seconds to stop a cell, in addition to the settings in STOPPING
+STOP_SECONDS = 15.0  # time to stop a cell, on top of the durations in STOPPING
 UNSPECIFIED_HOST = re.compile(r"(?<=//)(0\.0\.0\.0|\[::\])(?=:)")
 STOPPING = "lame_duck_seconds", "drain_seconds"
 DEPLOYMENT: dict[str, Any] = {
@@ -91,8 +91,9 @@ class Cell:
                 await self._stop.wait()
 
     def addresses(self) -> dict[str, str]:
-        """Return the address of the client API as `address`, the URL of the metrics as `metrics`
-        and, if the cell serves the HTTP API, its URL as `http`.
+        """Return the cell's addresses. `address` is the address of the client API, and `metrics` is
+        the URL of the metrics. `http` is the URL of the HTTP API, and is missing if the cell does
+        not serve this API.
         """
         return self._addresses
 
@@ -130,17 +131,18 @@ class Cell:
 
 
 def policy(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-    """Return the number of cells for which the current requests would use a share TARGET_FILLED of
-    all request slots. Serve then applies its own limits and delays to this number.
+    """Return the desired number of cells. With this number, the current requests fill at most the
+    fraction TARGET_FILLED of all request slots. Serve then applies its own limits and delays to
+    this number.
     """
     filled = (context.aggregated_metrics or {}).get(FILLED_METRIC, {})
     return math.ceil(sum(filled.values()) / TARGET_FILLED), {}
 
 
 def app(args: dict[str, Any]) -> serve.Application:
-    """Build the application that a Serve config names as `import_path`. The `args` of the config
-    are settings of the orchestrator. Raises Unusable for an unknown setting. The values of the
-    settings are checked later, when the cells start.
+    """Build the Ray Serve application. A Serve config names this function as its `import_path`. The
+    `args` of the config are settings of the orchestrator. Raises Unusable for an unknown setting.
+    The values of the settings are checked later, when the cells start.
     """
     return deployment(args, autoscaling_config={"policy": {"policy_function": policy}})
 
@@ -179,10 +181,10 @@ def on_free_ports(
     config: OrchestratorConfig, pages: Pages
 ) -> Iterator[tuple[OrchestratorConfig, str]]:
     """Choose the cell's ports, and serve the cell's status and metrics pages inside this context.
-    Yields the settings with the chosen ports, and the URL of the pages. The same offset is added to
-    every port that cells do not share: the smallest offset at which all of these ports are free.
-    Cells of the same node therefore have different ports. Port numbers 0 and None are not changed.
-    Raises Unusable if no offset gives free ports.
+    Yields the settings with the chosen ports, and the URL of the pages. To avoid ports that are in
+    use, one offset is added to every port that cells do not share. The offset is the smallest at
+    which all of these ports are free. Cells of the same node therefore have different ports. Port
+    numbers 0 and None are not changed. Raises Unusable if no offset gives free ports.
     """
     own = () if config.share_ports else ("port", "http_port", "certificate_port")
     wanted = {name: port for name in (*own, "metrics_port") if (port := getattr(config, name))}

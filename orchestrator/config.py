@@ -174,8 +174,8 @@ class OrchestratorConfig(ServiceConfig):
 
     @property
     def expected(self) -> dict[str, int]:
-        """The minimum number of verifiers and the minimum number of drafters that should serve, by
-        role.
+        """The minimum number of replicas that should serve, for each of the roles `verifier` and
+        `drafter`.
         """
         asked = {
             "verifier": (self.expected_verifiers, self.verifiers),
@@ -231,8 +231,8 @@ class OrchestratorConfig(ServiceConfig):
 
 
 def check_token_mode(host: str) -> None:
-    """Raise Unusable if other machines could reach Ray at `host` without a token, which is Ray's
-    default.
+    """Raise Unusable if other machines could reach Ray at `host` without a token. By default, Ray
+    requires no token.
     """
     mode = os.environ.get("RAY_AUTH_MODE", "")
     if mode.lower() != "token" and not is_loopback(host):

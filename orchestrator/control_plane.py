@@ -23,7 +23,9 @@ class ControlPlane:
         self._addresses = [ray.get_runtime_context().gcs_address, *own]
 
     async def listens(self) -> bool:
-        """Tell whether the control plane and, if Ray is private, its node accept connections."""
+        """Tell whether the control plane accepts connections. With a private Ray, its node must do
+        so as well.
+        """
         return await asyncio.to_thread(lambda: all(map(listens, self._addresses)))
 
     async def until_gone(self, seconds: float, missed: int) -> None:

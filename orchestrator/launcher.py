@@ -1,5 +1,4 @@
-"""Deploys cells on Ray Serve, on an existing cluster or on a private Ray that it starts on
-loopback.
+"""Deploys cells on Ray Serve. Uses an existing Ray cluster, or starts a private Ray on loopback.
 
 The launcher's process is Ray's driver. No request passes through the launcher, so cells keep
 serving without it and without Ray's control plane, as long as their node runs. The process ends
@@ -65,7 +64,7 @@ def serve(config: OrchestratorConfig) -> None:
 
 
 def _end_ray() -> None:
-    """Kill the processes that a private Ray has left behind, which have its token in their
+    """Kill the processes that a private Ray has left behind, recognized by the token in their
     environment. An agent of Ray that has just started would otherwise try for minutes to reach its
     node.
     """
@@ -86,7 +85,7 @@ async def _serve(config: OrchestratorConfig) -> str:
         deployed = asyncio.create_task(_deployed(config))
         gone = asyncio.create_task(ray.until_gone(POLL_SECONDS, MAX_MISSED))
         await asyncio.wait((deployed, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not deployed.done():  # the wait for a lost Ray would never end
+        if not deployed.done():  # a deployment on a lost Ray would never finish
             return "Ray was lost before its cells served"
         gone.cancel()
         first, *more = deployed.result()
@@ -149,7 +148,7 @@ def private_environment() -> dict[str, str]:
     return {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # puts every socket on loopback
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": TOKEN,  # the token keeps Ray from writing one into the home directory
+        "RAY_AUTH_TOKEN": TOKEN,  # else Ray writes a token to the home directory
         "RAY_USAGE_STATS_ENABLED": os.environ.get("RAY_USAGE_STATS_ENABLED", "0"),
         "RAY_memory_monitor_refresh_ms": "0",
         "RAY_worker_niceness": "0",  # by default, models would get more CPU time than cells
@@ -221,7 +220,7 @@ async def _lost(config: OrchestratorConfig, ray: ControlPlane, address: str) -> 
 
 
 def _with_ports(config: OrchestratorConfig) -> OrchestratorConfig:
-    """With a private Ray, replace ports 0 by free ports, which restarted cells then reuse."""
+    """With a private Ray, replace port 0 by a free port, so that a restarted cell reuses it."""
     if config.ray_address != LOCAL:
         return config
     names = "port", "http_port", "certificate_port", "metrics_port"

@@ -104,8 +104,8 @@ def makers(registry: CollectorRegistry) -> tuple[Counters, Gauges, Histograms]:
 
 
 class FrontMetrics:
-    """The front end's Prometheus metrics. Their names end like the names of vLLM's metrics, so that
-    existing queries work.
+    """The front end's Prometheus metrics. A metric that has the same meaning in vLLM has the same
+    name there, but with another prefix.
     """
 
     def __init__(self, registry: CollectorRegistry, drafters: Acceptance | None = None) -> None:
@@ -209,9 +209,9 @@ class FrontMetrics:
         self._ended.get(code, self._ended["OTHER"]).inc()
 
     def add(self, step: Step, requested: bool, first: bool, drafter: str = "") -> None:
-        """Count one step and, if the drafter is known, the step's draft tokens for that drafter.
-        The first step is excluded from the speed metrics, because it includes the time to process
-        the prompt.
+        """Count one step. If the drafter is known, also count its draft tokens in this step. The
+        first step is excluded from the speed metrics, because it includes the time to process the
+        prompt.
         """
         self.steps.inc()
         if step.commit.drafted:

@@ -53,7 +53,7 @@ from tandem.protos.types import DraftShape, Method, ModelDescription, Schedule
 SERVICE = "/tandem.v1.OrchestratorService/"
 # the API methods whose calls count as requests
 ANSWERING = (f"{SERVICE}Generate", f"{SERVICE}StreamGenerate")
-MAX_POLLS = 20  # maximum number of connection checks at startup, over two seconds
+MAX_POLLS = 20  # maximum number of connection checks at startup; takes about two seconds
 Announce: TypeAlias = Callable[..., None]
 log = structlog.get_logger()
 

@@ -1,5 +1,6 @@
-"""Checks addresses and sources. An address is HOST:PORT, with brackets around an IPv6 host as in a
-URL. A source is an address, a DNS name or a file, and may stand for several addresses.
+"""Parses and checks network addresses and sources of addresses. An address is HOST:PORT, with
+brackets around an IPv6 host as in a URL. A source is an address, a DNS name or a file, and may
+stand for several addresses.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def is_loopback(host: str) -> bool:
 
 
 def check_encrypted(secret: str, addresses: Iterable[str]) -> None:
-    """Raise ValueError if a secret would be sent to another machine unencrypted. `secret` is its
-    name, which the error reports. `addresses` may also contain `dns:///HOST:PORT`.
+    """Raise ValueError if a secret would be sent to another machine unencrypted. `secret` is the
+    name of the secret, for the error message. `addresses` may also contain `dns:///HOST:PORT`.
     """
     for address in addresses:
         if not is_loopback(split(address.removeprefix(DNS))[0]):

@@ -103,7 +103,7 @@ class TransportLost(Unavailable):
 
 
 class DeadlineExceeded(TandemError):
-    """The time that the caller set for the call ran out."""
+    """The deadline that the caller set for the call has passed."""
 
     status = "DEADLINE_EXCEEDED"
     reason = "DEADLINE_EXCEEDED"

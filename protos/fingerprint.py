@@ -30,7 +30,9 @@ class Likeness(StrEnum):
 
 
 def tokens_by_id(folder: Path) -> dict[int, str]:
-    """Return the token of every id of a tokenizer in a folder or GGUF file; raises Unusable."""
+    """Return a map from token ids to tokens, read from a model folder or a GGUF file. Raises
+    Unusable if the tokens cannot be read.
+    """
     if gguf.is_gguf(folder):
         return gguf.tokens(folder)
     path = folder / "tokenizer.json"
@@ -49,16 +51,15 @@ def tokens_by_id(folder: Path) -> dict[int, str]:
 
 
 def fingerprint(folder: Path) -> str:
-    """Return a short hash of all ids and their tokens: `9f86d081884c7d65`. Raises Unusable."""
+    """Return a short hash of all ids and tokens, such as `9f86d081884c7d65`. Raises Unusable."""
     lines = (f"{index} {token!r}" for index, token in sorted(tokens_by_id(folder).items()))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def likeness(one: Mapping[int, str], other: Mapping[int, str]) -> Likeness:
-    """Return how similar two vocabularies are; their order does not matter. Vocabularies are nearly
-    equal if at least 99 % of the ids in the smaller one mean the same token in both. Tokens that
-    only the larger vocabulary has are ignored, because they do not hinder drafting with the shared
-    tokens.
+    """Return how similar two vocabularies are. Vocabularies are nearly equal if at least 99 % of
+    the ids in the smaller one mean the same token in both. Tokens that only the larger vocabulary
+    has are ignored, because they do not hinder drafting with the shared tokens.
 
     Merges and the rules for splitting texts are not compared. A drafter receives and proposes ids,
     so it is enough that each id means the same string in both vocabularies.

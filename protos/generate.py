@@ -21,18 +21,18 @@ def generate(out: Path) -> None:
     """Write the stubs of all schemas into the folder `out`, to be imported as `tandem.v1`."""
     schemas = sorted(str(path.relative_to(ROOT)) for path in (ROOT / STUBS).glob("*.proto"))
     kinds = ("python", "grpc_python", "mypy", "mypy_grpc")
-    beside = Path(sys.executable).parent  # pip installs the plugins here, perhaps outside PATH
+    beside = Path(sys.executable).parent  # pip installs the plugins here; it may not be on PATH
     plugins = [f"--plugin=protoc-gen-{kind}={beside}/protoc-gen-{kind}" for kind in kinds[2:]]
     outputs = [f"--{kind}_out={out}" for kind in kinds]
-    known = Path(grpc_tools.__file__).parent / "_proto"  # has google/protobuf/*.proto
+    known = Path(grpc_tools.__file__).parent / "_proto"  # contains google/protobuf/*.proto
     arguments = ["protoc", f"-I{ROOT}", f"-I{known}", *plugins, *outputs, *schemas]
     if protoc.main(arguments) != 0:
         raise SystemExit("protoc failed")
 
 
 def stale(fresh: Path) -> list[str]:
-    """Return the names of the stubs that differ in the checkout and in `fresh`, or that exist in
-    only one of the two folders.
+    """Return the names of the stubs that differ between the checkout and `fresh`, or that exist in
+    only one of them.
     """
     names = {path.name for side in (ROOT, fresh) for path in (side / STUBS).glob("*_pb2*")}
 
@@ -44,7 +44,7 @@ def stale(fresh: Path) -> list[str]:
 
 
 def main() -> None:
-    """Run the command line."""
+    """Parse the command line, then generate or check the stubs."""
     parser = argparse.ArgumentParser(description="make the gRPC stubs")
     parser.add_argument(
         "--check", action="store_true", help="change nothing, fail if a stub is stale"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Default values of sampling options, as recommended by a model's makers. They apply to
-    requests that do not set these options. A value of None means that the makers recommend nothing.
-    The fields have the same names as in `generation_config.json`.
+    """Default values of sampling options, as recommended by a model's makers. These values apply to
+    requests that do not set the options themselves. A value of None means that the makers recommend
+    nothing. The fields have the same names as in `generation_config.json`.
     """
 
     temperature: float | None = None

@@ -20,7 +20,7 @@ NUMBERS = dict(enumerate("BbHhIif?", 0)) | {
     12: "d",
 }  # `struct` format of each number type, by GGUF's type id
 STRING, LIST = 8, 9
-COMPARABLE = ("gpt2", "llama")  # vocabulary types with tokens written as in a tokenizer.json
+COMPARABLE = ("gpt2", "llama")  # vocabulary types that spell tokens like tokenizer.json
 DAMAGED = (OSError, struct.error, ValueError, LookupError, ArithmeticError, EOFError)
 TOO_MUCH = (MemoryError, RecursionError)  # errors that only damaged files raise
 UNUSED = 5  # type of padding tokens, which only fill up the vocabulary
@@ -30,7 +30,8 @@ VOCABULARY = tuple(
 )
 ENDS = ("eos", "eot", "eom")
 CONTROL = 3  # type of control tokens, which never stand for text
-TURN_ENDS = {  # end tokens that files often do not declare; llama.cpp knows them by text, too
+# end tokens that GGUF files often do not declare; llama.cpp also recognizes them by their text
+TURN_ENDS = {
     "<|eot_id|>",
     "<|eom_id|>",
     "<|im_end|>",
@@ -71,8 +72,8 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The part of a GGUF file before its weights. `light` holds the bytes of this part without the
-    vocabulary, because reading a vocabulary takes long.
+    """The part of a GGUF file before its weights. `light` is the same part without the vocabulary,
+    as bytes that can be parsed quickly.
     """
 
     metadata: dict[str, Any]
@@ -100,12 +101,12 @@ class Head:
 
 
 def metadata(file: Path) -> dict[str, Any]:
-    """Return all keys and values of a GGUF file's metadata; raises Unusable."""
+    """Return a GGUF file's metadata; raises Unusable if the file cannot be read."""
     return head(file).metadata
 
 
 def head(file: Path) -> Head:
-    """Read the part of a GGUF file before the weights; raises Unusable."""
+    """Read the part of a GGUF file before the weights. Raises Unusable if that fails."""
     try:
         with file.open("rb") as stream:
             if stream.read(4) != MAGIC:
@@ -135,8 +136,8 @@ def head(file: Path) -> Head:
 
 
 def tokens(file: Path) -> dict[int, str]:
-    """Return the token of every id of a GGUF file; raises Unusable if the vocabulary cannot be
-    compared with that of a tokenizer.json.
+    """Return a map from token ids to tokens, read from a GGUF file. Raises Unusable if the file
+    cannot be read, or if the tokens cannot be compared with those of a tokenizer.json.
     """
     found = metadata(file)
     kind, listed = found.get("tokenizer.ggml.model"), found.get("tokenizer.ggml.tokens", [])

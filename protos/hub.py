@@ -23,8 +23,8 @@ CACHED = "snapshots"
 
 
 def local(model: Path, files: tuple[str, ...]) -> Path:
-    """Return the local path of a model. If the model is not on this machine, but may be on the hub,
-    the hub's library downloads the files that are missing in its cache. Raises Unusable.
+    """Return the local path of a model. If the path does not exist and looks like a name on the
+    hub, `huggingface_hub` downloads the files that are missing in its cache. Raises Unusable.
     """
     if model.exists() or not NAME.fullmatch(str(model)) or model.parent.exists():
         return model

@@ -1,8 +1,8 @@
 """Compiles grammars for a tokenizer with llguidance, a library that computes which tokens may come
 next.
 
-Token masks and refusals depend only on the grammar and the tokens, because the limits count steps
-of the library ("fuel") instead of seconds.
+The limits count steps of the library ("fuel") instead of seconds. Token masks and the refusal of
+grammars therefore do not depend on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from tandem.protos.grammar import STYLE, Grammar, GrammarKind
 
 MAX_CACHED_GRAMMARS = 32  # maximum number of cached compiled grammars
 ANY_OBJECT = '{"type": "object"}'
-TRIAL_STEPS, TRIAL_STRIDE = 32, 7919  # tokens of a grammar's trial run, and stride of their ids
+# maximum number of tokens that the trial run of a grammar consumes, and step between the ids at
+# which the search for the next allowed token begins
+TRIAL_STEPS, TRIAL_STRIDE = 32, 7919
 MAX_PROBLEM_LENGTH = 300  # maximum characters of a reported llguidance message
 UNKNOWN_KEYS = re.compile(r"Unimplemented keys: (\[.*\])")
 LIMITS = LLParserLimits(
@@ -33,7 +35,7 @@ LIMITS = LLParserLimits(
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model, whose texts end with one of the tokens `ends`. The model's
+    """Compiles grammars for one model. `ends` are the ids of the model's end tokens. The model's
     tokenizer is loaded when the first grammar is compiled. All methods may be called from any
     thread.
     """
@@ -45,13 +47,16 @@ class GrammarCompiler:
         self._words = lru_cache(1)(self._read)
 
     def compiled(self, grammar: Grammar) -> LLMatcher:
-        """Return a matcher that has consumed no token yet; raises InvalidRequest. All matchers of
-        the same grammar share the lexer states computed so far, and the limit on their number.
+        """Return a matcher for a grammar, at the start of the text. Raises InvalidRequest if the
+        grammar cannot be compiled. All matchers of the same grammar share their computed lexer
+        states and one limit on the number of these states.
         """
         return self._kept(grammar).deep_copy()
 
     def fresh(self, grammar: Grammar) -> LLMatcher:
-        """Return a new matcher that shares no lexer states with others; raises InvalidRequest."""
+        """Compile a grammar to a matcher that shares no lexer states with other matchers. Raises
+        InvalidRequest if the grammar cannot be compiled.
+        """
         try:
             matcher = LLMatcher(self._words(), _written(grammar), log_level=0, limits=LIMITS)
         except (ValueError, TypeError, RecursionError) as error:
@@ -93,7 +98,7 @@ def walk(matcher: LLMatcher, steps: int = TRIAL_STEPS) -> None:
 
 
 def _written(grammar: Grammar) -> str:
-    """Return a grammar in the form that llguidance reads; raises ValueError."""
+    """Convert a grammar to llguidance's notation. Raises ValueError if its text is invalid."""
     text = grammar.text
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
@@ -117,7 +122,9 @@ def _texts(choice: str) -> list[str]:
 
 
 def _problem(grammar: Grammar, message: str) -> str:
-    """Return what is wrong with a grammar and, if the library says so, where."""
+    """Return what is wrong with a grammar, with the position of unsupported keywords in a JSON
+    schema.
+    """
     unknown = UNKNOWN_KEYS.search(message)
     if not unknown or grammar.kind is not GrammarKind.JSON_SCHEMA:
         return f"cannot be used: {_line(message)}"
@@ -127,7 +134,7 @@ def _problem(grammar: Grammar, message: str) -> str:
 
 
 def _pointers(schema: Any, keys: Sequence[str], here: str = "#") -> Iterator[str]:
-    """Yield JSON pointers to the parts of a schema that have all of the keywords."""
+    """Yield JSON pointers to the parts of a JSON schema that contain all of the given keywords."""
     if isinstance(schema, dict) and schema.keys() >= set(keys):
         yield here
     parts = schema.items() if isinstance(schema, dict) else enumerate(schema)
@@ -137,7 +144,7 @@ def _pointers(schema: Any, keys: Sequence[str], here: str = "#") -> Iterator[str
 
 
 def _line(message: object) -> str:
-    """Return the line of a message that names the problem."""
+    """Return the line of an llguidance error message that describes the problem."""
     lines = str(message).strip().splitlines() or ["?"]
     said = next((line for line in lines if line.startswith("error: ")), lines[0])
     return said.removeprefix("error: ")[:MAX_PROBLEM_LENGTH]

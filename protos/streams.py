@@ -33,17 +33,18 @@ class PromptLogprobs:
 @dataclass(frozen=True, slots=True)
 class Decoding:
     """Opens a stream at a verifier, which decodes after `context` until a stop token is generated
-    or the text has `until` tokens.
+    or the text is `until` tokens long.
 
     With `lockstep`, each step waits for a whole proposal that continues exactly the text so far,
     and verifies all of it. With `once`, the stream ends after one step. With `suffix_shape`, the
-    verifier searches the text, the `known` tokens and recent answers of the scope for earlier
-    occurrences of the newest tokens, and proposes the tokens that followed these occurrences. It
-    also stores the answer for such searches. `forced` is the maximum number of tokens that the
-    verifier proposes at once where the grammar allows only one continuation. `group` is the
-    verifier group that generated the text; this field is not sent. The `prompt_logprobs` are
-    reported before any generated token. If `until` is the length of the context, no token is
-    generated.
+    verifier itself proposes tokens by suffix matching: it searches for earlier occurrences of the
+    newest tokens, and proposes the tokens that followed. It searches the text, the `known` tokens,
+    and recent answers of the same scope. The verifier also stores the generated answer, so that
+    later requests can match it. `forced` is the maximum number of tokens that the verifier proposes
+    at once where the grammar allows only one continuation. `group` is the verifier group that
+    generated the text so far. `group` is used to choose the replica, and is not sent. The
+    `prompt_logprobs` are reported before any generated token. If `until` is the length of the
+    context, no token is generated.
     """
 
     context: Context
@@ -61,8 +62,9 @@ class Decoding:
     prompt_logprobs: PromptLogprobs | None = None
 
     def cut(self, start: int, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
-        """Truncate new tokens at the end of the text. `start` is the position of the first new
-        token. Returns the remaining tokens, and whether the end of the text is reached.
+        """Drop the new tokens that follow a stop token or exceed the length limit. `start` is the
+        position of the first new token. Returns the remaining tokens, and whether decoding ends
+        with them.
         """
         tokens = tokens[: self.until - start]
         stops = (index for index, token in enumerate(tokens) if token in self.stop_token_ids)
@@ -88,10 +90,10 @@ class Drafting:
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """Durations of forward passes of a model in seconds. `newest` is the time that the running pass
-    has taken so far or, if the previous pass took longer, the duration of that pass; 0 means that
-    there is no work. `light` estimates the duration of a pass over a single token at the speed of
-    the `newest` pass; 0 means that it is unknown.
+    """Durations of forward passes of a model in seconds. `newest` is the elapsed time of the
+    running pass or the duration of the previous pass, whichever is longer. `newest` is 0 if there
+    is no work. `light` estimates the duration of a pass over a single token. The estimate grows if
+    the newest pass takes longer than predicted. `light` is 0 if no estimate is known.
     """
 
     newest: float = 0.0
@@ -100,14 +102,15 @@ class PassTimes:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Reports that the text from token `start` on is `tokens`: the accepted tokens, and then the
-    next token. If `prompt_logprobs` were requested, `tokens` may also be a piece of the prompt.
+    """Reports newly committed tokens: the accepted draft tokens, followed by the next token, which
+    the verifier chose. `start` is the position of the first of these tokens. If `prompt_logprobs`
+    were requested, `tokens` may also be a piece of the prompt.
 
     The verifier verified `drafted` proposed nodes, expected to accept `expected` of them, and
-    emitted `accepted` of them. Since the previous commit, `late` nodes arrived after the text had
-    passed them. The last commit reports as `unused` how many nodes arrived in time but were never
-    verified. The verifier itself proposed `found` of the verified nodes and `found_accepted` of the
-    accepted nodes; a drafter proposed all others.
+    emitted `accepted` of them. Since the previous commit, `late` nodes arrived too late, because
+    the tokens at their positions were already committed. The last commit reports as `unused` how
+    many nodes arrived in time but were never verified. The verifier itself proposed `found` of the
+    verified nodes and `found_accepted` of the accepted nodes; a drafter proposed all others.
     """
 
     start: int
@@ -134,7 +137,7 @@ class Commit:
         return max(0, self.accepted - self.found_accepted)
 
     def committing(self, tokens: tuple[int, ...]) -> Commit:
-        """Return a copy of the commit that contains only `tokens`, the first of its tokens."""
+        """Return a copy of the commit with only `tokens`, which are a prefix of its tokens."""
         return replace(
             self,
             tokens=tokens,

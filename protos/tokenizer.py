@@ -1,8 +1,8 @@
 """Loads the tokenizer of a model directory, or builds the tokenizer of a GGUF file.
 
-A GGUF file contains a vocabulary, but only the name of the rules that split a text into words. If
-this module does not know the rules of a GGUF file, the model's `tokenizer.json` has to be in the
-same folder.
+A GGUF file contains the whole vocabulary. It does not contain the rules that split a text into
+words, but only their name. If this module does not know the rules of a GGUF file, the model's
+`tokenizer.json` has to be in the same folder.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ COMPOSED = ("qwen2",)
 
 
 def tokenizer_of(model: Path) -> Tokenizer:
-    """Return the tokenizer of a model directory or GGUF file; raises Unusable."""
+    """Return the tokenizer of a model directory or GGUF file. Raises Unusable if there is no usable
+    tokenizer.
+    """
     folder = model.parent if gguf.is_gguf(model) else model
     if gguf.is_gguf(model) and not _beside(model):
         return _built(model)
@@ -83,8 +85,8 @@ def tokenizer_of(model: Path) -> Tokenizer:
 
 
 def texts_of(model: Path, count: int) -> list[str]:
-    """Return the text of each of a model's first `count` tokens, with every token decoded alone;
-    raises Unusable. If a token is only a part of a character, its text contains U+FFFD.
+    """Return the texts of the token ids below `count`, each decoded on its own. Raises Unusable if
+    the tokens cannot be read. If a token is only a part of a character, its text contains U+FFFD.
     """
     if not gguf.is_gguf(model):
         ids = [[token] for token in range(count)]
@@ -99,8 +101,8 @@ def texts_of(model: Path, count: int) -> list[str]:
 
 def _beside(file: Path) -> bool:
     """Tell whether a GGUF file needs the tokenizer.json in its folder, because this module does not
-    know the rules of the file. Raises Unusable if that tokenizer.json is missing, or has other
-    tokens than the file.
+    know the rules of the file. Raises Unusable if that tokenizer.json is missing, or if its tokens
+    differ from those of the GGUF file.
     """
     known, folder = gguf.metadata(file), file.parent
     split = known.get("tokenizer.ggml.pre", "default")

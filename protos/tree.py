@@ -55,7 +55,7 @@ def hang(length: int, parents: Sequence[int]) -> tuple[int, ...]:
 
 
 def trunk(parents: Sequence[int]) -> int:
-    """Return how many of the first nodes form a chain from the root. If likelier children come
+    """Return the number of leading nodes that form a chain from the root. If likelier children come
     first, each node of this chain is the likeliest child of its parent.
     """
     return next((node for node, parent in enumerate(parents) if parent != node - 1), len(parents))

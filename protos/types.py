@@ -1,6 +1,7 @@
 """The plain values that the services exchange.
 
-The values are immutable and compared by content. Only `wire` converts them to protobuf messages.
+The values are immutable and compared by content. Only `wire` converts these values to protobuf
+messages.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from tandem.protos.grammar import Grammar
 MAX_NODES = 64  # maximum number of nodes of a draft
 MAX_LEVELS = 32
 MAX_CHOICES = 256  # maximum number of tokens in a distribution that is sent
-LAST_TURN = (1 << 32) - 1  # a closing with this turn closes a session at any turn
-EXACT = "exact"  # what a service with a batch-invariant model reports as exactness
+LAST_TURN = (1 << 32) - 1  # the highest turn: a closing with it always closes the session
+EXACT = "exact"  # value of `exactness` if the model is batch-invariant
 MAX_LOGPROBS = 20  # maximum number of likeliest tokens reported beside an emitted token
 MAX_BIASES = 1024
 SEEDS = 1 << 53  # random seeds are below this number, so that JSON's numbers represent them exactly
@@ -56,10 +57,10 @@ class Context:
     """Tells a service which tokens are committed: it keeps the first `base` cached tokens, drops
     the rest and appends `tokens`.
 
-    `turn` grows with every call of a session on a service. `epoch` is the epoch of the service's
-    newest answer for the session, or 0 when the session is opened. `tokens` is never empty, because
-    the model has not yet processed the newest committed token. When a session is opened, `client`
-    identifies the client whose cached prefixes the session may use.
+    `turn` increases with every call that a service receives for the session. `epoch` is the epoch
+    of the service's newest answer for the session, or 0 when the session is opened. `tokens` is
+    never empty, because the model has not yet processed the newest committed token. When a session
+    is opened, `client` identifies the client whose cached prefixes the session may use.
     """
 
     session_id: bytes
@@ -240,7 +241,7 @@ class ModelDescription:
     full_sessions: int = 0  # number of sessions whose full context fits in the cache at once
     # likeness of a drafter's tokenizer to the target's: equal, nearly equal, foreign
     tokenizer: str = ""
-    masked_tokens: int = 0  # number of ids never proposed, because the target's tokens differ
+    masked_tokens: int = 0  # number of ids never proposed because the target assigns other tokens
 
     @property
     def identity(self) -> str:

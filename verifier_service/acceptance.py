@@ -63,8 +63,9 @@ def reject(
     uniform: Callable[[int], float],
     draw: Callable[[torch.Tensor], int],
 ) -> Decision:
-    """Decide by rejection sampling which of several siblings is accepted if they were drawn without
-    replacement, in one round per child (arXiv 2211.17192; for trees 2305.09781 and 2402.14160).
+    """Decide by rejection sampling which of several siblings is accepted. The siblings were drawn
+    without replacement, and are tested one after the other (arXiv 2211.17192; for trees 2305.09781
+    and 2402.14160).
 
     `target` is the target's distribution after the node, [vocab] float64. `uniform(token)` returns
     a random number in (0, 1), and `draw(weights)` returns a token drawn with these weights.
@@ -79,9 +80,9 @@ def reject(
 def acceptance_chances(
     draft: Draft, node: int, children: Sequence[int], target: torch.Tensor
 ) -> tuple[list[float], torch.Tensor]:
-    """Return the chance of each child to be accepted once the children before it were rejected,
-    which is min(1, p / q). Also return the distribution [vocab] that remains of the target's
-    distribution once all children were rejected.
+    """Return for each child the chance that it is accepted if all children before it were rejected:
+    min(1, p / q). Also return the distribution [vocab] that remains of the target's distribution
+    once all children were rejected.
 
     After a child is rejected, max(0, p - q) remains of the target's distribution, and the draft's
     distribution no longer contains the child's token. If a draft has no distributions, each child

@@ -26,8 +26,8 @@ MAX_LOGPROB_ROWS = 64  # number of rows whose log-probabilities are computed at 
 
 @dataclass(frozen=True, slots=True)
 class BatchedSampler:
-    """A sampler, and the indices in a batch of three sets of its rows: the rows from which tokens
-    are drawn, the rows whose likeliest tokens are determined, and the rows that are checked for
+    """A sampler, and the batch indices of three sets of its rows. Tokens are drawn from the first
+    set, the likeliest token is determined for the second set, and the third set is checked for
     logits that are not numbers.
     """
 
@@ -38,9 +38,9 @@ class BatchedSampler:
 
     @property
     def reported(self) -> int | None:
-        """The number of likeliest tokens whose log-probabilities are computed before the walk; None
-        if no log-probabilities are computed then. On a CPU, log-probabilities are computed after
-        the walk, only for the nodes that the walk reached.
+        """The number of likeliest tokens whose log-probabilities are computed before the walk. The
+        value is None if no log-probabilities are computed before the walk. On a CPU,
+        log-probabilities are computed after the walk, only for the nodes that the walk reached.
         """
         return None if has_kernel(self.sampler.logits) else self.sampler.params.logprobs
 
@@ -122,9 +122,9 @@ def _by_count(batched: Sequence[BatchedSampler]) -> dict[int, list[BatchedSample
 def _logprobs(
     same: Sequence[BatchedSampler], tokens: Sequence[torch.Tensor], count: int
 ) -> torch.Tensor:
-    """Return a table of log-probabilities after all nodes, float64 [nodes, 2 + 2 count]: those of
-    the drawn and of the likeliest token, then the ids and the log-probabilities of the `count`
-    likeliest tokens.
+    """Return a table of log-probabilities after all nodes, float64 [nodes, 2 + 2 count]. Each row
+    holds the log-probabilities of the drawn and of the likeliest token, then the ids of the `count`
+    likeliest tokens, then their log-probabilities.
     """
     drawn = torch.cat([tokens[each.drawn] for each in same])
     likeliest = torch.cat([tokens[each.likeliest] for each in same])
@@ -154,7 +154,7 @@ def _samples(
     """Return the samples after the root and after each node of one sampler's draft."""
     overflowed = [token == NAN for token in drawn[each.checked]]
     own, likeliest = drawn[each.drawn], drawn[each.likeliest]
-    if not any(overflowed):  # the draws are used only if no row overflowed
+    if not any(overflowed):  # if a row overflowed, no draw is used
         own = decided(batch[each.drawn], own)
         if each.likeliest == each.drawn:
             likeliest = own

@@ -122,7 +122,7 @@ class DecodeJob:
         return self.sampler
 
     def ready(self) -> Segment | None:
-        """Return the newest tokens (in lockstep, with a draft) as a segment; None while waiting."""
+        """Return the segment to feed next, or None while the job waits for something else."""
         length = self.session.length + len(self.pending)
         if self.grammar and self.grammar.done():
             self.adjustment.matcher, self.grammar = self.grammar.result(), None
@@ -192,8 +192,8 @@ class DecodeJob:
 
     def _found(self, length: int) -> bool:
         """Tell whether the proposal for a text of exactly this length has arrived, and use it as
-        the draft. If the proposal is not a tree or is too deep, the draft stays empty or, in a
-        single step (`once`), InvalidRequest is raised.
+        the draft. If the proposal is not a tree or is too deep, the draft stays empty. In a single
+        step (`once`), InvalidRequest is raised instead.
         """
         inbox = self.stream.inbox
         while inbox and inbox[0].behind != length:
@@ -219,8 +219,8 @@ class DecodeJob:
         logprobs: tuple[TokenLogprobs, ...],
         finished: bool,
     ) -> None:
-        """Report the tokens that a step emitted. `opened`, which is reported only once, is the
-        epoch and the number of tokens that were found in the cache.
+        """Report the tokens that a step emitted. `opened` holds the session's epoch and the number
+        of tokens reused from the cache, or zeros after the first step.
         """
         proposals, drafted = self.proposals, len(self.draft)
         awaited = self.opening.lockstep or not drafted

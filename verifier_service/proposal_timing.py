@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 SMOOTHING = 0.2
 TOLERANCE = 2.5  # longest wait for a proposal, as a multiple of the usual delay
-REMEMBERED = 64  # most commits for which the delay of a proposal can still be measured
+REMEMBERED = 64  # maximum number of unanswered commits whose send times are kept
 
 
 @dataclass(slots=True)
@@ -29,8 +29,8 @@ class ProposalTiming:
     # the time at which each unpredicted commit was sent, by the length of its text
     _commits: dict[int, float] = field(default_factory=dict)
     _newest: int = -1  # the length of the text after the newest commit
-    _behind: int = -1  # the length of the text that the newest proposal with added nodes follows
-    _arrived: float = 0.0  # time at which the newest proposal with added nodes arrived
+    _behind: int = -1  # length of the text before the newest proposal that added nodes
+    _arrived: float = 0.0  # time at which the newest proposal that added nodes arrived
 
     @property
     def answered(self) -> bool:
@@ -50,9 +50,9 @@ class ProposalTiming:
             del self._commits[next(iter(self._commits))]
 
     def proposal_arrived(self, behind: int, at: float, added: bool = True) -> None:
-        """Note that a proposal arrived that follows the text of `behind` tokens. Every proposal
-        counts as an answer to the commit that made the text `behind` tokens long. Steps wait for a
-        further proposal only if the newest proposal `added` nodes.
+        """Note that a proposal has arrived that continues the text of `behind` tokens. Every
+        proposal counts as an answer to the commit that made the text `behind` tokens long. Steps
+        wait for a further proposal only if the newest proposal `added` nodes.
         """
         if sent := self._commits.pop(behind, 0.0):
             took = at - sent

@@ -20,13 +20,13 @@ from tandem.protos.types import MAX_NODES, Draft
 from tandem.verifier_service.proposed_node import CERTAIN, Claim, ProposedNode, Source
 
 REMEMBERED = 256  # number of newest committed tokens that late proposals may follow
-# maximum of the nodes that are known by number, and of the nodes after the root
+# maximum number of numbered nodes, and maximum number of nodes after the root
 MOST = 16 * MAX_NODES
 
 
 class PickedNode(NamedTuple):
-    """A node that may get a row, its parent `above`, the index of the parent among the picked nodes
-    (-1 for the root), and the chance that the node is accepted.
+    """A node that may get a row. `above` is its parent, and `parent` is the parent's index among
+    the picked nodes (-1 for the root). `chance` is the probability that the node is accepted.
     """
 
     node: ProposedNode
@@ -49,7 +49,7 @@ class Proposals:
         self._live = 0  # upper bound for the number of nodes after the root
         self._text = {length: self.root}  # the newest committed tokens, by position
         self._numbered: dict[int, ProposedNode] = {}
-        self._source = 0  # source of the proposals whose nodes are numbered
+        self._source = 0  # `source` of the proposals whose nodes are in `_numbered`
         self._picked: list[PickedNode] = []
         # for each node of the newest draft, the chances that the sources claim
         self._claims: Sequence[Mapping[Source, float]] = ()
@@ -166,10 +166,9 @@ class Proposals:
             yield chance
 
     def expected_gain(self, promise: float, price: float) -> tuple[float, float]:
-        """Return how many of the nodes that get a row at this price are expected to be accepted,
-        and approximately how many more nodes would be accepted with another level. The second
-        number is the chance of the likeliest of these nodes without children. If there are no
-        nodes, the second number is `promise`, the gain of a first level.
+        """Return the expected number of accepted nodes, and the expected gain of another level.
+        Nodes that get no row at this `price` are ignored. The gain is approximated by the
+        probability of the likeliest leaf. If there are no nodes, the gain is `promise`.
         """
         expected, promise = 0.0, 0.0 if self.root.children else promise
         for chance in takewhile(lambda it: it >= price, islice(self.chances(), MAX_NODES)):
@@ -209,9 +208,7 @@ class Proposals:
         return sum(claims.get(source, 0.0) for parent, claims in pairs if parent in reached)
 
     def right(self, accepted: Sequence[int], source: Source = Source.DRAFTER) -> int:
-        """Return for how many of the `accepted` nodes of the newest draft a source had claimed a
-        chance.
-        """
+        """Count the `accepted` nodes of the newest draft for which a source claimed a chance."""
         return sum(self._claims[node].get(source, 0.0) > 0 for node in accepted)
 
     def found(self, accepted: Sequence[int]) -> tuple[int, int]:
@@ -222,8 +219,8 @@ class Proposals:
         return sum(found), sum(found[node] for node in accepted)
 
     def _late(self, above: ProposedNode, token: int) -> ProposedNode | None:
-        """Count a late node, and return the node of the text at its position; None if the text has
-        another token there.
+        """Count a late node. Returns the committed node at its position, or None if another token
+        was committed there.
         """
         self.late += 1
         if self._text.get(above.position) is not above:

@@ -27,7 +27,7 @@ class Claim(NamedTuple):
     gain: float
 
 
-CERTAIN = Claim(0.0, 0.0)  # a claim from which no trust is learned; its corrected chance is 1
+CERTAIN = Claim(0.0, 0.0)  # a claim with a corrected chance of 1, from which no trust is learned
 
 
 class ProposedNode:

@@ -32,8 +32,9 @@ from tandem.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from tandem.verifier_service.decoding import DecodeJob, sample_step
 from tandem.verifier_service.sources import Sources
 
-MAX_WAITING_PROPOSALS = 64  # most proposals that may wait for a session's next step
-MAX_COMMITS_PER_MESSAGE = 200  # 2 MB if each commit has 65 tokens with 20 log-probabilities
+MAX_WAITING_PROPOSALS = 64  # maximum number of proposals that may wait for a session's next step
+# a message has 2 MB if each commit has 65 tokens with 20 log-probabilities
+MAX_COMMITS_PER_MESSAGE = 200
 
 RpcContext: TypeAlias = "aio.ServicerContext[Any, Any]"
 Caller: TypeAlias = Call[Proposal, Commit]

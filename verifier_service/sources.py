@@ -67,7 +67,8 @@ class SuffixSources:
     ) -> None:
         self._shape: DraftShape = opening.suffix_shape
         self._text = GrowingTokens.of(text if self._shape.levels else ())
-        # under other rules, proposals influence the text, so no answers of other sessions are used
+        # under rules other than MATCH, proposals influence the text, so answers of other sessions
+        # are not used
         alone = opening.sampling.rule is not Rule.MATCH
         self._answers = RecentAnswers(0) if alone else answers
         self._scope = scope
@@ -88,8 +89,8 @@ class SuffixSources:
         """Yield a proposal of each source that has not proposed the next token, or whose latest
         proposal was made a while ago. `known` are the sources that have proposed the next token.
         Each source is asked only once for each length of the text. Nodes that are not worth the
-        price of a row, given the trust in their source, are left out, because verifying them would
-        only take time.
+        price of a row are left out, because verifying them would only take time. A node's worth
+        depends on the trust in its source.
         """
         text = self._text.array
         if (length := len(text)) == self._looked or not self._shape.levels:

@@ -26,9 +26,9 @@ from tandem.protos.types import DraftShape
 
 Tokens = npt.NDArray[np.int32]
 Numbers = npt.NDArray[np.intp]
-MAX_MATCHES = 32  # maximum number of matches that are followed
+MAX_MATCHES = 32  # maximum number of matches whose following tokens are used
 SHORT_MATCH = 4  # matches of up to this many tokens are searched for in the whole text
-MAX_LONG_MATCHES = 4096  # longer matches are searched for only at this many of the newest matches
+MAX_LONG_MATCHES = 4096  # only this many of the newest matches are extended to longer matches
 MAX_COMPARED_MATCHES = 256  # the length is measured only for this many of the newest matches
 # minimum number of tokens that must match before a token that may have replaced another token
 MIN_MATCH_BEFORE_CHANGE = 8
@@ -86,8 +86,8 @@ class Followers:
     def after(self, ranks: Sequence[int], depth: int) -> list[Following]:
         """Return the tokens that may follow after `depth` tokens, the likeliest first. These
         `depth` tokens are the same for all matches in `ranks`. A token's chance is its frequency
-        after the longest of these matches. To the extent that the longest matches are doubtful,
-        shorter matches count too.
+        after the longest of these matches. The more doubtful the longest matches are, the more
+        shorter matches count.
         """
         if len(ranks) == 1:  # a shortcut for the usual case below the first levels
             (rank,) = ranks
@@ -130,10 +130,10 @@ def least_match(chance: float) -> int:
 
 
 def find_matches(searched: Tokens, suffix: Tokens, least: int) -> tuple[Numbers, Numbers]:
-    """Find all matches in `searched`, where a match is an occurrence of at least `least` of the
-    last tokens of `suffix` that is followed by another token. Returns the length of each match, and
-    the position after each match. The longest matches come first; among matches of equal length,
-    the latest match comes first.
+    """Find all matches in `searched`. A match is an occurrence of at least `least` of the last
+    tokens of `suffix` that is followed by another token. Returns the length of each match, and the
+    position after each match. The longest matches come first; among matches of equal length, the
+    latest match comes first.
     """
     longest = min(LONGEST_MATCH, len(suffix), len(searched) - 1)
     if longest < least:

@@ -37,9 +37,9 @@ class TargetSampler:
     the root and after each node. `adjustment` applies the sampling options to the logits, given the
     committed tokens.
 
-    Most samplers are given the `samples` after the root and all nodes before the acceptance walk
-    begins (`batched_sampling`). The other samplers draw samples during the walk, after the nodes
-    that the walk reaches.
+    Most samplers get all `samples`, after the root and after each node, before the acceptance walk
+    begins (`batched_sampling`). Samplers without `samples` draw during the walk, and only after the
+    nodes that the walk reaches.
     """
 
     draft: Draft

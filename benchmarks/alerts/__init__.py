@@ -1,4 +1,5 @@
-"""Cause the fault behind each alert, and check with a real Prometheus that the alert fires.
+"""Cause the faults that the alerts must detect, and check with a real Prometheus that each alert
+fires.
 
 This package must not know the alerts' thresholds: it takes the rules as they are shipped in
 `deploy/prometheus`. Start reading in `__main__`, which lists the faults and the alerts that each

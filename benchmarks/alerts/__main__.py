@@ -1,4 +1,5 @@
-"""Cause the fault behind each alert, and measure how long it takes until a webhook gets the alert:
+"""Cause the faults that the alerts must detect, and measure the time from each fault until a
+webhook receives the alert:
 
     python -m tandem.benchmarks.alerts
 
@@ -30,8 +31,8 @@ from tandem.v1 import orchestrator_pb2 as api
 
 MAX_SECONDS = 60.0  # maximum seconds from a fault to its alert
 SLOW_SECONDS = {
-    "TandemLatencySLOBurn": 1200.0,  # most of the hour that the alert examines has no faults
-    # each of two clients waits 30 s for an error, and the alert needs four errors
+    "TandemLatencySLOBurn": 1200.0,  # the alert examines an hour, most of which has no faults
+    # the alert needs four errors, and each of the two clients waits 30 s for each error
     "TandemErrorRatioHigh": 180.0,
 }
 LONG = "Once upon a time there was a little girl. " * 30
@@ -140,7 +141,9 @@ async def lost_and_slow(
 
 
 async def bad_drafts(folder: Path, outcome: Outcome) -> None:
-    """Run an untrained drafter, with an acceptance rule under which every draft is verified."""
+    """Run the system with an untrained drafter. Most requests use rejection sampling, under which
+    the verifier verifies every draft.
+    """
     async with (
         running(save_untrained(models.DRAFT, folder / "draft")) as system,
         watching(folder, system.pages) as webhook,
@@ -156,9 +159,9 @@ def main(
         Path | None, typer.Option("--json", help="also write the results to this JSON file")
     ] = None,
 ) -> None:
-    """Cause the fault behind each alert, and check that the alert fires. Exits with 1 if an alert
-    does not fire in time, if an alert fires before its fault, or if a health check fails before the
-    first fault.
+    """Cause the faults that the alerts must detect, and check that each alert fires. Exits with 1
+    if an alert does not fire in time, if an alert fires before its fault, or if a health check
+    fails before the first fault.
     """
     outcome = Outcome()
 

@@ -1,8 +1,8 @@
 """Run Prometheus and Alertmanager with the configuration in `deploy/prometheus`, and a webhook that
 receives the alerts.
 
-Only the addresses in the configuration files are replaced. Intervals and thresholds are those that
-the project ships.
+Only the addresses in the configuration files are replaced. All intervals and alert thresholds have
+the values that the project ships.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Webhook:
 
 @asynccontextmanager
 async def watching(folder: Path, pages: Mapping[str, Sequence[str]]) -> AsyncIterator[Webhook]:
-    """Run Prometheus, Alertmanager and a webhook on each role's metrics pages for the duration of
-    the context. Raises Unusable.
+    """Run Prometheus, Alertmanager and a webhook for the duration of the context. Prometheus
+    scrapes the metrics `pages` of each role. Raises Unusable.
     """
     webhook = Webhook()
     server = webhook.listen()

@@ -115,7 +115,7 @@ class Watch:
         self._record(Struck(monotonic(), f"{fault.kind} {fault.role}", str(fault)))
 
     def heal(self) -> None:
-        """Record that the newest fault is over."""
+        """Record that the most recent fault is over."""
         self._record(Healed(monotonic()))
 
 

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from tandem.protos.errors import Unusable
 
 Tokens = tuple[int, ...]
-LAG = 0.25  # seconds after a fault in which chunks that were sent before it may arrive
+LAG = 0.25  # a chunk sent before a fault may arrive up to this many seconds after the fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Struck:
 
 @dataclass(frozen=True, slots=True)
 class Healed:
-    """The newest fault is over, and its process serves again."""
+    """The most recent fault is over, and the affected process serves again."""
 
     at: float
 
@@ -55,8 +55,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A client received a chunk. `completion_tokens` is the number of tokens that the client should
-    have received by then.
+    """A client received a chunk. `completion_tokens` is the number of tokens that the server has
+    sent so far in the stream, according to the chunk.
     """
 
     at: float
@@ -86,7 +86,7 @@ class Verdict:
     gap between two chunks of a stream, in seconds, for each kind of fault. A gap is attributed to
     the fault that began during it or, if no fault began during it, to the last fault before it.
     Gaps during which several faults began have entries of their own, named after the first fault.
-    `healthy_gaps` has the longest fault-free part of such a gap.
+    `healthy_gaps` has the longest fault-free part of any gap, in seconds, for each kind of fault.
     """
 
     faults: int = 0
@@ -160,7 +160,8 @@ def _gaps(
     times: Sequence[float], strikes: Sequence[Struck], healed: Sequence[float]
 ) -> Iterator[tuple[str, float, float]]:
     """Yield three values for each gap between two consecutive times: the kind of fault to which the
-    gap is attributed, its length in seconds, and the length of its longest part without a fault.
+    gap is attributed, the length of the gap in seconds, and the length of its longest fault-free
+    part.
     """
     for before, after in pairwise(times):
         first, end = (
@@ -194,7 +195,7 @@ def write(event: Event, lines: TextIO) -> None:
 
 
 def read(file: Path) -> Iterator[Event]:
-    """Read the events of a history; raises Unusable."""
+    """Read the events of a history. Raises Unusable if the file cannot be read or is no history."""
     try:
         with file.open(encoding="utf-8") as lines:
             for line in lines:

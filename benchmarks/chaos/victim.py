@@ -14,9 +14,9 @@ from typing import Any
 from tandem.protos.streams import Proposal
 from tandem.protos.types import MAX_NODES
 
-HANG_SECONDS = 0.05  # seconds between checks whether the hang is over
+HANG_SECONDS = 0.05  # seconds between two checks whether RECOVER has arrived
 HANG, RECOVER, SLOW, CRAWL, GARBAGE, TWICE = (signal.SIGRTMIN + number for number in range(1, 7))
-DELAYS = {SLOW: 0.2, CRAWL: 2.0}  # seconds that are added to every step
+DELAYS = {SLOW: 0.2, CRAWL: 2.0}  # seconds that are added to every step of the model
 MODEL_SERVICES = ("tandem.verifier_service", "tandem.drafter_service")
 
 
@@ -49,8 +49,8 @@ def main() -> None:
     mode = RECOVER
 
     def become(number: int, _: object) -> None:
-        """Switch to the behaviour that a signal selects. HANG blocks the event loop until the
-        signal RECOVER arrives, while all other threads continue.
+        """Handle a signal: switch to the faulty behaviour that it selects, or back to normal. HANG
+        blocks the event loop until the signal RECOVER arrives, while all other threads continue.
         """
         nonlocal mode
         mode = number

@@ -1,4 +1,4 @@
-"""Measure the time that captured forward passes take on the device, without the host."""
+"""Measure the device time of captured forward passes, without the time that the host needs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def replayed(forward: HFRunner) -> dict[int, float]:
 
 
 def device_seconds(replay: Replay) -> float:
-    """Return the mean time in seconds of several consecutive replays, during which the device does
-    not have to wait for the host.
+    """Return the mean device time of a replay in seconds. Several replays follow each other, so
+    that the device does not have to wait for the host.
     """
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     replay()

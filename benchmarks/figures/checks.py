@@ -1,6 +1,6 @@
-"""Check the engine before its steps are timed: a session's logits must not depend on other
-sessions, replayed and launched passes must give the same bits, and chains and trees must give
-transformers' logits up to rounding.
+"""Check the engine before its steps are timed. A session's logits must not depend on other
+sessions. Replayed passes must give exactly the logits of launched passes. The logits of chains and
+trees must equal those of transformers, up to rounding.
 
 A check that fails raises Unusable. This module does not measure times.
 """
@@ -30,9 +30,9 @@ from tandem.protos import tree
 from tandem.protos.errors import Unusable
 
 SESSIONS, LONGEST = 4, 320  # number of sessions, and maximum tokens of each session
-# numbers of fed tokens that are added to the text; the largest exceeds `TAIL` of attention by rows
+# possible numbers of new text tokens in a step; the largest exceeds `TAIL` of the backend ROWS
 HEADS = (1, 5, 90, 130)
-NODES = (0, 0, 3, 16)  # numbers of draft nodes that follow a head
+NODES = (0, 0, 3, 16)  # possible numbers of draft nodes after the new text tokens
 STEPS = 8
 
 
@@ -80,8 +80,9 @@ def replays(launched: HFRunner, replayed: HFRunner) -> None:
 
 def right(forwards: Mapping[str, HFRunner], network: PreTrainedModel) -> dict[str, float]:
     """Check that the logits of chains and trees are, up to rounding, those that transformers
-    computes for each path. Returns the typical difference of a row of logits for each system. All
-    systems must run the same model, because transformers computes each path only once.
+    computes for each path. Returns, for each system, the typical difference between a row of its
+    logits and transformers' logits. All systems must run the same model, because they are all
+    compared with the same logits.
     """
     model = next(iter(forwards.values())).model
     texts = ReferenceTexts(network, model.dtype, fused=network._supports_sdpa)

@@ -1,8 +1,8 @@
 """Emulate on a CPU how a CUDA device runs forward passes with the attention backend ROWS: attention
 is one operation, and captured passes are replayed on the same memory.
 
-With this emulation, checks of the engine run without a CUDA device. They cover everything except
-the device's own kernels.
+With this emulation, checks of the engine run without a CUDA device. These checks cover everything
+except the CUDA kernels.
 """
 
 from __future__ import annotations

@@ -62,8 +62,9 @@ class Text:
 
     @classmethod
     def fit(cls, model: HFModel, most_fed: int) -> Text:
-        """Make a text in which `most_fed` tokens follow up to MAX_CACHED cached tokens, fewer if
-        the model's context is short. Raises Unusable if the context is too short.
+        """Make a text of cached tokens and `most_fed` tokens to feed after them. There are
+        MAX_CACHED cached tokens, or as many as fit into the model's context. Raises Unusable if the
+        context is too short.
         """
         limit = min(MAX_CACHED, model.context_length - most_fed)
         if limit < 1:
@@ -72,7 +73,9 @@ class Text:
         return cls(tuple(rng.randrange(model.token_count) for _ in range(limit + most_fed)), limit)
 
     def contexts(self, sessions: int) -> list[int]:
-        """Return how many tokens each session has cached: evenly spread from few to many."""
+        """Return the number of cached tokens of each session. Several sessions get different
+        numbers, evenly spread from few to many.
+        """
         if sessions == 1:
             return [min(CACHED_ALONE, self.limit)]
         first, last = min(MIN_CACHED, self.limit), min(MAX_CACHED, self.limit)
@@ -168,9 +171,9 @@ def reading(count: int, device: torch.device = CPU) -> Action:
 
 
 def timed(actions: Mapping[Name, Action], turns: Iterable[int]) -> dict[Name, float]:
-    """Time actions, and return the median seconds of each, without turn 0. In each turn, all
-    actions run once in a new random order, so that noise on the machine affects all of them
-    equally.
+    """Time actions, and return the median seconds of each action over all turns except turn 0. In
+    each turn, all actions run once in a new random order, so that noise on the machine affects all
+    of them equally.
     """
     seconds: dict[Name, list[float]] = {name: [] for name in actions}
     order, rng = list(actions), random.Random(0)

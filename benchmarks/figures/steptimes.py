@@ -25,7 +25,9 @@ LIBRARY, FLOOR = "transformers", "floor"
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The results for one dtype: median seconds of a step by system and feed, and byte counts."""
+    """The results for one dtype. `seconds` has the median duration of a step for each system and
+    step input. `floor` is the time to read the weights once.
+    """
 
     dtype: str
     exactness: str
@@ -55,7 +57,9 @@ class Figures:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the JSON file: the floor, and then every timed step."""
+        """Return the rows of the JSON file: first the time to read the weights, and then every
+        timed step.
+        """
         floor = {
             "dtype": self.dtype,
             "system": FLOOR,
@@ -81,8 +85,8 @@ class Figures:
         ]
 
     def heading(self) -> str:
-        """Return a heading with the sizes of weights and KV cache, the floor, and the context
-        lengths.
+        """Return a heading with the sizes of weights and KV cache, the time to read the weights
+        once, and the context lengths.
         """
         one, several = self.text.contexts(ONE.sessions), self.text.contexts(TOGETHER.sessions)
         speed = f"{self.read / self.floor / 1e9:.1f} GB/s"

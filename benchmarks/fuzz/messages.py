@@ -72,7 +72,7 @@ def _change_map(held: Any, fields: Any, rng: Random, depth: int) -> None:
 
 
 def _change_nested(message: Message, rng: Random, depth: int) -> None:
-    """Change a nested message with some probability, and never below MAX_DEPTH."""
+    """Change a nested message with some probability, unless it is nested deeper than MAX_DEPTH."""
     if depth < MAX_DEPTH and rng.random() < 0.8:
         change(message, rng, depth + 1)
 

@@ -31,7 +31,7 @@ SCHEMAS: tuple[dict[str, Any], ...] = (
     {"not": {}},
     {"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{n}}}"} for n in range(1, 20)]},
 )
-GRAMMARS: dict[str, tuple[Any, ...]] = {  # grammars, by the names of vLLM's options
+GRAMMARS: dict[str, tuple[Any, ...]] = {  # valid and invalid grammars, keyed by vLLM's option names
     "regex": ("[a-z]+", "(a{1000}){1000}", "(", "(?=a)b", "\\p{L}*", ""),
     "choice": (["yes", "no"], [""], [], ["a"] * 500, ["\x00", "é世界😀"]),
     "grammar": (

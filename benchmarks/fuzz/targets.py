@@ -58,7 +58,7 @@ class Port:
         return self.method.path.rpartition(".")[2]
 
     async def ask(self, rng: Random) -> tuple[str, str]:
-        """Call the method with generated messages; return the status and its message."""
+        """Call the method with generated messages. Returns the status and the error message."""
         return await call(self.channel, self.method, self.method.messages(rng), self.metadata)
 
 
@@ -77,7 +77,7 @@ class HttpPort:
         return HttpPort(self.url, path, self.client)
 
     async def ask(self, rng: Random) -> tuple[str, str]:
-        """Post one generated body; return the status, and the response's text."""
+        """Post one generated body. Returns the status and the text of the response."""
         try:
             return await self._ask(rng)
         except httpx2.TimeoutException:

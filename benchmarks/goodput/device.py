@@ -58,15 +58,17 @@ class Nothing:
     prefixes = Prefixes()
 
     def parts(self, table: PageTable) -> Iterable[tuple[int, int, int]]:
-        """Return no parts, because this cache uses no memory."""
+        """Return no parts, because a page table has no memory in this simulated cache."""
         return ()
 
     def price(self, table: PageTable, length: int, narrow: bool = False) -> int:
-        """Return how many positions a table still needs to have pages for `length` positions."""
+        """Return how many positions a page table lacks if it must have pages for `length`
+        positions.
+        """
         return page_aligned(length) - table.capacity
 
     def trim(self, table: PageTable, length: int) -> None:
-        """Do nothing, because no page lacks memory."""
+        """Do nothing, because there are no pages without memory."""
 
     def allocate(self, length: int) -> PageTable | None:
         """Return a new table, because there is always enough memory."""
@@ -103,8 +105,8 @@ class NoLogits:
 
 class Device:
     """The model thread of one service. `seconds` returns the duration of a step, and `flush` sends
-    the messages that jobs have emitted. If `fixed` is given, each segment gets its `fixed`
-    likeliest rows regardless of their cost, and steps do not wait for more rows.
+    the messages that jobs have emitted. If `fixed` is given, a step verifies the `fixed` likeliest
+    draft nodes of each session regardless of their cost, and does not wait for more nodes.
     """
 
     def __init__(
@@ -165,7 +167,7 @@ class Device:
         return ready
 
     def _wait(self, task: Task) -> float:
-        """Return how many seconds a step that has only this task waits for more rows."""
+        """Return how many seconds a step that contains only this task should wait for more rows."""
         now, step = self._events.now, self.costs.model.predict(SINGLE_TOKEN)
         self._until = self._until or now + step
         assert task.step_input

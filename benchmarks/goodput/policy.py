@@ -10,7 +10,7 @@ from itertools import product
 
 from tandem.protos.types import NO_DRAFT_SHAPE, DraftShape
 
-LEVELS = {8: 6, 16: 8, 32: 10, 64: 12}  # levels of a tree, by its number of nodes
+LEVELS = {8: 6, 16: 8, 32: 10, 64: 12}  # maximum levels of a tree, keyed by its size
 
 
 @dataclass(frozen=True, slots=True)

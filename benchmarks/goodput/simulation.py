@@ -161,8 +161,8 @@ class Simulation:
         request.drafting = drafter.start(request.name, job)
 
     def _send_commits(self) -> None:
-        """Send the verifier's commits to the drafter, with the verifier's current price of a row
-        and seconds per token.
+        """Send the verifier's commits to the drafter. Each commit carries the price of a row in a
+        verifier step and the verifier's seconds per token.
         """
         while self._commits:
             number, commit = self._commits.popleft()
@@ -226,13 +226,13 @@ class Simulation:
         seconds = curve.seconds(load) * noise(self._draft_noise)
         self._debt += self._world.contention * seconds
         self._drafted += seconds
-        # the drafter waits for cores as long as the verifier does
+        # the drafter is assumed to wait for cores as long as the verifier does
         waited = self._world.contention * self._drafted
         self._drafter.costs.core_waits.observe(self._drafted, waited)
         return seconds + slower
 
 
 def noise(rng: random.Random) -> float:
-    """Return a random factor for the duration of a step; it is 1 for a step of usual duration."""
+    """Return the random factor by which the duration of a step differs from its usual duration."""
     hiccup = HICCUP if rng.random() < HICCUPS else 1.0
     return hiccup * math.exp(rng.gauss(0.0, NOISE))

@@ -1,5 +1,5 @@
-"""Simulated texts, and the drafter's proposals for them. A simulated token is the rank that the
-drafter gives to the token.
+"""Simulated texts, and the drafter's proposals for them. A simulated token is represented by its
+rank among the drafter's proposals.
 
 The children that the drafter proposes for a node depend only on the node's position. Some positions
 are easy to predict, and others are hard. The next token of the text is sampled with the true
@@ -20,7 +20,7 @@ from tandem.drafter_service.tree.node import Child, Expansion
 BRANCHES = 4
 UNFORESEEN = BRANCHES  # a token that is never proposed
 PERIOD = 4096  # number of positions after which a text repeats
-REST = 0.5  # the next child's share of the remaining probability
+REST = 0.5  # each further child gets this share of the remaining probability
 
 
 @dataclass(frozen=True, slots=True)

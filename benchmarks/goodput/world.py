@@ -12,10 +12,10 @@ from itertools import product
 
 from tandem.engine.schedule.cost import StepLoad
 
-STEPS = 600  # length of a simulation with one session, in steps of plain decoding
-CROWD = 8  # with this many sessions, a simulation lasts half as many steps
+STEPS = 600  # a simulation lasts STEPS / (1 + sessions / CROWD) steps of plain decoding
+CROWD = 8  # number of sessions at which a simulation lasts STEPS / 2 steps
 START = 0.4  # share of the simulated time that is excluded as warm-up
-LOST = 0.1  # true / claimed probability of a proposal while a drafter is useless
+LOST = 0.1  # ratio of true to claimed probability while a drafter's proposals are useless
 
 Phases = tuple[tuple[float, float], ...]
 """Pairs of a share of the simulated time and the value that holds from then on."""
@@ -50,8 +50,8 @@ SKILLS = {
 @dataclass(frozen=True, slots=True)
 class StepCurve:
     """The duration of a step as a function of its number of rows. `milliseconds` has the duration
-    for each of `rows`; between and after these values the duration is linear. Each million attended
-    keys adds `keys` milliseconds.
+    for each number of rows in `rows`. Durations for other numbers of rows are interpolated and
+    extrapolated linearly. Each million attended keys adds `keys` milliseconds.
     """
 
     rows: tuple[int, ...]
@@ -71,7 +71,7 @@ class StepCurve:
 TARGETS = {
     "memory-bound": StepCurve((1, 200, 400), (25.0, 27.0, 50.0), 2.0),
     "compute-bound": StepCurve((1, 64), (10.0, 199.0), 20.0),
-    # one core, 110 M parameters: 1.5 times the time of the linear layers alone (RESULTS.md)
+    # one core, 110 M parameters; times of the linear layers (RESULTS.md), multiplied by 1.5
     "processor": StepCurve((1, 9, 17, 33, 80), (13.4, 17.3, 19.5, 36.8, 88.0), 60.0),
 }
 DRAFTS = {
@@ -133,7 +133,7 @@ class World:
 
 
 def at(phases: Phases, share: float) -> float:
-    """Return the value that holds after the given share of the simulated time."""
+    """Return the value that applies at a point in time, given as a share of the simulated time."""
     return [value for start, value in phases if start <= share][-1]
 
 

@@ -1,6 +1,7 @@
 """What benchmarks compare: systems and checkouts, the links between services, and prompts.
 
-This package must not know which results a comparison reports. Each benchmark decides what is
-compared and what counts. Start reading in `systems` for whole servers, in `runner` for rounds
-without a clock, and in `checkout` for services in processes of their own.
+This package must not know which results a comparison reports. Each benchmark decides itself what it
+compares, and which results it reports. Start reading in `systems` for complete servers, in `runner`
+for rounds whose results do not depend on timing, and in `checkout` for services in processes of
+their own.
 """

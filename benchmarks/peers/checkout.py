@@ -1,7 +1,9 @@
-"""Run the services of a checkout of the project, each as a process that runs that checkout's code,
-with a link of `benchmarks.peers.delay` between orchestrator and drafter.
+"""Run the services of a checkout of the project. Each service is a process that runs the checkout's
+code. A proxy of `benchmarks.peers.delay` simulates the network link between orchestrator and
+drafter.
 
-This module starts the services with their command lines, and stops them. It sends no requests.
+This module starts the services with their command lines, and stops them. The module sends no
+requests.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from tandem.protos.transport import rpc
 from tandem.v1 import orchestrator_pb2_grpc
 
 HERE = Path(__file__).resolve().parents[2]
-# requests are repeated, and the verifier must not draft from earlier answers
+# benchmarks repeat requests, so the verifier must not draft from earlier answers
 NO_RECENT_ANSWERS = ("--recent-tokens", "0")
 GRACE_SECONDS = 20.0
 QUIET = ("--log-level", "error")
@@ -50,9 +52,9 @@ class Spent:
     others: Sequence[Threads]
 
     def since(self, before: Spent) -> dict[str, float]:
-        """Return the bytes to the drafter (`up`) and back (`down`) since `before`, and the
-        `processor` seconds without the threads that run models. In a process with a model, the
-        busiest thread counts as the one that runs the model.
+        """Return the bytes sent to the drafter (`up`) and received from it (`down`) since `before`.
+        `processor` has the CPU seconds of all threads except those that run models. In a process
+        with a model, the busiest thread counts as the one that runs the model.
         """
         models = map(increases, self.models, before.models)
         beside = [*map(sum, map(increases, self.others, before.others))]
@@ -116,7 +118,9 @@ class Checkout:
 
 
 def credentials(folder: Path | None, role: str) -> list[str]:
-    """Return the flags that make a service use its certificate, or none without a folder."""
+    """Return the flags that make a service use its certificate. Returns no flags if no folder of
+    certificates is given.
+    """
     return certificates.flags(folder, role) if folder else []
 
 

@@ -6,7 +6,7 @@ or refuse all connections.
     python -m tandem.benchmarks.peers.delay HOST:PORT
 
 The proxy reads new states of the link from standard input, one JSON object per line, and answers
-each line with the bytes carried so far. It does not interpret the bytes that it carries.
+each line with the bytes carried so far. The proxy does not interpret the bytes that it forwards.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Way:
             loop.call_at(self.due, self._arrive)
 
     def _arrive(self) -> None:
-        self._arrived += 1  # whichever timer fires, the oldest bytes arrive
+        self._arrived += 1  # timers may fire in any order, but bytes arrive in order
         self.deliver()
 
     def deliver(self) -> None:
@@ -111,7 +111,9 @@ class Way:
 
 
 class End(asyncio.Protocol):
-    """One end of a connection, where one direction begins and the other direction ends."""
+    """One end of a connection: bytes received here leave in one direction, and bytes of the other
+    direction arrive here.
+    """
 
     def __init__(self, away: Way, home: Way) -> None:
         self._away = away
@@ -185,8 +187,9 @@ class Link:
             self._server = None
 
     def _accept(self) -> End:
-        """Accept a client's connection. Its first bytes leave after a round trip, as after a TCP
-        handshake, and the service sees the connection when the bytes arrive.
+        """Accept a client's connection. The client's first bytes leave after a round trip, which
+        simulates the TCP handshake. The connection to the service is opened when these bytes
+        arrive.
         """
         loop = asyncio.get_running_loop()
         up, down = Way(self, back=False), Way(self, back=True)

@@ -1,5 +1,5 @@
-"""llama.cpp as a system to compare with. It runs single steps, and completes prompts with and
-without drafted chains, in this process and on one thread.
+"""llama.cpp as a system to compare with. The module runs single steps of llama.cpp, and completes
+prompts with and without drafted chains. Everything runs in this process and on one thread.
 
 As in llama.cpp's own programs, keys and values are float16, with flash attention on or off. As in
 llama.cpp's `speculative-simple`, drafts are the likeliest tokens of the draft model, and a drafted

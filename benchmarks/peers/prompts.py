@@ -1,8 +1,8 @@
 """The prompts of all benchmarks: the first words of short stories that the embedded pair was not
-trained on. Some benchmarks also use code and noise.
+trained on. Some benchmarks also use program code and random tokens as prompts.
 
 This module reads the stories from the file beside it, and tokenises them as the orchestrator does.
-It does not load models.
+The module does not load models.
 """
 
 from __future__ import annotations

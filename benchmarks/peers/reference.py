@@ -2,7 +2,8 @@
 texts.
 
 `generate()` runs one session with its own KV cache, and processes one token per step after the
-prompt. This module replaces only transformers' attention function, with that of the engine.
+prompt. This module replaces transformers' attention function with the engine's, and changes nothing
+else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Chat prompts whose answers repeat earlier text: questions that are asked again with small
 changes, and requests to rename one variable of a program.
 
-This module renders and tokenises prompts as the orchestrator does. It does not load models.
+This module renders and tokenises prompts as the orchestrator does, and loads no model.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 answers that the target has already generated.
 
 Drafts do not change a target's answer. The target therefore generates each answer once, and the
-drafts of every drafter are compared with this answer. Counting needs no model and no clock.
+drafts of every drafter are compared with this answer. This module runs no model and measures no
+time.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class Suffix:
         return self._draft
 
     def accepted(self, nodes: Sequence[int], token: int) -> None:
-        """Adjust the trust in each source of proposals to how many of its tokens were accepted."""
+        """Update the trust in each source of proposals, given the accepted nodes of a draft."""
         self._sources.observe(self._proposals, self._draft, nodes)
 
     def end(self) -> None:
@@ -135,7 +136,7 @@ def replay(session: Session, prompt: Tokens, answer: Tokens, count: Count) -> No
 
 
 def right(draft: Draft, text: Sequence[int]) -> list[int]:
-    """Return the longest path of draft nodes whose tokens are the first tokens of a text."""
+    """Return the longest path of draft nodes whose tokens match the beginning of a text."""
     children, path = tree.children(draft.parents), list[int]()
     for token in text:
         below = children[path[-1] + 1 if path else 0]

@@ -88,7 +88,7 @@ class Runner:
     ) -> list[CompletionRounds]:
         """Complete all prompts, at most `at_once` of them at the same time. The seed of each
         completion is the index of its prompt. Returns each completion with its rounds. Raises a
-        TandemError.
+        TandemError if a call to the drafter or to the verifier fails.
         """
         places = asyncio.Semaphore(at_once)
 

@@ -1,8 +1,8 @@
 """The systems that the throughput benchmark compares: transformers' `generate()` and Tandem's
 client API.
 
-Each system completes prompts, greedily at temperature 0. Other modules measure and compare the
-speed of the systems.
+Each system completes prompts. Decoding is greedy if the temperature is 0. Other modules measure and
+compare the speed of the systems.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class System(Protocol):
     """A system that completes prompts."""
 
     async def complete(self, prompt: Prompt, max_new_tokens: int) -> Completion:
-        """Return the generated tokens, at most `max_new_tokens`. They end where the story ends."""
+        """Return the generated tokens. Generation stops at an end token or after `max_new_tokens`
+        tokens.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class Plain:
 @dataclass(frozen=True, slots=True)
 class Tandem:
     """Tandem's client API. The server chooses the `levels` and `branches` of drafts unless they are
-    given. With 0 levels it decodes without drafts.
+    given. If `levels` is 0, the server decodes without drafts.
     """
 
     stub: Any
@@ -86,7 +88,7 @@ class Tandem:
     temperature: float = 0.0
 
     async def complete(self, prompt: Prompt, max_new_tokens: int) -> Completion:
-        """Complete a prompt with one unary call. Raises a TandemError."""
+        """Complete a prompt with one unary call. Raises a TandemError if the call fails."""
         request = api.GenerateRequest(
             token_ids=api.TokenIds(ids=prompt),
             sampling=api.Sampling(temperature=self.temperature, seed=0),

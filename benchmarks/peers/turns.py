@@ -1,8 +1,8 @@
 """Send the same requests to several servers in turn, through the client API. Measure when tokens
 arrive, at what rate, and whether all servers return the same tokens.
 
-Callers of this module decide in which order the servers take their turns, and over which network
-link.
+Callers of this module choose the order in which the servers take turns, and configure the network
+links of the servers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from tandem.v1 import orchestrator_pb2 as api
 
 MAX_TURN_SECONDS = 20.0  # seconds after which a turn ends even if no answer has ended
 POLL_SECONDS = 0.01  # seconds between checks whether a turn is over
-MIN_RATE_TOKENS, MIN_RATE_SECONDS = 16, 2.0  # rates need this many tokens or seconds
+# a token rate is computed only if there are at least this many tokens or seconds
+MIN_RATE_TOKENS, MIN_RATE_SECONDS = 16, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Answer:
 
     def paced(self, skip: int, end: float) -> tuple[int, float]:
         """Return how many tokens arrived after the first `skip` tokens, and in how many seconds. If
-        the answer has not ended, the seconds count up to `end`, the end of the turn.
+        the answer has not ended, the time is measured until `end`, the end of the turn.
         """
         for when, count in [(self.began, 0), *self.arrivals]:
             if count >= skip:
@@ -73,8 +74,8 @@ class Answer:
         return 0, 0.0
 
     def differs(self, other: Answer) -> bool:
-        """Return whether two answers differ: in the tokens at the positions that both have or, if
-        both are complete, in their length.
+        """Return whether two answers differ. Tokens are compared at the positions that exist in
+        both answers. The lengths are compared only if both answers are complete.
         """
         short = min(len(self.tokens), len(other.tokens))
         whole = all(each.ended and not each.failed for each in (self, other))
@@ -85,9 +86,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The measurements of one server's turn: its answers while `at_once` requests ran concurrently,
-    and the time of its `end`. `spent` has the bytes sent to the drafter (`up`) and received from it
-    (`down`), and the CPU seconds of all threads except those that run models (`processor`).
+    """The measurements of one server's turn. `at_once` is the number of concurrent requests, and
+    `end` is the time at which the turn ended. `spent` maps `up` to the bytes sent to the drafter,
+    and `down` to the bytes received from the drafter. It maps `processor` to the CPU seconds of all
+    threads that do not run models.
     """
 
     answers: Sequence[Answer]
@@ -102,7 +104,8 @@ class Turn:
 
     def rate(self, skip: int = 0) -> float | None:
         """Return the tokens per second of all requests together, without the first `skip` tokens of
-        each answer. Return None if too few tokens arrived to compute a rate.
+        each answer. Return None if fewer than MIN_RATE_TOKENS tokens and less than MIN_RATE_SECONDS
+        seconds were measured.
         """
         paced = [answer.paced(skip, self.end) for answer in self.answers]
         tokens, seconds = sum(each for each, _ in paced), sum(each for _, each in paced)
@@ -116,8 +119,9 @@ async def take(
 ) -> Turn:
     """Send requests to one server, `at_once` at a time, and return the measurements of this turn.
 
-    The turn ends when a request has ended and no job is left to start. It also ends when `seconds`
-    have passed and at least one request has ended. Requests that still run are then cancelled.
+    The turn ends when no job is left to start and fewer than `at_once` requests are running. The
+    turn also ends when `seconds` have passed and at least one request has ended. Requests that
+    still run are then cancelled.
     """
     answers, waiting, began = list[Answer](), iter(jobs), time.perf_counter()
 
@@ -143,7 +147,7 @@ async def take(
 
 async def ask(stub: Any, levels: int | None, answer: Answer) -> None:
     """Send a request and record its streamed answer. The server chooses the number of draft levels
-    unless `levels` is given. With 0 levels it decodes without drafts.
+    unless `levels` is given. If `levels` is 0, the server decodes without drafts.
     """
     job = answer.job
     request = api.GenerateRequest(
@@ -174,9 +178,9 @@ def middle(values: Sequence[float | None]) -> float | None:
 
 
 def ratio(turns: Turns, name: str, other: str, skip: int = 0) -> float | None:
-    """Return the speedup of the server `name` over the server `other`: the median over all turns of
-    the ratio of their token rates, without the first `skip` tokens of each answer. Return None if
-    one of the servers took no turns or has no rate.
+    """Return the speedup of the server `name` over the server `other`, which is the median over all
+    turns of the ratio of their token rates. The first `skip` tokens of each answer are not counted.
+    Return None if there is no turn in which both servers have a token rate.
     """
     if not {name, other} <= turns[0].keys():
         return None

@@ -2,8 +2,9 @@
 
     tandem bench serve --request-rate 4 --num-prompts 80 --goodput ttft:500 --goodput tpot:50
 
-Tandem also gets the same requests without drafts. Parts with and without drafts alternate, so that
-other activity on the machine affects both alike.
+If the server is Tandem, the same requests are by default also sent without drafts. The requests are
+sent in parts, alternately with and without drafts, so that other activity on the machine affects
+both alike.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ DRAFTS, PLAIN = "drafts", "plain"
 ALL_AT_ONCE = float("inf")  # the request rate at which all requests are sent at once
 LIMITED = ("ttft", "tpot", "e2el")  # metrics that --goodput can limit
 Groups = dict[str, list[Record]]
-Measured = tuple[str, Groups, dict[str, float]]  # model, records and seconds
+Measured = tuple[str, Groups, dict[str, float]]  # model name, and records and seconds by group
 
 # Options that do the same as an option of vLLM's `bench serve` have the name of that option.
 Url = Annotated[
@@ -75,7 +76,9 @@ async def measure(
     turns: int,
     baseline: bool,
 ) -> Measured:
-    """Send the requests with drafts and, with `baseline`, also without. Raises TandemError."""
+    """Send all requests with drafts. If `baseline` is true, also send them without drafts. Raises
+    TandemError.
+    """
     groups: Groups = {DRAFTS: [], PLAIN: []} if baseline else {DRAFTS: []}
     seconds = dict.fromkeys(groups, 0.0)
     async with server as (model, ask):
@@ -90,7 +93,7 @@ async def measure(
     return model, groups, seconds
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)  # rich truncates option names
+app = typer.Typer(add_completion=False, rich_markup_mode=None)  # rich would truncate option names
 
 
 @app.command()

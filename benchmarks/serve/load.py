@@ -40,8 +40,9 @@ def blocks(count: int, turns: int, baseline: bool) -> Iterator[tuple[range, bool
     """Split `count` requests into `turns` parts. Yield the indices of each part, and whether to
     send the part with drafts.
 
-    With a `baseline`, each part is yielded twice: with and without drafts. Which of them comes
-    first alternates, so that a gradual change in the machine's speed affects both alike.
+    If `baseline` is true, each part is yielded twice: once with drafts and once without. The order
+    alternates from part to part, so that a gradual change in the machine's speed affects requests
+    with and without drafts alike.
     """
     size = -(-count // turns)
     for turn, start in enumerate(range(0, count, size)):

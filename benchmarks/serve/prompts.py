@@ -21,8 +21,8 @@ class Prompt:
 
 
 def read(file: Path | None, count: int) -> list[Prompt]:
-    """Return the first `count` prompts of a file or, without a file, of the story prompts. If there
-    are fewer than `count` prompts, they are repeated. Raises Unusable.
+    """Return the first `count` prompts of a file, or of the story prompts if no file is given. If
+    there are fewer than `count` prompts, they are repeated. Raises Unusable.
     """
     found = _lines(file) if file else [Prompt(text) for text in story_prompts()]
     if not found:

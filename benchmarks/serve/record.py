@@ -32,8 +32,8 @@ class Drafts:
         )
 
     def per_position(self) -> list[float]:
-        """Return, for each draft position, the share of drafts of which a token at this position
-        was accepted.
+        """Return, for each draft position, the share of drafts whose token at this position was
+        accepted.
         """
         reached = [sum(self.histogram[place:]) for place in range(1, len(self.histogram))]
         return [count / self.with_drafts for count in reached] if self.with_drafts else []
@@ -73,6 +73,6 @@ class Record:
         return [later - earlier for earlier, later in zip(self.arrivals, self.arrivals[1:])]  # noqa: B905
 
     def meets(self, limits: Mapping[str, float]) -> bool:
-        """Return whether each limited latency is within its limit, given in milliseconds."""
+        """Return whether no latency exceeds its limit. The limits are in milliseconds."""
         figures = {"ttft": self.first, "tpot": self.per_token or 0.0, "e2el": self.total}
         return all(figures[name] * 1000 <= limit for name, limit in limits.items())

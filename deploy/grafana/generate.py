@@ -23,7 +23,7 @@ def dashboard(name: str, panels: tuple[Panel, ...]) -> str:
         "type": "query",
         "datasource": SOURCE,
         "query": "label_values(tandem_build_info, namespace)",
-        "refresh": 2,  # Grafana reloads the list when the time range changes
+        "refresh": 2,  # Grafana reloads the list of namespaces when the time range changes
         "includeAll": True,
         # the entry "All" of the list also matches metrics without a namespace label
         "allValue": ".*",

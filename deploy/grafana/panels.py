@@ -9,7 +9,7 @@ from typing import Any
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 COLUMNS, HEIGHT = 2, 8  # panels per row, and a panel's height in rows of Grafana's grid
 METRIC = re.compile(r"\b(tandem[_:][a-z0-9_:]+)(?:\{([^}]*)\})?")
-CHOSEN = 'namespace=~"$namespace"'  # matches the deployments chosen in a dashboard's list
+CHOSEN = 'namespace=~"$namespace"'  # matches the deployments that are selected in a dashboard
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Panel:
     text: str = ""
 
     def json(self, number: int) -> dict[str, Any]:
-        """Return the panel in Grafana's JSON format. `number` is its index in the dashboard."""
+        """Return the panel in Grafana's JSON format. `number` is the panel's index."""
         width = 24 // COLUMNS
         x, y = number % COLUMNS * width, number // COLUMNS * HEIGHT
         return {
@@ -67,8 +67,8 @@ def quantiles(title: str, name: str) -> Panel:
 
 
 def of_models(title: str, unit: str, name: str) -> Panel:
-    """Create a panel that shows the 95th percentile of the histogram `name` of verifiers and of the
-    same histogram of drafters.
+    """Create a panel that shows the 95th percentile of a metric, once for verifiers and once for
+    drafters. The metrics are the histograms `verify_{name}` and `draft_{name}`.
     """
     owners = {"verify": "verifier", "draft": "drafter"}
     queries = {quantile(f"{each}_{name}", 0.95): owner for each, owner in owners.items()}

@@ -19,7 +19,7 @@ SCHEMA = "tandem/v1/orchestrator.proto"
 PAGE = "reference/grpc.md"
 Field = descriptor_pb2.FieldDescriptorProto
 Message = descriptor_pb2.DescriptorProto
-Comments = Mapping[tuple[int, ...], str]  # by the declaration's path in the schema
+Comments = Mapping[tuple[int, ...], str]  # maps a declaration's path in the schema to its comment
 
 HEAD = f"""# gRPC schema
 
@@ -43,9 +43,7 @@ def compiled() -> descriptor_pb2.FileDescriptorProto:
 
 
 def comments_of(schema: descriptor_pb2.FileDescriptorProto) -> Comments:
-    """Return the comment of every declaration, as one line, by the declaration's path in the
-    schema.
-    """
+    """Return a mapping from each declaration's path in the schema to its comment as one line."""
     return {
         tuple(each.path): " ".join(
             f"{each.leading_comments} {each.trailing_comments}".replace("|", r"\|").split()

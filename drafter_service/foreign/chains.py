@@ -97,7 +97,7 @@ class Chain:
 class ChainJob:
     """Background job that sends the proposed chains of one opening. A chain is empty if the
     translated text leaves no space for it in the draft model's context. If the opening's text does
-    not fit into that context, the job sends only empty chains. Raises SessionMiss.
+    not fit into the draft model's context, the job sends only empty chains. Raises SessionMiss.
     """
 
     def __init__(
@@ -150,8 +150,8 @@ class ChainJob:
                     known = self._pending.mark_fed()
 
     def _ready(self) -> Segment | None:
-        """Process the commits that have arrived. Return the draft model's tokens to feed before the
-        next chain, or None if there is nothing to feed now.
+        """Process the commits that have arrived. Return the segment to feed before the next chain,
+        or None if nothing is to be fed now.
         """
         if tokens := new_tokens(self._stream.inbox, len(self._text.tokens)):
             self._extend(tokens)
@@ -173,8 +173,8 @@ class ChainJob:
 
     @property
     def _fits(self) -> bool:
-        """Whether the draft model's context has space for a chain after the translated text. If
-        there was no space after the opening's text, the value stays False.
+        """Whether the draft model's context has space for a chain after the translated text. If the
+        opening's text left no space, the value is always False.
         """
         end = len(self._draft_tokens) + self._levels + EXTRA_TOKENS
         return (
@@ -191,8 +191,8 @@ class ChainJob:
             self._text = replace(self._text, tokens=self._text.tokens + array("I", tokens))
 
     def _rewind(self) -> None:
-        """Truncate the session to the prefix that it shares with the translated text, but leave at
-        least the newest token of the text to be fed.
+        """Truncate the session to the prefix that it shares with the translated text. The newest
+        token of the text is always fed again, because its logits are needed.
         """
         held = self._session.common_prefix_with(self._draft_tokens[:-1])
         count = self._setup.sessions.cut(self._session, held)

@@ -21,8 +21,9 @@ def _no_tokens() -> array[int]:
 
 @dataclass(frozen=True, slots=True)
 class TargetText:
-    """The target's committed `tokens` in a session of a `client`, at the session's `epoch`. `head`
-    is the translation of the first `settled` tokens, and later tokens no longer change it.
+    """The committed text of a session, as `tokens` of the target. The session belongs to `client`
+    and is at `epoch`. `head` is the translation of the first `settled` tokens, and later tokens no
+    longer change it.
     """
 
     tokens: array[int] = field(default_factory=_no_tokens)
@@ -68,7 +69,9 @@ class TargetTexts:
         return len(self._texts)
 
     def find(self, context: Context) -> TargetText:
-        """Return the text that an opening builds on; raises SessionMiss."""
+        """Return the committed text that an opening continues. Raises SessionMiss if it is not
+        cached.
+        """
         if not context.epoch and not context.base:
             return TargetText(client=context.client)
         text = self._texts.get(context.session_id, TargetText())

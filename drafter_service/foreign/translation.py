@@ -55,8 +55,8 @@ class Fragments:
         ]
 
     def encode(self, text: str, at_start: bool = False) -> list[int]:
-        """Return the tokens that a fragment has in the middle of a longer text or, if `at_start`,
-        at the start of a text.
+        """Return the tokens of a fragment from the middle of a longer text. If `at_start`, the
+        fragment is the start of the text.
         """
         for context, ids in () if at_start else self._contexts:
             found = self._ids(context + text)
@@ -65,8 +65,8 @@ class Fragments:
         return self._ids(text)
 
     def decode(self, ids: Sequence[int], at_start: bool = False) -> str:
-        """Decode tokens that lie in the middle of a longer text or, if `at_start`, at the start of
-        a text.
+        """Decode tokens from the middle of a longer text. If `at_start`, the tokens are the start
+        of the text.
         """
         plain: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         if at_start or not self._contexts:
@@ -135,9 +135,9 @@ class Translation:
         return draft
 
     def to_target(self, committed: Sequence[int], drafted: Sequence[int]) -> list[int]:
-        """Translate a draft, which follows the committed tokens, to tokens of the target. The
-        translation ends with the first special token, such as an end-of-text token. The last token
-        may cover only a part of a word; it is proposed like any other token.
+        """Translate the tokens drafted after `committed` to tokens of the target. The translation
+        ends with the first special token, such as an end-of-text token. The last token may cover
+        only a part of a word; it is proposed like any other token.
         """
         count = next((at for at, token in enumerate(drafted) if self.is_special(token)), None)
         text = self._draft.decode(drafted[:count]).partition(REPLACEMENT)[0]
@@ -154,18 +154,18 @@ class Translation:
     def word_boundary(
         self, committed: Sequence[int], near: int = MIN_TAIL, far: int | None = None
     ) -> int:
-        """Return the last index at which the committed tokens may be cut because a word begins
-        there; 0 if there is none. The index is at least `near` tokens before the end and, if `far`
-        is given, less than `far` tokens before the end.
+        """Return the last index at which a word begins, so that the committed tokens may be cut
+        there. The index is at least `near` tokens before the end and, if `far` is given, less than
+        `far` tokens before the end. Returns 0 if there is no such index.
         """
         stop = 0 if far is None else max(0, len(committed) - far)
         places = range(len(committed) - near, stop, -1)
         return next((at for at in places if at and self._target.is_word_boundary(committed, at)), 0)
 
     def character_boundary(self, committed: Sequence[int], near: int) -> int:
-        """Return an index at which the committed tokens may be cut between two characters, perhaps
-        within a word; 0 if there is none. The function is for texts in which no `word_boundary` is
-        found.
+        """Return an index at which the committed tokens may be cut between two characters, even
+        within a word. Returns 0 if there is no such index. The function is for texts in which no
+        `word_boundary` is found.
         """
         places = range(len(committed) - near, max(0, len(committed) - near - 4), -1)
         ends = ((at, self._target.decode(committed[max(0, at - 8) : at])) for at in places)
@@ -184,8 +184,8 @@ class Translation:
         return self._target.encode(text)  # encoding both together would change the committed tokens
 
     def _tail(self, committed: Sequence[int]) -> tuple[list[int], str, bool]:
-        """Return the newest committed tokens, cut off where a word begins if possible, with their
-        text and whether they are all of the committed tokens.
+        """Return the last few committed tokens, their text, and whether they are all of the
+        committed tokens. If possible, a word begins with the first of these tokens.
         """
         start = self.word_boundary(committed, far=MAX_TAIL) or max(0, len(committed) - MAX_TAIL)
         for at in range(start, len(committed)):
@@ -195,7 +195,7 @@ class Translation:
             tail, at_start = list(committed[first:]), first == 0
             tail_text = self._target.decode(tail, at_start)
             if not tail_text.startswith(REPLACEMENT):
-                break  # the tokens do not begin within a character, which has 4 bytes at most
+                break  # the tokens begin at a character boundary; a character has at most 4 bytes
         return tail, tail_text, at_start
 
 

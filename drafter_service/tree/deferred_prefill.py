@@ -20,7 +20,7 @@ from tandem.protos.types import Context
 
 class DeferredPrefill:
     """Context manager that acquires the session of an opening once its prefill, `step_input`, is
-    ready to be fed. If `worth` is None, the prefill is ready at once.
+    ready to be fed. If `worth` is None, the prefill may start immediately.
     """
 
     session: Session
@@ -52,8 +52,8 @@ class DeferredPrefill:
         return self._scope.__exit__(*error)  # type: ignore[arg-type]
 
     def _ready(self) -> Segment | None:
-        """Return the uncached tokens of the text once the prefill should run, and None before;
-        raises SessionMiss, StaleTurn, Busy.
+        """Return a segment of the text's uncached tokens once the prefill should run. Returns None
+        while the prefill is deferred. Raises SessionMiss, StaleTurn, Busy.
         """
         if self._segment:
             return self._segment

@@ -27,7 +27,9 @@ SHORTLIST = 256  # in a large vocabulary, only this many of the likeliest tokens
 # minimum number of candidates, which are the tokens with the highest sums of logit and noise; the
 # token that the target draws should be among them
 MIN_CANDIDATES = 16
-SENT_TOKENS = 32  # children are drawn from this many of the likeliest tokens, all of which are sent
+# children are drawn from this many of the likeliest tokens; the distribution of these tokens is
+# sent with the draft
+SENT_TOKENS = 32
 UNIT_WEIGHT = 1 << 16  # probabilities are rounded to integer weights; probability 1 has this weight
 # typical error of a draft logit; `make acceptance` gave the same result from 0.5 to 0.7
 LOGIT_ERROR = 0.6
@@ -46,8 +48,9 @@ and returns the children of each row's node.
 def likeliest_children(
     params: SamplingParams, count: int, with_probabilities: bool = False
 ) -> Expander:
-    """Return an expander that proposes the `count` tokens that the target is most likely to draw,
-    with log-probabilities and, if `with_probabilities`, with the draft model's probabilities.
+    """Return an expander that proposes the `count` tokens that the target is most likely to draw.
+    Each token has the log-probability that the target draws it. If `with_probabilities`, each token
+    also has the probability that the draft model gives it.
 
     The target draws argmax(logit + temperature x noise). The drafter's logits differ from the
     target's by about LOGIT_ERROR, so softmax((logit + temperature x noise) / LOGIT_ERROR) predicts
@@ -74,8 +77,8 @@ def _likeliest_draws(
     logits: torch.Tensor, params: SamplingParams, positions: Sequence[int], candidates: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the tokens that the target is most likely to draw for each row of `logits` [rows,
-    vocab], and their unnormalised logits with the target's noise, highest first. The tokens and the
-    logits are [rows, candidates], or narrower for a smaller vocabulary.
+    vocab], likeliest first. Also return the logits of these tokens with the target's noise added.
+    Both results are [rows, candidates], with fewer columns if the vocabulary is smaller.
     """
     temperature, ids = min(params.temperature, MAX_TEMPERATURE), None
     if logits.shape[-1] >= LARGE_VOCABULARY or logits.device.type != "cpu":
@@ -122,7 +125,7 @@ def _sampled(row: torch.Tensor, params: SamplingParams, position: int, count: in
         return Expansion([Child(token, 0.0, math.exp(score))], Distribution((token,), (1,)))
     (likeliest,), (scores,) = leading(row[None], params, SENT_TOKENS)
     weights = (scores.exp().double() * UNIT_WEIGHT).round()
-    kept = weights > 0  # weights above 0 include the likeliest token, unless the vocabulary is huge
+    kept = weights > 0  # in a huge vocabulary, even the likeliest token's weight may be 0
     kept[0] = True
     ids, weights = likeliest[kept], weights[kept].clamp(min=1)
     keys = weights.log() + gumbel(params.seed, position, ids, NoiseStream.DRAFT)
@@ -137,8 +140,8 @@ def medusa_lite_children(
     params: SamplingParams, branches: int, root: int, visible: torch.Tensor
 ) -> Expander:
     """Return an expander that proposes `branches` first tokens, and continues each of them with the
-    draft model's likeliest tokens. The first tokens are drawn without replacement from those likely
-    tokens that are `visible` [vocab].
+    draft model's likeliest tokens. The first tokens are drawn without replacement from the likely
+    tokens that have visible characters (`visible` [vocab]).
 
     The draws use the target's noise, so they often include the token that the target draws.
     """

@@ -50,9 +50,8 @@ class GrowingTree:
 
     def ready(self) -> Segment | None:
         """Return the next segment to feed, or None if there is nothing to feed now. Committed
-        tokens are fed first, but not before there are many of them or drafting after them is worth
-        its cost. If no committed tokens are pending, the likeliest node that was not fed yet comes
-        next.
+        tokens are fed first, once there are many of them or drafting is worth its cost. If no
+        committed tokens are pending, the likeliest node that was not fed yet comes next.
         """
         self._update()
         if self._stream.paused or self._text.tree.full:
@@ -72,7 +71,9 @@ class GrowingTree:
         return (math.exp(node.score - root) for node in self._frontier[1:])
 
     def segment(self, rows: int) -> Segment:
-        """Return a segment that feeds the first node of the frontier and up to `rows` more."""
+        """Return a segment that feeds the first node of the frontier and up to `rows` further
+        nodes.
+        """
         self._feeding = self._frontier[: rows + 1]
         return self._text.segment(self._feeding)
 

@@ -32,8 +32,9 @@ class Expansion:
 @dataclass(slots=True, eq=False)
 class DraftNode:
     """A proposed token. `position` is the number of tokens of the text up to and including this
-    one. `slot` is the index of the node's keys in the session's cache, counted from after the root,
-    and None until the node is fed. The root's slot is -1. `number` is 0 until the node is sent.
+    one. `slot` is the index of the node's keys in the session's cache, where 0 is the first slot
+    after the root. `slot` is None until the node is fed. The root's slot is -1. `number` is 0 until
+    the node is sent.
     """
 
     token: int

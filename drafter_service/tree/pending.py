@@ -24,7 +24,7 @@ ReadTokens: TypeAlias = Callable[[Sequence[int]], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class WaitingInput(FixedInput):
-    """A step input without optional rows that waits until `ready` returns a segment."""
+    """A step input that waits until `ready` returns a segment. It has no optional rows."""
 
     ready: Callable[[], Segment | None]
 
@@ -44,7 +44,9 @@ class PendingTokens:
         self._read = read
 
     def next(self) -> Segment:
-        """Return a segment of as many pending tokens as may be fed in one step; raises Busy."""
+        """Return a segment of as many pending tokens as may be fed in one step. Raises Busy if
+        memory is short.
+        """
         tokens = self.pending[:SHORT_PREFIX]
         self._sessions.reserve(self.session, self.session.length + len(tokens))
         return chain_segment(self.session, self._read(tokens))
@@ -64,5 +66,5 @@ class PendingTokens:
 
 
 def chain_segment(session: Session, tokens: Sequence[int]) -> Segment:
-    """Return a segment of tokens that follow a session's tokens, with logits for the last token."""
+    """Return a segment that feeds tokens to a session and requests the logits of the last token."""
     return Segment(session.table, session.length, tuple(tokens), tree.chain(len(tokens)), 1)

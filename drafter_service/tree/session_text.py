@@ -1,7 +1,7 @@
 """One session's text and the draft tree that follows it. The module keeps track of which part of
 the text and the tree is cached, and of what may be fed next.
 
-When `token_tree` decides on changes of the session's cache, this module makes them. `growing` and
+This module makes the changes of the session's cache that `token_tree` decides on. `growing` and
 `whole` decide which tokens are fed and when.
 """
 
@@ -73,9 +73,9 @@ class SessionText(PendingTokens):
         self._before_grammar: list[int] = list(session.tokens[opening.context.length :])
 
     def take_commits(self, inbox: deque[CommitTokens], restart: bool = False) -> int:
-        """Process the commits that have arrived. The tree is re-rooted at the new end of the text
-        or, with `restart`, replaced by an empty tree there. Returns the number of new tokens;
-        raises SessionMiss.
+        """Process the commits that have arrived. The tree is re-rooted at the new end of the text.
+        If `restart`, an empty tree replaces the tree. Returns the number of new tokens. Raises
+        SessionMiss if tokens before a commit are missing.
         """
         tokens = new_tokens(inbox, self.session.length + len(self.pending))
         if not tokens:
@@ -112,8 +112,8 @@ class SessionText(PendingTokens):
         )
 
     def expand(self, nodes: Sequence[DraftNode], logits: torch.Tensor, propose: Expander) -> None:
-        """Add proposed children to `nodes`, which are the root or nodes that were fed, given the
-        logits [nodes, vocab] after each of them.
+        """Add proposed children to `nodes`, given the logits [nodes, vocab] after each node. Each
+        node is the root or was fed.
         """
         rows = self._vocabulary.proposable(logits)
         self._constrain()

@@ -4,8 +4,8 @@ The module is pure: it takes in children and committed tokens, and returns nodes
 and new slots for the keys of nodes. A node's score is the predicted log-probability that the node
 is accepted: a sum over its path, so children never score above their parent. A node that is not
 among the best nodes therefore has no descendant among them, and feeding only the best nodes gives
-the exact best-first tree (arXiv 2402.12374, 2406.16858). Re-rooting does not change the scores; the
-root's score is subtracted where a chance is needed.
+the exact best-first tree (arXiv 2402.12374, 2406.16858). Re-rooting does not change the scores. The
+root's score is subtracted to compute a chance.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tandem.protos.streams import Proposal
 from tandem.protos.types import MAX_LEVELS, MAX_NODES, Distribution, DraftShape, Schedule
 
 ALL_PAY = FeedThreshold()
-# most nodes that are fed ahead of the text, as a multiple of the number of nodes of a draft
+# maximum number of nodes fed ahead of the text, as a multiple of the nodes of a draft
 FED_PER_NODE = 4
 
 
@@ -91,8 +91,8 @@ class TokenTree:
     def frontier(
         self, window: Iterable[DraftNode], threshold: FeedThreshold = ALL_PAY
     ) -> list[DraftNode]:
-        """Return the nodes of the window to feed next, best first. Each of these nodes is
-        confident, is above the last level, was not fed yet, and is worth its cost.
+        """Return the nodes of `window` to feed next, best first. Each of them was not fed yet,
+        reaches the required confidence, is above the deepest level, and is worth its cost.
         """
         deepest, left = self._deepest, FED_PER_NODE * self.shape.nodes - self.fed
         base, start = self.root.score, self.root.position
@@ -107,8 +107,8 @@ class TokenTree:
             self._fed.append(node)
 
     def parents(self, nodes: Sequence[DraftNode]) -> tuple[int, ...]:
-        """Return the slots of the parents of all fed nodes, ordered by the fed nodes' slots, and
-        then those of the parents of `nodes`.
+        """Return the slot of each node's parent: first for all fed nodes, ordered by slot, and then
+        for `nodes`.
         """
         above = (node.parent for node in (*self._fed, *nodes))
         return tuple(a.slot for a in above if a is not None and a.slot is not None)
@@ -127,8 +127,8 @@ class TokenTree:
         fed nodes, and a list of cache slots: first the slots of these nodes, and then the slots of
         all other fed nodes that remain in the tree.
 
-        If a token has no fed node, or with `restart`, the new tree is empty, and its root has to be
-        fed.
+        If a committed token has no fed node, or if `restart`, the tree becomes empty. The root of
+        the empty tree must be fed.
         """
         if self.root.children:
             self.shape = adapted(self.shape, self._observe(tokens))
@@ -148,8 +148,8 @@ class TokenTree:
         return len(path), path + slots
 
     def unsent(self, window: Iterable[DraftNode], level: int = 0) -> Proposal | None:
-        """Return a proposal of the nodes of the window that have not been sent, or None if there
-        are none. Nodes above `level` are sent only if one of their descendants is sent.
+        """Return a proposal of the nodes of `window` that were not sent yet, or None if there are
+        none. A node less than `level` levels below the root is sent only if a descendant is sent.
         """
         nodes: set[DraftNode] = set()
         for node in (n for n in window if n.position >= self.root.position + level):
@@ -160,9 +160,8 @@ class TokenTree:
         return self._proposal(sorted(nodes, key=attrgetter("position"))) if nodes else None
 
     def whole_draft(self) -> tuple[Proposal, list[int]]:
-        """Return the best tree as one proposal, and the cache slots of the leading nodes on the
-        tree's first path, up to the first node that was not fed. The likeliest child of each node
-        comes first.
+        """Return the best tree as one proposal. Also return the cache slots of the fed nodes with
+        which the tree's first path begins. The likeliest child of each node comes first.
         """
         kept, nodes = set(self.window()), list[DraftNode]()
         stack = [self.root]
@@ -221,7 +220,7 @@ class TokenTree:
 
     def _observe(self, tokens: Iterable[int]) -> bool:
         """Compare the tree with the tokens that were committed, and learn from the result. Returns
-        whether the tokens follow a path of the tree, as far as the tree reaches.
+        whether the tokens follow a path of the tree. Tokens after the end of that path are ignored.
         """
         node = self.root
         for token in tokens:

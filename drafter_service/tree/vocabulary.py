@@ -3,8 +3,8 @@ which tokens the draft model is fed instead of the target's, and which tokens ha
 characters.
 
 Two tokenizers are nearly equal if all but a few ids stand for the same token in both. An id that
-stands for different tokens is never proposed. Every draft therefore consists of the target's
-tokens, however it is made from the logits. The module is pure.
+stands for different tokens in the two vocabularies is never proposed. Therefore all drafting
+methods propose only tokens of the target. The module is pure.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ REPLACEMENT = "\ufffd"
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The vocabulary of a draft model: its first `count` ids. The `masked` ids stand for other
-    tokens in the target's vocabulary, so they are never proposed. For each id of the target that
-    stands for another token in the draft model, `substitutes` has the id that the draft model is
-    fed instead.
+    """The vocabulary of a draft model: its first `count` ids. The `masked` ids do not stand for the
+    same tokens in the target's vocabulary, so they are never proposed. For each id of the target
+    that stands for another token in the draft model, `substitutes` has the id that the draft model
+    is fed instead.
     """
 
     count: int
@@ -38,10 +38,10 @@ class Vocabulary:
 
     @classmethod
     def shared(cls, count: int, own: Mapping[int, str], target: Mapping[int, str]) -> Vocabulary:
-        """Return the vocabulary of a draft model with its `own` tokens and a target with nearly the
-        same tokens. Instead of each of the target's tokens, the draft model is fed its own token of
-        the same name, or a neutral token if it has none. A tokenizer may list tokens for which the
-        draft model has no logits; such tokens are ignored.
+        """Return the vocabulary of a draft model whose tokens (`own`) are nearly the same as those
+        of its target (`target`). Instead of each of the target's tokens, the draft model is fed its
+        own token of the same name, or a neutral token if it has none. A tokenizer may list tokens
+        for which the draft model has no logits; such tokens are ignored.
         """
         own = {index: token for index, token in own.items() if index < count}
         ids = {token: index for index, token in own.items()}
@@ -55,7 +55,7 @@ class Vocabulary:
         )
 
     def read(self, tokens: Iterable[int]) -> tuple[int, ...]:
-        """Return the tokens that the draft model is fed for the given tokens of the target."""
+        """Return the tokens that the draft model is fed instead of these tokens of the target."""
         if not self.substitutes:
             return tuple(tokens)
         return tuple(self.substitutes.get(token, token) for token in tokens)

@@ -30,8 +30,8 @@ def whole_drafts(
     logits after the root. `propose` takes the length of the text and returns the expander to use
     after that text.
 
-    If only one draft is sent, the session's cache then holds the text and the draft's leading
-    nodes, up to the first node that was not fed.
+    If `once`, the session's cache afterwards holds the text and the draft's leading nodes, up to
+    the first node that was not fed.
     """
     tree = text.tree
     while True:
@@ -56,7 +56,7 @@ def whole_drafts(
 
 def _newest(text: SessionText, stream: JobStream[CommitTokens, Proposal]) -> Segment | None:
     """Return a segment of the newest committed tokens, or None if there is nothing to feed. If the
-    draft model's context is full after these tokens, they are not fed, and an empty draft is sent.
+    committed tokens fill the draft model's context, they are not fed, and an empty draft is sent.
     """
     tree, changed = text.tree, text.take_commits(stream.inbox, restart=True)
     if tree.full and changed:

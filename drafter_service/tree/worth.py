@@ -3,7 +3,7 @@ more time than they cost the drafter.
 
 The module is pure. A proposal saves the verifier a token if the proposal is right, if it arrives
 before the text reaches its position, and if the verifier gives it a row. A node is therefore worth
-feeding if
+feeding if this inequality holds:
 
     chance x frequency ^ (levels that the node is above the first level in time) x margin
         x the verifier's seconds per token > cost x the drafter's seconds per row.
@@ -12,14 +12,15 @@ The chance is the node's chance of being accepted, corrected by the trust in the
 frequency is how often the drafter's likeliest proposal is right. The margin is how much the
 drafter's corrected chances exceed the verifier's price for a row, on average. Trust, frequency and
 margin are learned from every text that the drafter processes (`engine.schedule.trust`). The cost is
-the value of a second of the drafter's device, which is the cheaper one, relative to a second of the
-verifier's device. The cost is at least the configured value. The cost is higher while the drafter
-waits for processor cores, because other processes, such as the verifier, then wait about as long
-for the core that the drafter uses.
+the value of a second of the drafter's device, relative to a second of the more expensive device of
+the verifier. The cost is at least the configured value. The cost is higher while the drafter waits
+for processor cores. Other processes, such as the verifier, then wait about as long for the core
+that the drafter uses.
 
 If the drafter is too far away, too slow, or too often wrong for a text, it sends no proposals for
 that text, and feeds the committed tokens in large pieces. Such a drafter begins another text only
-if it has processed no text for a while, because the cause, such as a cold start, may have ended.
+after it has processed no text for a while. The cause, such as a cold start of a service, may have
+ended by then.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from tandem.engine.schedule.trust import Trust
 # a node with a lower chance of being accepted is neither fed nor sent, because fewer than one in a
 # hundred of such nodes would save the verifier a step
 LEAST = 0.01
-# a node's chance must exceed this share of the verifier's price: when the node arrives, tokens
-# before it may have been accepted, which makes the node likelier
+# a node's chance must exceed this share of the verifier's price. The share is small, because the
+# node becomes likelier if tokens before it are accepted before it arrives
 SLACK = 0.125
 PACE = 0.1  # weight of each new token in the averages that are learned from a text
 # a new text is begun if no text was processed for this many seconds, because drafts may be worth
 # their cost now
 TRIAL_SECONDS = 1.0
-HALF = 0.5  # a commit waits at a drafter, and a proposal at a verifier, for half a step on average
-# the time of a token is limited to this multiple of the usual time, because a longer time is a
-# pause
+HALF = 0.5  # average wait, in steps: of a commit at a drafter, and of a proposal at a verifier
+# a measured time per token is limited to this multiple of the usual time, because longer times are
+# pauses
 LONGEST = 4.0
 
 
@@ -95,9 +96,9 @@ class DrafterHistory:
 
 
 class Worth:
-    """Decides which nodes of one session are worth feeding. A second of the drafter costs at least
-    `least_cost` seconds of the verifier. If `least_cost` is 0, all nodes above the `floor` are
-    worth feeding.
+    """Decides which nodes of one session are worth feeding. One second of drafter time counts as at
+    least `least_cost` seconds of verifier time. If `least_cost` is 0, all nodes above the `floor`
+    are worth feeding.
     """
 
     def __init__(
@@ -128,8 +129,8 @@ class Worth:
         return self._begun
 
     def observe_proposal(self, chance: float, right: bool) -> None:
-        """Learn from the likeliest proposal after a token: whether it was right, and the chance of
-        acceptance that it claimed.
+        """Update the trust with the likeliest proposal after a token: its claimed probability of
+        acceptance, and whether it was correct.
         """
         if self._trust is self._history.trust:
             self._trust = self._history.trust.begun(PACE)

@@ -10,9 +10,9 @@ from tandem.engine.cache.pages import PageTable, page_aligned
 
 
 class PageAllocator(PageLedger):
-    """Allocates and frees the pages of page tables. In sliding-window layers, a page table *views*
-    only the pages whose memory its session still needs there: the pages that are not filled yet,
-    and the last filled pages.
+    """Allocates and frees the pages of page tables. A page table *views* a page while it needs the
+    page's memory in sliding-window layers. It needs that memory until the page is filled and has
+    left all sliding windows.
     """
 
     def allocate(self, length: int) -> PageTable | None:
@@ -21,15 +21,15 @@ class PageAllocator(PageLedger):
         return table if self.grow(table, length) else None
 
     def price(self, table: PageTable, length: int, narrow: bool = False) -> int:
-        """Return how much more memory a page table needs to have pages for `length` positions."""
+        """Return the additional memory that a page table needs to grow to `length` positions."""
         missing = (page_aligned(length, self.page) - table.capacity) // self.page
         each = self.footprint.price(missing) if narrow else missing * self.footprint.whole
         return max(0, each * self.page)
 
     def grow(self, table: PageTable, length: int, narrow: bool = False) -> bool:
         """Extend a page table to have pages for `length` positions. Returns False and changes
-        nothing if too little memory is free. If `narrow`, sliding-window layers get memory only for
-        as many of the new pages as a session needs at once.
+        nothing if too little memory is free. If `narrow`, only as many new pages as a session needs
+        at the same time get memory in sliding-window layers.
         """
         if self.price(table, length, narrow) > self.free:
             return False
@@ -49,8 +49,8 @@ class PageAllocator(PageLedger):
 
     def prepare(self, table: PageTable, context: int, stop: int) -> None:
         """Before a forward pass writes to positions `context` to `stop`, make sure that the pages
-        of these positions have memory in sliding-window layers. A page that has no memory in these
-        layers takes over the memory of an earlier page that has left the window.
+        of these positions have memory in sliding-window layers. A page without sliding-window
+        memory takes over the memory of an earlier page that has left the window.
         """
         while table.unbacked is not None and table.unbacked * self.page < stop:
             assert table.spare < self.footprint.first(context), "one pass feeds too many tokens"
@@ -63,8 +63,8 @@ class PageAllocator(PageLedger):
             table.unbacked = number if number < len(table.pages) else None
 
     def trim(self, table: PageTable, length: int) -> None:
-        """Release unused pages of a page table whose first `length` positions are in use: the first
-        unused page that has no memory in sliding-window layers, and all pages after it.
+        """Release pages that a page table does not use, starting with the first unused page without
+        memory in sliding-window layers. The first `length` positions are in use.
         """
         for number in range(-(-length // self.page), len(table.pages) * bool(self._unbacked)):
             if table.pages[number] in self._unbacked:
@@ -81,8 +81,8 @@ class PageAllocator(PageLedger):
         """
 
     def share(self, table: PageTable, pages: Sequence[int], first: int = 0) -> None:
-        """Append cached pages to a page table. From index `first` on, the table also needs the
-        memory of its pages in sliding-window layers.
+        """Append cached pages to a page table. The table needs the sliding-window memory of its
+        pages only from index `first` on.
         """
         table.first = first
         for page in pages:
@@ -101,9 +101,9 @@ class PageAllocator(PageLedger):
         self._let_go(table, own)
 
     def usable(self, pages: Sequence[int], length: int) -> int:
-        """Return how many of the first `length` positions in `pages` a session can keep and
-        continue from. All pages that sliding-window layers need for the next token must still have
-        memory in these layers.
+        """Return the last position, at most `length`, from which a session with these `pages` can
+        continue. All pages inside the sliding windows at that position must still have memory in
+        sliding-window layers.
         """
         for number in range(-(-length // self.page) - 1, -1, -1) if self._unbacked else ():
             if number < self.footprint.first(length):
@@ -113,8 +113,8 @@ class PageAllocator(PageLedger):
         return length
 
     def look(self, table: PageTable, first: int) -> None:
-        """Mark the pages from index `first` on as the only pages whose memory a page table needs in
-        sliding-window layers.
+        """Record that a page table needs sliding-window memory only for its pages from index
+        `first` on.
         """
         for page in table.pages[table.first : first]:
             self._drop_view(table, page)
@@ -123,8 +123,8 @@ class PageAllocator(PageLedger):
         table.first = first
 
     def release(self, table: PageTable, start: int = 0) -> None:
-        """Remove the pages from index `start` on from a page table. A removed page becomes free
-        unless another table holds it or it is cached.
+        """Remove all pages at index `start` and above from a page table. A removed page becomes
+        free unless another table holds it or it is cached.
         """
         while len(table.pages) > start:
             self._let_go(table, table.pages.pop())

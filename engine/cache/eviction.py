@@ -11,8 +11,8 @@ from tandem.engine.cache.session import Session
 
 def evictable(sessions: Iterable[Session], growing: Session, idle_since: float) -> list[Session]:
     """Return the sessions that may be evicted to make room for the session `growing`, least
-    recently used first. These sessions have no running job, and were last used at `idle_since` or
-    before.
+    recently used first. A session may be evicted if it has no running job and was last used at
+    `idle_since` or before.
     """
     idle = [
         session
@@ -28,11 +28,11 @@ def to_evict(
     lacking: int,
     parts: Callable[[PageTable], Iterable[tuple[int, int, int]]],
 ) -> Sequence[Session] | None:
-    """Return the sessions to evict: as many of the first sessions of `order` as are needed to free
-    `lacking` units of memory, but at least `least` sessions. Returns None if evicting all sessions
-    of `order` would not be enough. `parts` yields the identifier, the number of holders and the
-    size of each part of a page table's memory. The memory of a part becomes free only once all of
-    its holders are evicted.
+    """Return the sessions to evict: the shortest prefix of `order` that contains at least `least`
+    sessions and frees at least `lacking` units of memory. Returns None if evicting all sessions of
+    `order` would not be enough. `parts` yields the identifier, the number of holders and the size
+    of each part of a page table's memory. A part of the memory becomes free only once all sessions
+    that hold it are evicted.
     """
     held: Counter[int] = Counter()
     for count in range(len(order) + 1):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tandem.engine.cache.pages import PAGE
 
-STRETCH = 32  # maximum ratio of page numbers to pages that the memory could hold in all layers
+STRETCH = 32  # maximum of `whole / full`, which is the address space per byte of memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +42,22 @@ class Footprint:
         return max(0, length + 1 - self.window) // self.page if self.windowed else 0
 
     def price(self, pages: int) -> int:
-        """Return the units of memory that `pages` pages of one session take, per position of a
-        page: callers multiply the result by the page size.
+        """Return the memory that `pages` pages of one session take, divided by the page size.
+        Callers multiply the result by the page size.
         """
         return pages * self.full + min(pages, self.reach) * self.windowed
 
     def affordable(self, pages: int) -> int:
-        """Return the maximum number of pages of a single session if the memory could hold `pages`
-        pages with memory in all layers.
+        """Return the maximum number of pages of a single session. The available memory equals that
+        of `pages` pages with memory in all layers.
         """
         left = (pages - self.reach) * self.whole
         return self.reach + left // self.full if self.windowed and left > 0 else pages
 
     def numbers(self, pages: int) -> int:
-        """Return how many page numbers are needed if the memory could hold `pages` pages with
-        memory in all layers. There are enough page numbers to use all memory even if no page has
-        memory in sliding-window layers.
+        """Return how many page numbers are needed. The available memory equals that of `pages`
+        pages with memory in all layers. There are enough page numbers to use all memory even if no
+        page has memory in sliding-window layers.
         """
         return pages * self.whole // self.full
 

@@ -56,28 +56,28 @@ class KVCache(Protocol):
         """Create a page table for `length` positions; return None if too little memory is free."""
 
     def price(self, table: PageTable, length: int, narrow: bool = False) -> int:
-        """Return how much more memory a page table needs to have pages for `length` positions."""
+        """Return the additional memory that a page table needs to grow to `length` positions."""
 
     def grow(self, table: PageTable, length: int, narrow: bool = False) -> bool:
         """Extend a page table to have pages for `length` positions. Returns False and changes
-        nothing if too little memory is free. If `narrow`, sliding-window layers get memory only for
-        as many of the new pages as a session needs at once.
+        nothing if too little memory is free. If `narrow`, only as many new pages as a session needs
+        at the same time get memory in sliding-window layers.
         """
 
     def trim(self, table: PageTable, length: int) -> None:
-        """Release unused pages of a page table whose first `length` positions are in use: the first
-        unused page that has no memory in sliding-window layers, and all pages after it.
+        """Release pages that a page table does not use, starting with the first unused page without
+        memory in sliding-window layers. The first `length` positions are in use.
         """
 
     def release(self, table: PageTable, start: int = 0) -> None:
-        """Remove the pages from index `start` on from a page table."""
+        """Remove all pages at index `start` and above from a page table."""
 
     def copy(self, source: PageTable, target: PageTable, start: int, stop: int) -> None:
         """Copy the keys and values of positions `start` to `stop` from one table to another."""
 
     def compact(self, table: PageTable, start: int, path: Sequence[int]) -> None:
         """Move the keys and values of positions `start + path[i]` to `start + i`. Afterwards, the
-        content of positions after the moved ones must not be used.
+        content of all positions after the moved ones is undefined.
         """
 
     def finite(self, table: PageTable, start: int, stop: int) -> bool:

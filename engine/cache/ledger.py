@@ -16,12 +16,14 @@ EVERYWHERE = Footprint()  # the footprint of models in which no layer has a wind
 
 
 class PageLedger(ABC):
-    """Tracks how the memory for `positions` positions, in whole pages, is used.
+    """Tracks which pages of a memory are in use. The memory has room for `positions` positions,
+    rounded down to whole pages.
 
     Any number of sessions may hold a page, and a page may be cached for later sessions. A page is
-    free if no session holds it and it is not cached. A session *views* a page that it holds if it
-    needs the page's memory in sliding-window layers. A page without memory in sliding-window layers
-    is *unbacked*.
+    free if no session holds it and it is not cached. A session that holds a page *views* the page
+    while it needs the page's memory in sliding-window layers. It needs that memory until the page
+    is filled and has left all sliding windows. A page without memory in sliding-window layers is
+    *unbacked*.
 
     Memory is counted in the units of `footprint`, or in positions if no layer has a window.
     """

@@ -1,5 +1,4 @@
-"""The memory for keys and values: a pool of a fixed number of positions in pages, which sessions
-hold.
+"""The memory for keys and values: a pool of fixed size, divided into pages that sessions hold.
 
 The pool only owns the memory. `sessions` and `prefix_tree` know which tokens a page holds, and
 `ledger` knows which pages are free.
@@ -58,8 +57,8 @@ def footprint_of(
 ) -> Footprint:
     """Return the memory footprint of cached positions if a forward pass feeds a session at most
     `step` positions. Sliding-window layers are counted separately only if they can return memory to
-    the system. Returning memory requires a CPU, an operating system that supports it, and pages of
-    positions that consist of whole memory pages.
+    the system. Memory can be returned only on a CPU and if the operating system supports it.
+    Moreover, each layer's keys and values of a page must fill whole pages of the operating system.
     """
     windowed = [layer for layer in layers if layer.window]
     sizes = [layer.heads * size for layer in layers for size in (layer.key_size, layer.value_size)]
@@ -71,13 +70,13 @@ def footprint_of(
 
 
 class KVPool(PageAllocator):
-    """Holds the keys and values of every layer, [positions, heads, size] each. On a CPU, positions
-    that were never written take no memory. Padding rows use the `padding` additional positions at
-    the end. If `footprint` counts sliding-window layers separately, the pool has more than
-    `positions` positions, because not all of them have memory in these layers at once.
+    """Holds one tensor of keys and one tensor of values per layer, [positions, heads, size]. On a
+    CPU, positions that were never written take no memory. Padding rows use the `padding` additional
+    positions at the end. If `footprint` counts sliding-window layers separately, the pool has more
+    than `positions` positions, because not all of them have memory in these layers at once.
 
-    Positions may contain NaN values that earlier sessions left. Such NaN values do no harm, because
-    kernels read only the positions of a row's own text, which have all been written for that text.
+    Positions may contain NaN values that earlier sessions left. Such NaN values are never read,
+    because kernels read only positions that have been written for the row's own text.
     """
 
     def __init__(
@@ -118,10 +117,11 @@ class KVPool(PageAllocator):
             self._copy([slots[node] for node, _ in moves], [slots[offset] for _, offset in moves])
 
     def finite(self, table: PageTable, start: int, stop: int) -> bool:
-        """Return whether the keys and values of positions `start` to `stop`, at least one position,
-        are finite, which means that the model did not overflow there. A NaN or infinite value in an
-        early layer also appears in the last layer, and in the last layer without a sliding window.
-        Therefore only the last layer, and the last layer without a sliding window, are checked.
+        """Return whether the keys and values of positions `start` to `stop` are finite, which means
+        that the model did not overflow there. The range must not be empty. A NaN or infinite value
+        in an early layer also appears in the last layer, and in the last layer without a sliding
+        window. Therefore only the last layer, and the last layer without a sliding window, are
+        checked.
         """
         seen = slot_index(table.slots(start, stop), self._device)
         kept = max((n for n, window in enumerate(self.windows) if not window), default=-1)
@@ -134,7 +134,7 @@ class KVPool(PageAllocator):
         to_slots = partial(torch.tensor, dtype=torch.long, device=self._device)
         source, target = to_slots(sources), to_slots(targets)
         for stack in self._stacks:
-            # index_select copies, because source and target may overlap
+            # index_select makes a copy: needed, because source and target may overlap
             found = stack.stores.index_select(1, source)
             stack.stores.index_copy_(1, target, found)
 

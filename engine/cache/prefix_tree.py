@@ -31,7 +31,7 @@ class PrefixTree(Prefixes):
         self._page = pool.page
         self._roots: dict[bytes, PrefixNode] = {}
         self._paths: dict[Session, list[PrefixNode]] = {}  # a session's nodes, one for each page
-        self._uses = count(1)  # sequence numbers of uses
+        self._uses = count(1)  # logical clock: numbers the uses of nodes
         self._order = count()  # sequence numbers of queue entries
         # a heap of nodes that may be evicted or may lose memory, by last use
         self._leaves: list[tuple[int, int, PrefixNode]] = []
@@ -42,12 +42,12 @@ class PrefixTree(Prefixes):
         return self._pool.idle
 
     def reach(self, session: Session, length: int) -> int:
-        """Return how many of its first `length` tokens a session can keep and continue from."""
+        """Return the last position, at most `length`, from which a session can continue."""
         return self._pool.usable(session.table.pages, super().reach(session, length))
 
     def begin(self, session: Session, tokens: Sequence[int], reserve: Callable[[], None]) -> None:
         """Give a new session the cached pages that match the beginning of `tokens`. `reserve`
-        allocates the other memory that the session needs; its errors are passed on.
+        allocates the rest of the memory that the session needs. Errors of `reserve` are passed on.
         """
         text, page = array("I", tokens), self._page
         node, path = self._roots.get(session.scope, PrefixNode()), list[PrefixNode]()
@@ -68,7 +68,7 @@ class PrefixTree(Prefixes):
         length = whole
         if last:
             length += common_prefix_length(last.tokens, text[whole : whole + page])
-            self._leave([last])  # marks the node as used, so that it is evicted later
+            self._leave([last])  # marks the node as recently used, to delay its eviction
         session.tokens.extend(text[:whole])
         reserve()
         if last and last.parent and length > whole and not self._pool.unbacked(last.page):
@@ -82,7 +82,8 @@ class PrefixTree(Prefixes):
     def publish(self, session: Session) -> None:
         """Add a session's filled and committed pages to the tree, so that other sessions can reuse
         them. If the tree already has a page with the same text, the session uses that page instead
-        of its own. The session no longer counts as a user of pages outside all sliding windows.
+        of its own. The session gives up the sliding-window memory of pages that have left all
+        sliding windows.
         """
         path, page = self._paths[session], self._page
         while (stop := (len(path) + 1) * page) <= session.settled:
@@ -162,9 +163,9 @@ class PrefixTree(Prefixes):
                 self._pool.release_memory(entry[2].page)
 
     def _insert(self, session: Session, tokens: array[int], page: int) -> PrefixNode:
-        """Return the node of `tokens`, which follow a session's path. If there is no such node,
-        create one with `page`. For a partly filled page, any node whose tokens begin with `tokens`
-        is returned. Nodes whose tokens are a prefix of the new node's tokens are removed.
+        """Return the node for `tokens`, the tokens after a session's path. If `tokens` do not fill
+        a page, return any node that begins with `tokens`. If no node is found, create one for
+        `page`, and remove nodes whose tokens are a prefix of `tokens`.
         """
         path = self._paths[session]
         parent = path[-1] if path else self._root(session.scope)
@@ -183,7 +184,7 @@ class PrefixTree(Prefixes):
         return node
 
     def _withdraw(self, session: Session, pages: int) -> None:
-        """Remove pages that only this session uses from the tree, except its first `pages`."""
+        """Remove pages that only this session uses from the tree. Keep its first `pages` pages."""
         path, holders = self._paths[session], self._pool.holders
         while len(path) > pages and not path[-1].children and holders(path[-1].page) == 1:
             self._drop(path.pop())
@@ -203,7 +204,7 @@ class PrefixTree(Prefixes):
         self._offer(node, node.used)
 
     def _drop_views(self, nodes: Iterable[PrefixNode]) -> None:
-        """Record that a session no longer needs the memory of nodes in sliding-window layers."""
+        """Record that a session no longer needs the sliding-window memory of the given nodes."""
         for node in nodes if self._pool.footprint.windowed else ():
             node.viewed = next(self._uses)
             self._offer(node, node.viewed)

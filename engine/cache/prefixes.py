@@ -18,13 +18,13 @@ class Prefixes:
         return 0
 
     def reach(self, session: Session, length: int) -> int:
-        """Return how many of its first `length` tokens a session can keep and continue from."""
+        """Return the last position, at most `length`, from which a session can continue."""
         return min(session.length, length)
 
     def begin(self, session: Session, tokens: Sequence[int], reserve: Callable[[], None]) -> None:
         """Give a new session the cached pages that match the beginning of `tokens`. `reserve`
-        allocates the other memory that the session needs. If `reserve` raises an error, the caller
-        has to end the session.
+        allocates the rest of the memory that the session needs. If `reserve` raises an error, the
+        caller has to end the session.
         """
         reserve()
 
@@ -32,7 +32,7 @@ class Prefixes:
         """Let other sessions reuse the tokens that a running session has committed."""
 
     def cut(self, session: Session, length: int) -> None:
-        """Truncate a session to its first `length` tokens, or to somewhat fewer."""
+        """Truncate a session to at most its first `length` tokens."""
         session.cut(length)
 
     def forget(self, session: Session) -> None:

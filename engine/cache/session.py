@@ -1,5 +1,5 @@
-"""A session of a model service: its pages, the tokens in the pages, and the turn and epoch by which
-the service checks that a call fits these tokens.
+"""A session of a model service: its pages, and the tokens in the pages. By the session's turn and
+epoch, the service recognises calls that are stale or rely on lost tokens.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from tandem.protos.types import Context
 
 
 class JobEnded(Exception):
-    """Raised inside a job to end it early. `fed` is the number of tokens of the job's context that
-    were fed before that.
+    """Raised inside a job to end it early. `fed` is how many tokens of the job's context have
+    already been fed.
     """
 
     def __init__(self, fed: int) -> None:

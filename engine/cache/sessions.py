@@ -23,14 +23,14 @@ from tandem.protos.types import LAST_TURN, Context
 Fed = TypeVar("Fed")  # the type of a step input
 IDLE_SECONDS = 5.0  # seconds without a call after which a session may be evicted
 RETRY_SECONDS = 0.2  # seconds after which a call that finds no memory may be retried
-RETRY_STEP_SECONDS = 0.02  # seconds added for every further call that is refused in a row
+RETRY_STEP_SECONDS = 0.02  # added to the retry delay for each consecutive refused call
 LONGEST_RETRY_SECONDS = 5.0
 
 
 class Sessions:
     """The open sessions of one pool, at most `max_sessions`. A session is reclaimed after `ttl`
     idle seconds, or after `evict_after` idle seconds if another session needs its memory. `clock`
-    returns seconds, and `new_epoch` a fresh random number, never 0.
+    returns seconds, and `new_epoch` returns a random nonzero number.
     """
 
     def __init__(
@@ -117,8 +117,8 @@ class Sessions:
     def keep(
         self, session: Session, context: Context, drafted: Sequence[int], path: Sequence[int] = ()
     ) -> int:
-        """Keep the context and, directly after it, the tree nodes on `path`. `drafted` lists the
-        tokens of all tree nodes. Returns how many tokens the session holds afterwards.
+        """Keep the context's tokens in the session, followed by the tree nodes on `path`. `drafted`
+        lists the tokens of all tree nodes. Returns how many tokens the session holds afterwards.
         """
         new = context.tokens[session.length - context.base :]
         order = (*range(len(new)), *(len(new) + node for node in path))
@@ -128,10 +128,10 @@ class Sessions:
     def advance(
         self, session: Session, tokens: Sequence[int], order: Sequence[int], proposed: int = 0
     ) -> None:
-        """Append tokens whose keys and values are stored after the session's last position, those
-        of token i at offset `order[i]`, and move them into place. Positions at further offsets in
-        `order` are moved to follow these tokens. The last `proposed` tokens are not committed, so
-        no other session reuses them.
+        """Append tokens to a session. The keys and values of token i are at position
+        `session.length + order[i]`, and are moved to `session.length + i`. Further entries of
+        `order` are moved likewise, but their tokens are not appended. The last `proposed` tokens
+        are not committed, so no other session reuses them.
         """
         self._pool.compact(session.table, session.length, order)
         session.tokens.extend(tokens)
@@ -139,7 +139,7 @@ class Sessions:
         self._prefixes.publish(session)
 
     def cut(self, session: Session, length: int) -> int:
-        """Truncate a session to `length` tokens or somewhat fewer; return how many are left."""
+        """Truncate a session to at most `length` tokens; return how many tokens are left."""
         self._prefixes.cut(session, length)
         return session.length
 
@@ -198,7 +198,7 @@ class Sessions:
         return session
 
     def _begin(self, context: Context, length: int, epoch: int) -> Session:
-        """Open a session with the cached prefix of its text, even if the same session cached it."""
+        """Open a session with the cached prefix of its text, which it may have cached itself."""
         self._drop(context.session_id)
         session = Session(PageTable(page=self._pool.page), epoch, context.client)
         try:
@@ -219,8 +219,8 @@ class Sessions:
 
     def _find_memory(self, length: int, session: Session) -> str:
         """Allocate memory for `length` tokens of a session, which may be new. Evict as few other
-        sessions as possible, and if memory is short, allocate only what the session needs at once
-        in sliding-window layers. Returns the reason if there is not enough memory, else "".
+        sessions as possible. If memory is short, sliding-window layers get memory only for pages
+        that they need at once. Returns the reason if there is not enough memory, else "".
         """
         pool, table = self._pool, session.table
         pool.trim(table, session.length)

@@ -1,5 +1,5 @@
-"""A tensor for the keys or values of all layers in which these have the same shape. Unused parts of
-the tensor's memory can be returned to the system.
+"""A tensor that stacks the keys and values of several layers if they have the same shape. Unused
+parts of the tensor's memory can be returned to the system.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Stack:
         self.stores = numbers.view(dtype).view(shape)
 
     def give_back(self, start: int, count: int) -> None:
-        """Return the memory of `count` positions from `start` on to the system. Only whole memory
-        pages are returned; afterwards, they read as zeros.
+        """Give the memory of `count` positions, starting at `start`, back to the system. Only whole
+        memory pages are given back. Afterwards, they read as zeros.
         """
         assert self._pages
         store = self.stores[0].nbytes

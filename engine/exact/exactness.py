@@ -43,8 +43,9 @@ class Exactness:
 @torch.inference_mode()
 def self_test(forward: ModelRunner, name: str, strict: bool = True) -> Exactness:
     """Test a model, and return whether its logits are exact. Raises Unusable if the model cannot be
-    run. If `strict`, also raises Unusable if the logits of a text that is fed alone, in a batch or
-    in trees differ from the reference logits by more than rounding explains.
+    run. If `strict`, wrong logits also raise Unusable. Logits are wrong if they differ from the
+    reference logits by more than rounding explains. The test feeds texts alone, in a batch and in
+    trees.
     """
     kind, reference = forward.model.kind, forward.model.reference
     assert reference.main.logits, "the self-test runs before the reference logits are released"

@@ -2,7 +2,7 @@
 text, and one of the model's files.
 
 Two model services with the same fingerprint of the logits can continue each other's texts. The
-fingerprint of the logits is computed by a forward pass, as the logits of the self-test are. This
+fingerprint of the logits is computed by a forward pass, like the logits of the self-test. This
 fingerprint therefore depends on the weights, the dtype, the kernels and everything else that
 influences the logits. Two services with the same fingerprint of the files have the same model, but
 the last bits of their logits may differ.

@@ -106,9 +106,9 @@ READERS: dict[str, Callable[[Tensor], Groups]] = {
 def _groups(
     code: Code, codes: Tensor, scales: Tensor, supers: Tensor | None = None, zero: int = 0
 ) -> Groups:
-    """Return Groups of the codes [out, blocks, ...]. Without `supers`, the scales are float16,
-    [out, blocks, 1 or 2]. With `supers`, by which the scales are multiplied, the scales are
-    integers, [out, blocks, groups, 1 or 2].
+    """Combine codes [out, blocks, ...] and their scales into Groups. Without `supers`, the scales
+    are float16, [out, blocks, 1 or 2]. With `supers`, the scales are integers [out, blocks, groups,
+    1 or 2], and each is multiplied by its entry in `supers`.
     """
     if supers is not None:
         scales = scales.view(torch.int8).flatten(1, 2)

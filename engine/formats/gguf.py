@@ -81,7 +81,7 @@ class _Reading:
         self._names = _names(kind, network, config.num_hidden_layers, self._processor)
         # weights made of several tensors, not all of which were read
         self._joined: dict[str, Any] = {"tensors": {}}
-        self._came = set[str]()  # names of the tensors read for joined weights
+        self._came = set[str]()  # names of the tensors that were read as parts of joined weights
 
     def take(self, tensor: StoredTensor) -> None:
         """Read a tensor of the file and store it in the network. Raises Unusable."""
@@ -104,10 +104,10 @@ class _Reading:
             raise Unusable(f"lacks {lacking}, a part of {name}: get the whole file")
 
     def _join(self, part: str) -> None:
-        """Note that the tensor `part` was read, and store each weight whose tensors have now all
-        been read in the network.
+        """Note that the tensor `part` was read. If all tensors of a weight have been read, store
+        the weight in the network.
         """
-        self._came |= {part, part.removesuffix(".weight")}  # transformers uses either name
+        self._came |= {part, part.removesuffix(".weight")}  # transformers may omit ".weight"
         for name in [each for each in self._joined["tensors"] if self._parts(each) <= self._came]:
             self._put(name, self._joined["tensors"].pop(name))
 
@@ -195,7 +195,8 @@ class _Reading:
                     setattr(layer, name, frequencies / factors)
                     divided = True
         if not divided:
-            raise Unusable(f"divides {len(factors)} rotary frequencies, but no layer has that many")
+            factored = f"has factors for {len(factors)} rotary frequencies"
+            raise Unusable(f"{factored}, but no layer has that many")
 
 
 def _names(kind: str, network: PreTrainedModel, layers: int, processor: Any) -> dict[str, str]:

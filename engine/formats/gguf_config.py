@@ -28,7 +28,7 @@ HARMLESS = {
     # the maximum length of a text; if the network has weights for positions, their shape must fit
     # it
     "context_length",
-    "tensor_data_layout",  # each architecture has only one layout
+    "tensor_data_layout",  # each architecture has only one tensor layout
     # wrong values of the following keys are noticed, because the shapes of weights would not fit:
     "attention.head_count_kv",
     "feed_forward_length",
@@ -42,8 +42,8 @@ LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 
 def config_of(file: Path, head: Head) -> PreTrainedConfig:
     """Return the configuration that `transformers` derives from a file's header, completed with the
-    settings that `transformers` ignores. Raises the errors of `transformers`, and Unusable for
-    metadata that the network could not follow.
+    settings that `transformers` ignores. Raises the errors of `transformers`. Raises Unusable if
+    the network would ignore a setting in the metadata.
     """
     known = head.metadata
     kind = known.get("general.architecture")
@@ -125,7 +125,7 @@ def _followed(text: Any) -> dict[str, Any]:
 
 def _rope(text: Any, layers: str = "full_attention") -> dict[str, Any]:
     """Return the rotary parameters of a configuration. If the parameters differ between types of
-    layers, return those of the type `layers`.
+    layers, return the parameters of the layer type `layers`.
     """
     ropes: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
     found: dict[str, Any] = ropes.get(layers, ropes)

@@ -2,8 +2,8 @@
 compressed-tensors, and FP8.
 
 As far as possible, the names and shapes of a layer's tensors decide how the tensors are read,
-because the configuration may describe other layers. Activations are not quantised, even where a
-checkpoint specifies how to quantise them. The message of an Unusable error continues a sentence
+because the configuration may apply only to other layers. Activations are not quantised, even where
+a checkpoint specifies how to quantise them. The message of an Unusable error continues a sentence
 that begins with the name of a class.
 """
 
@@ -28,7 +28,7 @@ BITS = {Code.NIBBLES: 4, Code.BYTES: 8}
 # names of tensors with scales; each quantised layer has one of them
 SCALES = {"scales", "weight_scale", "weight_scale_inv"}
 SIGN = 128  # xor with this bit turns unsigned codes of 8 bits into signed ones, and back
-# in a word of AWQ, the index of the field of each of 8 outputs
+# the index of each output's 4-bit field in an AWQ word, which holds 8 outputs
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
@@ -67,7 +67,7 @@ def _of_words(
 
 
 def _in_order(group_of: torch.Tensor | None, groups: int) -> torch.Tensor | None:
-    """Return the index of each input's group; None if the groups are consecutive runs of equal
+    """Return the index of each input's group, or None if the groups are consecutive runs of equal
     length.
     """
     if group_of is None or bool((group_of < 0).any()):
@@ -77,7 +77,7 @@ def _in_order(group_of: torch.Tensor | None, groups: int) -> torch.Tensor | None
 
 
 def gptq(tensors: Tensors, inputs: int, first: int) -> StoredLinear:
-    """Read a GPTQ layer, in which each word of [n, out] holds the codes of neighbouring inputs.
+    """Read a GPTQ layer. Each word of its codes [n, out] holds the codes of neighbouring inputs.
     `first` is added to the stored zeros: 1 in version 1 of the format, else 0.
     """
     words = tensors["qweight"]
@@ -87,7 +87,7 @@ def gptq(tensors: Tensors, inputs: int, first: int) -> StoredLinear:
 
 
 def awq(tensors: Tensors, inputs: int) -> StoredLinear:
-    """Read an AWQ layer, in which each word of [in, n] holds the codes of 8 neighbouring outputs,
+    """Read an AWQ layer. Each word of its codes [in, n] holds the codes of 8 neighbouring outputs,
     in the order of AWQ_PLACES. Raises Unusable if the layer is not stored in the 4-bit GEMM version
     of AWQ.
     """
@@ -107,8 +107,8 @@ def awq(tensors: Tensors, inputs: int) -> StoredLinear:
 
 def packed(tensors: Tensors, inputs: int) -> StoredLinear:
     """Read a layer whose codes are packed into words [out, n]. Each word holds the codes of
-    neighbouring inputs. Each word of zero points, if the layer has any, holds those of neighbouring
-    outputs.
+    neighbouring inputs. If the layer has zero points, each word holds the zero points of
+    neighbouring outputs.
     """
     words, scales = tensors["weight_packed"], tensors["weight_scale"]
     code = _code(32 * words.shape[1] / inputs)
@@ -157,9 +157,9 @@ def compressed(tensors: Tensors, inputs: int, block: Block = None) -> StoredLine
 
 
 def format_of(given: Mapping[str, Any]) -> Format | None:
-    """Return the format of the linear layers that a `quantization_config` describes; None if this
-    module does not support its quantisation method. Raises Unusable for an unsupported variant of a
-    method.
+    """Return the format of the linear layers that a `quantization_config` describes. Returns None
+    if this module does not support its quantisation method. Raises Unusable for an unsupported
+    variant of a method.
     """
     method = given.get("quant_method")
     if method == "gptq":

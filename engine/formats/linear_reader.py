@@ -95,7 +95,8 @@ class LinearReader(HfQuantizer):
 
 def stored_linears(form: Format, shapes: Mapping[str, list[int]], grouped: bool) -> dict[str, Any]:
     """Return the quantisation setting with which to load a checkpoint. `shapes` holds the shapes of
-    all tensors of the checkpoint, by name. Every layer that has scales is taken for a linear layer.
+    all tensors of the checkpoint, by name. Every layer that has scales is treated as a linear
+    layer.
     """
     layers = defaultdict[str, dict[str, list[int]]](dict)
     for name, shape in shapes.items():

@@ -2,8 +2,8 @@
 their stored form, and transformers dequantises other formats while loading them. In both cases the
 network has the same class as without quantisation.
 
-The module raises Unusable for other quantisation methods, and for files that lack the scales of
-their weights. The message of such an error continues a sentence that begins with the name of a
+The module raises Unusable for unsupported quantisation methods, and for files that lack the scales
+of their weights. The message of such an error continues a sentence that begins with the name of a
 class.
 """
 
@@ -29,7 +29,7 @@ OURS = "tandem_fp8"
 LOADERS = {"fp8": OURS, "mxfp8": OURS, "mxfp4": "mxfp4"}  # quantisers by `quant_method`
 # endings of the names of tensors with scales
 SCALES = (".weight_scale_inv", ".scale", ".qscale_weight")
-EXPERTS = ".experts."  # a part of the names of experts' weights, which are not linear layers
+EXPERTS = ".experts."  # substring of the names of expert weights, which are not linear layers
 register_quantization_config(OURS)(FineGrainedFP8Config)
 
 
@@ -109,6 +109,8 @@ def _lacking(stored: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _divides(scale: list[int], weight: list[int]) -> bool:
-    """Tell whether a grid of scales divides a weight into equal blocks. One scale always does."""
+    """Tell whether a grid of scales divides a weight into equal blocks. A single scale always does,
+    because its block is the whole weight.
+    """
     grid = scale if len(scale) == len(weight) else [1] * len(weight)
     return all(size % count == 0 for size, count in zip(weight, grid, strict=True))

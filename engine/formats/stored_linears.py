@@ -78,9 +78,7 @@ class Reader:
     zero: int
 
     def __call__(self, codes: torch.Tensor, scales: torch.Tensor) -> Groups:
-        """Return the groups of the codes in bytes [out, bytes] and of the scales [out, groups, 1 or
-        2].
-        """
+        """Combine stored codes [out, bytes] and scales [out, groups, 1 or 2] into Groups."""
         made = grouped(self.code, unpacked(codes, self.code), scales, self.zero)
         assert made, "the kernels support this group size"
         return made

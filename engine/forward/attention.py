@@ -1,9 +1,9 @@
 """The attention hook, which a Hugging Face model calls instead of its own attention.
 
-The hook stores the new keys and values of the step in the KV pool, and attends to all keys and
-values there. If there is a kernel for all rows at once, the hook uses it; otherwise it computes
-attention tile by tile, where a tile contains the rows of one session. The step is passed to the
-hook in a context variable because not every model forwards keyword arguments to its attention.
+The hook stores the step's new keys and values in the KV pool, and computes attention over the pool.
+If there is a kernel for all rows at once, the hook uses it; otherwise it computes attention tile by
+tile, where a tile contains the rows of one session. The step is passed to the hook in a context
+variable because not every model forwards keyword arguments to its attention.
 """
 
 from __future__ import annotations
@@ -150,8 +150,9 @@ def attend_tile(
     values: torch.Tensor,
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """Return the attention output of a tile's rows of `query` over the tile's keys and values.
-    `keys` and `values` are [positions, kv heads, size]; the result is [rows, heads, value size].
+    """Return the attention output of the rows in a tile, [rows, heads, value size]. `query`
+    contains all rows of the step. `keys` and `values` are those of the whole pool, [positions, kv
+    heads, size].
 
     Query heads that share a key head are treated as additional rows, so that no key has to be
     copied.

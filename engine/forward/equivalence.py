@@ -18,9 +18,9 @@ ROUNDING = 8.0  # tolerance in units of the last place
 def equivalent(
     layer: nn.Module, other: Callable[..., Any], weight: torch.Tensor, *given: torch.Tensor
 ) -> bool:
-    """Whether `other` computes the same as a layer, up to rounding. Both are called with trial rows
-    that fit the weight [..., in] and its dtype, and with the arguments `given`. Return False if the
-    layer has hooks, or if it cannot be called with these arguments.
+    """Whether `other` computes the same as a layer, up to rounding. Both the layer and `other` are
+    called with trial rows that fit `weight` [..., in] and its dtype, and with the arguments
+    `given`. Return False if the layer has hooks, or if it cannot be called with these arguments.
     """
     if layer._forward_hooks or layer._forward_pre_hooks:
         return False
@@ -57,9 +57,9 @@ def _of_sums(rows: torch.Tensor) -> float:
 
 
 def _nudged(rows: torch.Tensor) -> torch.Tensor:
-    """Return the rows with random changes as large as the rounding errors of a sum. If a layer
-    clamps large sums, its outputs are too small to show the size of the sums' rounding errors. The
-    outputs for the changed rows are then used to measure these errors.
+    """Change each number of the rows randomly, by as much as rounding may change a sum. The outputs
+    for the changed rows show how much such errors matter. Layers that clamp large sums need this
+    test, because their outputs are too small to show the size of the errors.
     """
     source = torch.Generator().manual_seed(1)
     signs = torch.randint(2, rows.shape, generator=source).to(rows.device) * 2 - 1

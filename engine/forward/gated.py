@@ -47,8 +47,8 @@ class GatedMLP(nn.Module):
 
 @torch.inference_mode()
 def gated_mlp(layer: nn.Module, kind: LinearFactory) -> GatedMLP | None:
-    """Return a gated layer that can replace a layer of a network, with linear layers that `kind`
-    makes, or None if the layer computes something else.
+    """Return a gated layer that can replace a layer of a network, or None if the layer computes
+    something else. The linear layers of the gated layer are made by `kind`.
     """
     parts = (getattr(layer, name, None) for name in INNER)
     inner = [part for part in parts if type(part) is nn.Linear]
@@ -71,7 +71,8 @@ def gated_mlp(layer: nn.Module, kind: LinearFactory) -> GatedMLP | None:
     weights: list[torch.Tensor] = [part.weight for part in inner]
     joined = kind(torch.cat(weights), torch.cat(biases) if biases else None)
     found = GatedMLP(joined, kind(outer.weight, outer.bias), activation)
-    on_cpu = outer.weight.device.type == "cpu"  # CUDA kernels may fail, so they are tried first
+    # CUDA kernels may fail, so the gated layer is tested before it is used
+    on_cpu = outer.weight.device.type == "cpu"
     return found if on_cpu or equivalent(layer, found, inner[0].weight) else None
 
 

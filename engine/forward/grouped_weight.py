@@ -1,6 +1,6 @@
-"""A quantized weight of 8 or 4 bits that can be used like a plain weight tensor. A network with
-such a weight computes with the dequantized numbers. The weight is dequantized only when an
-operation needs its numbers and, where possible, one part at a time.
+"""A quantized weight of 8 or 4 bits that can be used like a plain weight tensor. Operations on the
+weight compute with its dequantized numbers. The weight is dequantized only when an operation needs
+its numbers and, where possible, one part at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NUMBERS_AT_ONCE = 1 << 22  # maximum number of weights that are dequantized at a
 
 
 class Part(Protocol):
-    """Those outputs of a weight that are stored in the same format."""
+    """A part of a weight: outputs that are stored in the same format."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -34,8 +34,8 @@ class Part(Protocol):
 
 @dataclass(frozen=True)
 class StoredGroups:
-    """Quantized outputs of a weight, in the format of the model file. `read` converts the tensors
-    `stored`, [out, ...], to `Groups`.
+    """Quantized outputs of a weight, in the format of the model file. The function `read` converts
+    the stored tensors, [out, ...], to `Groups`.
     """
 
     stored: tuple[torch.Tensor, ...]
@@ -49,7 +49,7 @@ class StoredGroups:
 
     @property
     def device(self) -> torch.device:
-        """The device on which the tensors `stored` are."""
+        """The device on which the quantized outputs are stored."""
         return self.stored[0].device
 
     def groups(self, chosen: slice | torch.Tensor) -> Groups:
@@ -85,7 +85,7 @@ class PlainNumbers:
 class GroupedWeight(torch.Tensor):
     """A weight [out, in] or [layers, out, in] that consists of one or more parts, each with its own
     storage format. The outputs of the weight are those of the first part, followed by those of the
-    next part, and so on. The outputs of several layers are all in a single part.
+    next part, and so on. A weight of several layers has only one part.
     """
 
     parts: list[Part]

@@ -1,5 +1,6 @@
-"""Weights that are quantized to codes of 8 or 4 bits. Every group of inputs of an output has a
-scale and may have a minimum. This module does not depend on file formats or kernels.
+"""Weights that are quantized to codes of 8 or 4 bits. The inputs of each output are divided into
+groups. Every group has a scale and may have a minimum. This module does not depend on file formats
+or kernels.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ class Code(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Groups:
     """A quantized weight [out, in]. Each of its numbers is code * scale + minimum, rounded to
-    float32 once. If there are `supers` (factors that several groups share, as in the K types of
-    GGUF), the scale and the minimum are each multiplied by their own super. If there are no minima,
-    the minimum is -zero * scale.
+    float32 once. If `supers` is given, each scale and each minimum is multiplied by its entry in
+    `supers`. Several groups share an entry, as in the K types of GGUF. If no minima are stored, the
+    minimum is -zero * scale.
     """
 
     code: Code
@@ -46,8 +47,8 @@ class Groups:
         return replace(self, codes=self.codes[chosen], scales=self.scales[chosen], supers=supers)
 
     def factors(self) -> torch.Tensor:
-        """Return the scales (and the minima, if there are any), each multiplied by its super, as
-        [out, groups, 1 or 2] float32.
+        """Return the scales and any minima as [out, groups, 1 or 2] float32. If `supers` is given,
+        they are multiplied by their entries in `supers`.
         """
         scales = self.scales.float()
         if self.supers is None:

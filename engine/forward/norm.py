@@ -32,7 +32,7 @@ class RMSNorm(nn.Module):
         return rows.dtype == self._dtype and rows.shape[-1] == len(self.scale)
 
     def forward(self, rows: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
-        """Normalise rows. If the kernel does not support the rows, or if there are further
+        """Normalise rows. If the kernel does not support the rows, or if the caller passes other
         arguments, the network's own layer is called.
         """
         if others or options or not self.fits(rows):

@@ -20,9 +20,9 @@ class Segment(FixedInput):
     tokens, and `parents` contains the parent of each node of the tree. The first nodes of the tree
     may be cached already. `tokens` contains the tokens of all nodes that are not cached yet; these
     nodes are fed in this step. The pass computes logits for the last `num_logits` tokens. A
-    `divisible` segment is a chain of tokens that all give logits. A divisible segment may be fed in
-    several steps: the session's job processes the logits of the first chunk and then continues with
-    the rest.
+    `divisible` segment is a chain, and logits are computed for all of its tokens. A divisible
+    segment may be fed in several steps: the session's job processes the logits of the first chunk
+    and then continues with the rest.
     """
 
     table: PageTable

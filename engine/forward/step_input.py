@@ -34,7 +34,8 @@ class StepInput(Protocol):
 
     def wait_seconds(self, now: float, step: float) -> float:
         """Return how many seconds the next step should wait for more rows of this job, if no other
-        session takes part in the step. The step takes `step` seconds if no rows are added.
+        session takes part in the step. `step` is the duration of the step in seconds if no rows are
+        added.
         """
 
 

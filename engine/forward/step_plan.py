@@ -35,7 +35,7 @@ class StepPlan:
         **attention: Any,
     ) -> Self:
         """Return the plan of a step with the given rows. `padded(count)` returns the number of rows
-        with padding included. `attention` contains the fields that a subclass adds.
+        to which `count` rows are padded. `attention` contains the fields that a subclass adds.
         """
         count, logits_rows = len(packed.token_ids), packed.logits_rows
         padding = padded(count) - count

@@ -24,9 +24,9 @@ ROW_MULTIPLE = 16
 
 @dataclass(slots=True)
 class Tile:
-    """All rows of one session, and the slots `keys` of the keys to which they attend. `allowed`,
-    bool [rows, keys], marks the keys to which each row attends. If `allowed` is None, every row
-    attends to all keys.
+    """All rows of one session. `keys` contains the slots of the keys to which these rows attend.
+    `allowed`, bool [rows, keys], marks the keys to which each row attends. If `allowed` is None,
+    every row attends to all keys.
     """
 
     rows: slice

@@ -48,10 +48,10 @@ def _refuse(config: PreTrainedConfig) -> None:
 
 
 def longest_text(config: PreTrainedConfig) -> int:
-    """Return the maximum length of a text, in tokens, at which the positions of a model do not
-    depend on the other texts of a batch. `longrope` stretches the rotary positions of a whole batch
-    when its longest text exceeds the original length. The texts of a batch would then influence
-    each other, so models with `longrope` are limited to the original length. If a configuration
+    """Return the maximum text length, in tokens, up to which the positions of a text do not depend
+    on the other texts of its batch. `longrope` stretches the rotary positions of a whole batch when
+    its longest text exceeds the original length. The texts of a batch would then influence each
+    other, so models with `longrope` are limited to the original length. If a configuration
     specifies no length, 2048 is assumed.
     """
     text = config.get_text_config()
@@ -81,8 +81,8 @@ def loading(folder: Path, device: str) -> Iterator[None]:
 
 @contextmanager
 def judging(folder: Path, config: PreTrainedConfig) -> Iterator[None]:
-    """Inside this context, put the names of the model directory and of its class in front of the
-    message of an Unusable error.
+    """Inside this context, prefix the message of an Unusable error with the names of the model
+    directory and of the model class.
     """
     try:
         yield
@@ -92,8 +92,8 @@ def judging(folder: Path, config: PreTrainedConfig) -> Iterator[None]:
 
 
 def end_token_ids(network: PreTrainedModel) -> tuple[int, ...]:
-    """Return the ids of the tokens that end a text, which the network's generation configuration or
-    else its configuration specifies.
+    """Return the ids of the tokens that end a text. They are read from the network's generation
+    configuration or, if it specifies none, from the network's configuration.
     """
     given = network.generation_config.eos_token_id if network.generation_config else None
     if given is None:

@@ -17,9 +17,9 @@ def default_dtype(saved: str, device: str) -> str:
 
     On devices other than a CPU, the default is the dtype that the model was `saved` in. On a CPU,
     the default is float32, unless the model was saved in bfloat16 and the kernels use the CPU's
-    instructions for bfloat16. A dtype for which the kernels use no instructions of the CPU, such as
-    float16, is not faster, because its numbers are converted for each multiplication. Besides,
-    float16 overflows if a network was not trained in float16.
+    instructions for bfloat16. If the kernels use no special CPU instructions for a dtype, such as
+    float16, that dtype is not faster, because its numbers are converted for each multiplication.
+    Besides, float16 overflows if a network was not trained in float16.
     """
     if not device.startswith("cpu"):
         return saved

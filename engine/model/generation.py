@@ -1,8 +1,8 @@
 """Read the default sampling parameters that the authors of a model provide in
 `generation_config.json`.
 
-Only keys that this file contains are used. For other keys, `transformers` has its own defaults,
-which are not used.
+Only keys that `generation_config.json` contains are used. The defaults that `transformers` has for
+other keys are ignored.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ either.
 
 
 def generation_defaults(folder: Path, vocab_size: int) -> tuple[GenerationDefaults, list[str]]:
-    """Return a model's default sampling parameters for requests, and the names of the settings in
-    its file that are ignored, because they are invalid or not supported. A GGUF file has no
-    defaults.
+    """Return a model's default sampling parameters for requests. Also return the names of the
+    settings that are ignored because they are invalid or not supported. A GGUF file has no default
+    sampling parameters.
     """
     given = _given(folder)
     asked = [name for name in (*NUMBERS, *LISTS) if given.get(name) is not None]
@@ -65,7 +65,9 @@ def generation_defaults(folder: Path, vocab_size: int) -> tuple[GenerationDefaul
 
 
 def _given(folder: Path) -> dict[str, Any]:
-    """Return the settings in the file of a model directory; empty if no file can be read."""
+    """Return the settings in the `generation_config.json` of a model directory; empty if it cannot
+    be read.
+    """
     try:
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))
     # without a file, there are no settings; an unreadable file is reported by the loader
@@ -75,8 +77,8 @@ def _given(folder: Path) -> dict[str, Any]:
 
 
 def _usable(name: str, value: object, vocab_size: int) -> float | tuple[int, ...] | None:
-    """Return the value of a setting in the form that requests use; None if no request may have this
-    value.
+    """Return the value of a setting in the form that requests use, or None if the value is invalid
+    in a request.
     """
     if name in LISTS:
         ids = value if isinstance(value, list) else [value]

@@ -21,9 +21,9 @@ from tandem.engine.forward.groups import Code, Groups, rounded
 @torch.inference_mode()
 def round_linears(network: PreTrainedModel) -> None:
     """Round the weights of all linear layers whose number of inputs is a multiple of 16. On a CPU,
-    for which there are 8-bit kernels for experts, the weights of experts are rounded too, if their
-    number of inputs is such a multiple. If an embedding shares its weight with a linear layer, the
-    embedding keeps the unrounded weight.
+    there are 8-bit kernels for experts, so expert weights are rounded too if their number of inputs
+    is a multiple of 16. If an embedding shares its weight with a linear layer, the embedding keeps
+    the unrounded weight.
     """
     for name, layer in list(network.named_modules()):
         if type(layer) is Conv1D:

@@ -32,7 +32,7 @@ from tandem.engine.forward.norm import rms_norm
 from tandem.protos.errors import Unusable
 
 Groups = list[list[str]]
-# names of the forms of weights: as they were loaded, and rounded to 8 bits
+# possible forms of the weights: as loaded, or rounded to 8 bits
 FULL, INT8 = "full", "int8"
 
 
@@ -173,7 +173,7 @@ def recording_inputs(network: nn.Module) -> Iterator[Groups]:
     with a tensor that has been changed, starts a new group.
     """
     groups: Groups = []
-    # the latest tensor, which is kept so that no other tensor can get its identity, and its copy
+    # the latest tensor and a copy of it; while it is kept, no other tensor can get its identity
     latest: list[Any] = [None, None]
 
     def note(name: str, given: tuple[Any, ...]) -> None:
@@ -229,7 +229,7 @@ def replace(network: nn.Module, other: Callable[[nn.Module], nn.Module | None]) 
     for same in names.values():
         try:
             layer = network.get_submodule(same[0])
-        except AttributeError:  # a layer that contained it was replaced
+        except AttributeError:  # a parent of the layer was replaced
             continue
         better = other(layer)
         del layer  # frees the layer, which would otherwise live until the next one is made

@@ -164,7 +164,7 @@ def _read(
 ) -> tuple[PreTrainedModel, list[str]]:
     """Load the network of a model directory. Returns the network and the names of the weights that
     its files lack. Weights that the files lack have random values. Weights that the files store in
-    this dtype are memory-mapped, so moving them to a device makes no copy in the process's memory.
+    `dtype` are memory-mapped, so moving them to a device makes no copy in the process's memory.
     Ranks load one after the other, and each rank keeps only its `shard`.
     """
     logging.disable_progress_bar()  # standard error is for log lines

@@ -160,7 +160,8 @@ def number_mask(
     *, q_length: int, kv_length: int, mask_function: Mask, device: torch.device, **_: Any
 ) -> torch.Tensor:
     """Record a mask. transformers calls this function to make a mask. Returns a mask [1, 1,
-    queries, keys] that has its index as every element, by which `probe_attention` recognises it.
+    queries, keys] whose elements are all the mask's index, so that `probe_attention` recognises the
+    mask.
     """
     probe = _current.get()
     probe.masks.append(mask_function)
@@ -183,7 +184,7 @@ def _covered(mask: Mask, window: int | None, longest: int) -> int:
     """
 
     def differs(row: int) -> bool:
-        keys = torch.arange(row + 2)  # the last key is the next token's, which must be hidden
+        keys = torch.arange(row + 2)  # the last key is the next token, which must be masked
         start = torch.zeros((), dtype=torch.long)
         theirs = mask(start, start, torch.tensor(row), keys).expand(keys.shape)
         ours = keys <= row

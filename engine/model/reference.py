@@ -21,7 +21,7 @@ from tandem.engine.model.rounding import ReferenceText, ReferenceTexts
 from tandem.protos.errors import Unusable
 from tandem.protos.tokenizer import tokenizer_of
 
-LEAD = 256  # tokens of the prompt, enough to keep several threads busy when it is fed in one piece
+LEAD = 256  # tokens of the prompt; enough to keep several threads busy when fed in one piece
 STREAM = 48  # number of tokens after the prompt
 # position at which the side text branches off the main text, and the length of the branch
 FORK, BRANCH = 120, 8
@@ -61,7 +61,7 @@ class ReferenceLogits:
     main: ReferenceText
     side: ReferenceText
     other: ReferenceText
-    smooth: bool  # whether rounding changes no row of logits much
+    smooth: bool  # whether rounding changes every row of logits only slightly
 
     @property
     def lead(self) -> int:

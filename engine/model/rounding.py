@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 # in the tests, correct models changed rows by up to 2.9 times the measured change, and faults
 # changed rows by more than 6 times the measured change, unless rounding hid them
 FACTOR = 4.0
-# the same factor for float32, where a different order of additions in linear layers changes rows as
-# much; correct models changed rows by up to 5.7 times the measured change, and faults changed rows
-# by more than 1,400 times the measured change
+# the same factor for float32. It is larger, because a different order of additions in linear layers
+# changes rows about as much as the measured rounding. Correct models changed rows by up to 5.7
+# times the measured change, and faults by more than 1,400 times
 SUMS = 10.0
 FLOOR = 6  # two computations are assumed to differ by at least this many units of rounding
 # a row is not compared, and has no limit, if rounding changes it more than this many times as much
@@ -70,16 +70,16 @@ class ReferenceText:
 
 
 def typical_difference(differences: Sequence[Difference], smooth: bool) -> Difference:
-    """Return the difference that represents a group of rows: the largest difference if the network
-    is `smooth` (rounding changes no row much), otherwise the median difference.
+    """Return the difference that represents a group of rows. If the network is `smooth` (rounding
+    changes every row only slightly), this is the largest difference, otherwise the median.
 
-    A network that chooses experts is not smooth in half precision. Two scores may be so close that
-    rounding sends a token to another expert. The token's row of logits then differs a lot from the
-    reference, although the computation is correct. A changed choice of experts affects single
-    tokens at random, while a fault affects every row after some position, or every row that is fed
-    in some way. Therefore, the median difference of the rows that are fed in one way and lie on one
-    side of a position is large only if there is a fault. In float32, two scores are never that
-    close.
+    A mixture-of-experts network is not smooth in half precision. The scores of two experts may be
+    so close that rounding sends a token to another expert. The token's row of logits then differs a
+    lot from the reference, although the computation is correct. A changed choice of experts affects
+    single tokens at random, while a fault affects every row after some position, or every row that
+    is fed in some way. Each group holds the rows that are fed in one way and lie on one side of a
+    position. Therefore a group's median difference is large only if there is a fault. In float32,
+    the scores of two experts are never that close.
     """
     ordered = sorted(differences)
     return ordered[-1] if smooth else ordered[(len(ordered) - 1) // 2]
@@ -104,8 +104,8 @@ class ReferenceTexts:
     changed more than UNSTABLE times as much as the median row is not compared: its limit is
     infinite.
 
-    `smooth` tells whether rounding changes no row much. `smooth` is true if the dtype is float32,
-    or if no operation of the reference passes selects values by their scores.
+    `smooth` tells whether rounding changes every row only slightly. `smooth` is true if the dtype
+    is float32, or if no operation of the reference passes selects values by their scores.
     """
 
     def __init__(self, network: PreTrainedModel, dtype: torch.dtype, fused: bool) -> None:

@@ -1,5 +1,5 @@
-"""Run a model that is split among ranks: rank 0 decides what is run, and the other ranks do the
-same.
+"""Run a model that is split among ranks: rank 0 decides which operations are run, and the other
+ranks run them too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class LeadingPool(RankPool):
         super().copy(source, target, start, stop)
 
     def compact(self, table: PageTable, start: int, path: Sequence[int]) -> None:
-        """Move the positions of a tree path together within a page table, on all ranks."""
+        """Move the keys and values of a tree path to consecutive positions of a page table, on all
+        ranks.
+        """
         self._ranks.tell("compact", table, start, path)
         super().compact(table, start, path)
 
@@ -65,8 +67,8 @@ class LeadingRunner(HFRunner):
 
     @property
     def lost(self) -> str | None:
-        """Why no more passes can run, which is the case once a rank has ended. The value is None
-        while all ranks run.
+        """The reason why no more passes can run: a rank has ended. The value is None while all
+        ranks run.
         """
         return self._ranks.lost
 

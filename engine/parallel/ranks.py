@@ -36,8 +36,8 @@ class Ranks:
     """The processes of the other ranks, which rank 0 starts and controls."""
 
     def __init__(self, count: int, device: str, follow: Follow) -> None:
-        """Start `count` - 1 processes and connect with them; raises Unusable. `follow` must be
-        importable in the started processes.
+        """Start `count` - 1 processes and connect to them. Raises Unusable if one of them ends.
+        `follow` must be importable in the started processes.
         """
         self.shard = Shard(0, count)
         self._folder = TemporaryDirectory()

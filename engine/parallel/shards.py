@@ -97,8 +97,9 @@ def split(network: PreTrainedModel, shard: Shard) -> None:
 
 
 def _keep(layer: nn.Linear, shard: Shard, outputs: bool) -> None:
-    """Reduce a layer to this rank's part of its outputs or, if not `outputs`, of its inputs. If the
-    inputs are split, only rank 0 keeps the bias, so that it is added only once.
+    """Reduce a layer to this rank's part. If `outputs`, the layer's outputs are split among the
+    ranks, otherwise its inputs. If the inputs are split, only rank 0 keeps the bias, so that it is
+    added only once.
     """
     weight, bias = layer.weight, layer.bias
     part = shard.part(weight.shape[not outputs], "outputs" if outputs else "inputs")

@@ -1,6 +1,6 @@
 """Build programs from recordings of passes. On a CPU, a recorded call is translated into
-instructions if there is a rule for it, and stays a call otherwise. On a CUDA device, calls are
-fused into fewer calls.
+instructions if there is a rule for it, and stays a call otherwise. On a CUDA device, some calls are
+fused into one.
 
 The builder compares recordings of two passes with different numbers of rows, to find out what
 depends on the number of rows. A result that depends on weights alone and is equal in both passes is
@@ -53,7 +53,7 @@ class Builder(TwinTensors):
 
     def program(self) -> Program:
         """Return one program that can replace both passes. Raises Unrecordable if no program can
-        replace both.
+        replace both passes.
         """
         first, second = self._tapes
         inputs = (
@@ -155,7 +155,7 @@ class Builder(TwinTensors):
 
     def _needed(self) -> tuple[set[int], list[torch.Tensor]]:
         """Return the indices of the calls that must remain calls of PyTorch. Also return those
-        tensors written by instructions that the remaining calls, or the program's caller, read.
+        results of instructions that these calls or the program's caller read.
         """
         plain, shown = set[int](), dict[int, torch.Tensor]()
         needed = [self._tapes[0].logits]
@@ -175,9 +175,9 @@ class Builder(TwinTensors):
         return plain, list(shown.values())
 
     def _parts(self, plain: set[int]) -> tuple[list[int], list[int | list[Written]]]:
-        """Return the indices of the calls that can run before all instructions, because they depend
-        on no instruction. Also return the rest of the program in order: the indices of the other
-        calls, and lists of the instructions between these calls.
+        """Return the calls that depend on no instruction, so they can run first. Also return the
+        rest of the program in order: calls, and lists of the instructions between them. Calls are
+        given by their indices.
         """
         early, late = list[int](), list[int | list[Written]]()
         behind = {key for key, origin in self._origins.items() if origin is Origin.WRITTEN}
@@ -197,8 +197,8 @@ class Builder(TwinTensors):
     def _actions(
         self, late: Sequence[int | list[Written]], shown: Sequence[torch.Tensor]
     ) -> Iterator[Action]:
-        """Yield the actions that follow the first calls, in order: stretches of instructions, calls
-        of PyTorch, and actions that make tensors from memory to which instructions have written.
+        """Yield the actions that run after the first calls, in order. An action is a stretch of
+        instructions, a call, or the creation of a tensor from memory that a stretch has written.
         """
         users: dict[Hashable, set[int]] = {storage_of(each): {-1} for each in shown}
         for number, part in enumerate(late):

@@ -1,6 +1,6 @@
-"""Fuse calls of a pass, for devices on which every call costs a kernel launch. A sum and the norm
-of this sum become one call. Applying rotary positions and storing keys and values are also fused,
-as a part of the attention call.
+"""Fuse calls of a pass, for devices on which every call costs a kernel launch. An addition and the
+norm of its sum become one call. Rotary positions become a part of the attention call, which applies
+them while it stores the keys and values.
 
 A fused call must compute the same bits as the calls that it replaces; `proof` checks this.
 """
@@ -24,8 +24,8 @@ aten = torch.ops.aten
 
 
 class Turned(NamedTuple):
-    """The inputs of rotary positions: the unrotated heads, and the cosines and sines of the angles,
-    each as the index of a value.
+    """The inputs of a rotary embedding, as indices of values: the unrotated heads, the cosines and
+    the sines.
     """
 
     given: int
@@ -97,7 +97,7 @@ class Calls:
         self._index()
 
     def _norm_of(self, add: Plain) -> Plain | None:
-        """Return the call that computes the norm of a sum, given the call `add` that computes the
+        """Given the call `add` that computes a sum, return the call that computes the norm of this
         sum. Return None if `add` does not add two contiguous tensors of the same shape and dtype,
         or if no norm reads the sum.
         """
@@ -120,8 +120,9 @@ class Calls:
         return replace(add, function=function, made=[*self._made(add), *self._made(norm)])
 
     def _rotated(self, attend: Plain) -> Plain:
-        """Return an attention call that applies rotary positions to its queries and keys itself, if
-        no other call reads the rotated queries and keys. Return every other call unchanged.
+        """Return an attention call that applies the rotary positions of its queries and keys
+        itself. If this is impossible, for example because another call reads the rotated keys,
+        return the given call unchanged.
         """
         if attend.function is not attention.attention:
             return attend
@@ -149,7 +150,7 @@ class Calls:
     def _turned(self, number: int) -> Turned | None:
         """Return the heads and angles from which a value with rotary positions was computed. Such a
         value is x cos + cat(-second half of x, first half of x) sin, for heads x [1, heads, rows,
-        size]. Return None if the value was computed in another way.
+        size]. Return None if the value is not a result of rotary positions.
         """
         whole = self._made_by(number, aten.cat.default)
         if whole and len(whole.reads) == 2 and not self._tensors[whole.reads[1]].numel():
@@ -185,8 +186,8 @@ class Calls:
         return found if same and self._tensors[crossed].shape == x.shape else None
 
     def _fits(self, turned: Turned, number: int) -> bool:
-        """Whether the kernel supports the heads and angles, and only one call reads the rotated
-        heads.
+        """Whether rotary positions can be fused: the kernel supports the heads and angles, and only
+        one call reads the rotated heads.
         """
         x, cos, sin = (self._tensors[each] for each in turned)
         alone = self._users[number] == 1

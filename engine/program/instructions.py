@@ -92,9 +92,7 @@ class Step(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in memory: a storage, which any hashable key can identify, and a view of this
-    storage.
-    """
+    """A place in memory: the key of a storage, and a view of this storage."""
 
     storage: Hashable
     view: View

@@ -24,7 +24,7 @@ class Extent(ctypes.Structure):
 
 class View(ctypes.Structure):
     """Describes where the numbers of a tensor are stored in a block of memory, with the same fields
-    as in program.cpp. The offset is in bytes, and the strides are in numbers.
+    as in program.cpp. The offset is given in bytes, and the strides are given in elements.
     """
 
     _fields_ = (
@@ -34,7 +34,7 @@ class View(ctypes.Structure):
 
 
 class Counts:
-    """The number of rows in each of two passes, and the number of rows that give logits in each."""
+    """For each of two passes, the number of rows and the number of rows that give logits."""
 
     def __init__(self, rows: tuple[int, int], num_logits: tuple[int, int]) -> None:
         self.rows = rows
@@ -42,15 +42,15 @@ class Counts:
 
     def extent(self, one: int, two: int) -> Extent | None:
         """Return the linear function of the number of rows that equals `one` in the first pass and
-        `two` in the second pass, or None if its slope would not be a whole number.
+        `two` in the second pass. Return None if its slope is not a whole number.
         """
         each, remainder = divmod(two - one, self.rows[1] - self.rows[0])
         return None if remainder else Extent(one - each * self.rows[0], each)
 
     def by_num_logits(self, one: int, two: int) -> Extent | None:
-        """Return the linear function of the number of rows that give logits, which equals `one` in
-        the first pass and `two` in the second pass, or None if its slope would not be a whole
-        number.
+        """Return a linear function of the number of rows that give logits. The function equals
+        `one` in the first pass and `two` in the second pass. Return None if its slope is not a
+        whole number.
         """
         each, remainder = divmod(two - one, self._num_logits[1] - self._num_logits[0])
         return None if remainder else Extent(one - each * self._num_logits[0], each)
@@ -74,8 +74,8 @@ class Layout:
 
 def layout_of(counts: Counts, tensors: Sequence[Twins], inner: int | None = None) -> Layout | None:
     """Return the common layout of tensors in which one dimension counts rows and all other
-    dimensions belong to a row. If `inner` is given, the layout must have `inner` inner numbers for
-    each outer number. Return None if the tensors have no such layout.
+    dimensions belong to a row. If `inner` is given, it must equal the `inner` size of the layout.
+    Return None if the tensors have no such layout.
     """
     one, two = (tensors[0][each].shape for each in (0, 1))
     differing = [dim for dim in range(len(one)) if one[dim] != two[dim]]

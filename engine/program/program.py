@@ -1,6 +1,6 @@
-"""A program computes the same as a network, for the rows of a plan. A program runs actions one
-after the other. An action is a stretch of instructions for a CPU, a call that the network made, or
-a fused call.
+"""A program computes the same logits as a network, for the rows of a plan. A program runs actions
+one after the other. An action is a stretch of instructions for a CPU, a call that the network made,
+or a fused call.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Plan: TypeAlias = PathPlan | RowPlan
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A number that depends on how many rows a pass has or, if `of_logits`, on how many of these
-    rows give logits.
+    """A linear function of the number of rows in a pass. If `of_logits` is set, only the rows that
+    give logits are counted.
     """
 
     extent: Extent
     of_logits: bool = False
 
     def at(self, now: Now) -> int:
-        """Return the number for a running pass."""
+        """Return the value of the function in a running pass."""
         count = now.num_logits if self.of_logits else now.rows
         return int(self.extent.fixed + self.extent.each * count)
 
@@ -69,8 +69,8 @@ class Action(Protocol):
 class Plain:
     """A call that the network made. `given` contains the arguments: constants, references to
     values, and numbers that depend on the number of rows. `shape` is the structure of the
-    positional and the named arguments, with indices into `given` in place of the arguments. `made`
-    lists the indices of the values that the call produces.
+    positional and named arguments. It contains indices into `given` in place of the arguments.
+    `made` lists the indices of the values that the call produces.
     """
 
     function: Callable[..., Any]
@@ -104,7 +104,7 @@ class Plain:
 
 def _filled(shape: Any, given: Sequence[Any]) -> Any:
     """Return `shape` with every index replaced by the object at this index in `given`. PyTorch's
-    `tree_unflatten` would take longer than most calls.
+    `tree_unflatten` is not used because it takes longer than most calls.
     """
     if isinstance(shape, int):
         return given[shape]
@@ -112,8 +112,8 @@ def _filled(shape: Any, given: Sequence[Any]) -> Any:
 
 
 class Program:
-    """Computes the same as a network, for the rows of a plan. A program runs `actions` one after
-    the other. `values` is the number of values that the actions use.
+    """Computes the same logits as a network, for the rows of a plan. A program runs `actions` one
+    after the other. `values` is the number of values that the actions use.
 
     The first three values are the tokens, their positions and the indices of the rows that give
     logits. `logits` is the index of the value that contains the logits. `kept` lists objects that

@@ -38,8 +38,8 @@ def fused(written: Sequence[Written], visible: Set[Hashable]) -> list[Written]:
 
 
 def _parts(add: Written, makers: defaultdict[Hashable, list[Written]]) -> list[Written]:
-    """Return the six instructions of a rotation, the products first, if `add` is the last of them.
-    Return an empty list if `add` is not the last instruction of a rotation.
+    """If `add` is the last of the six instructions of a rotation, return all six, the products
+    first. Otherwise return an empty list.
     """
     products = [part for place in add.reads for part in makers[place.storage]]
     if add.operation is not Operation.ADD or len(products) != 2:

@@ -59,8 +59,8 @@ class Rules(Writer):
         }
 
     def translate(self, one: Call, two: Call) -> list[Written] | None:
-        """Return the instructions that replace a recorded call of both passes, or None if no rule
-        supports the call.
+        """Return the instructions that replace a call, or None if no rule supports the call. `one`
+        and `two` are the recordings of the call in both passes.
         """
         function, self.written = one.function, []
         rule = self._of_functions.get(function)
@@ -94,7 +94,7 @@ class Rules(Writer):
 
     def _widened(self, tensor: Twins, made: Twins) -> Twins:
         """Return a tensor in the dtype of the result, copied if its own dtype differs. Raises Unfit
-        if a copy in another dtype than float32 would be needed.
+        if the tensor would have to be converted to another dtype than float32.
         """
         if tensor[0].dtype == made[0].dtype:
             return tensor

@@ -1,5 +1,5 @@
 """A stretch is a sequence of instructions that a single call of the CPU kernels runs. Intermediate
-results of a stretch use the same memory one after the other.
+results of a stretch share memory if they are not needed at the same time.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ ALIGNMENT = 64  # in bytes: a cache line of the processor
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An action that makes a tensor from the memory to which a stretch has written. `number` is the
-    index of the tensor among the values of the pass, and `memory` is the index of the memory.
+    """An action that makes a tensor from memory that a stretch has written. `number` is the index
+    of the tensor among the values of the pass, and `memory` is the index of the memory.
     """
 
     number: int
@@ -46,10 +46,11 @@ class Shown:
 class Stretch:
     """An action that runs consecutive instructions.
 
-    `known` maps storages that exist before the stretch to the indices of their values, or to
-    tensors that never change. `own` maps storages that are also used outside the stretch to the
-    indices of the values that hold their memory. Storages in neither mapping share one block of
-    memory. `sizes` contains the bytes per row of each storage.
+    `known` contains the storages that exist before the stretch, and maps them to the indices of
+    their values or to tensors that never change. `own` contains the storages that are also used
+    outside the stretch, and maps them to the indices of the values that hold their memory. Storages
+    in neither `known` nor `own` share one block of memory. `sizes` contains the bytes per row of
+    each storage.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Stretch:
 
     @property
     def reads(self) -> Sequence[int]:
-        """The indices of the values that the stretch reads, and of the memory that it writes."""
+        """The indices of the values that the stretch reads or writes."""
         return [given for _, given in self._given if isinstance(given, int)]
 
     def run(self, now: Now) -> None:
@@ -96,9 +97,7 @@ class Stretch:
         return Instruction(*kinds, written.outer, written.inner, *views, written.layer)
 
     def _found(self, place: Place) -> View:
-        """Return the view of a place, with the key of its storage replaced by the index of a memory
-        block.
-        """
+        """Return the view of a place, in which an index identifies the storage instead of a key."""
         view = View.from_buffer_copy(place.view)
         if place.storage in self._offsets:
             view.source = 0
@@ -111,10 +110,10 @@ class Stretch:
 def allocate(
     written: Sequence[Written], sizes: Mapping[Hashable, int]
 ) -> tuple[dict[Hashable, int], int]:
-    """Assign memory to storages. Return the offset of each storage and the total size of all
-    storages, both in bytes per row. Storages that are needed at the same time do not overlap. The
-    instructions of a group run row by row, so every storage that a group uses is needed until the
-    group ends.
+    """Divide a block of memory among storages. Return the offset of each storage and the total size
+    of all storages, both in bytes per row. Storages that are needed at the same time do not
+    overlap. The instructions of a group run row by row, so every storage that a group uses is
+    needed until the group ends.
     """
     first, last = dict[Hashable, int](), dict[Hashable, int]()
     for group, each in zip(groups_of(written), written, strict=True):

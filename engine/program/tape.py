@@ -46,7 +46,7 @@ class Call:
     given: Sequence[Any]
     spec: TreeSpec
     made: Sequence[Any]
-    shape: TreeSpec  # the nested form of `made`
+    shape: TreeSpec  # the structure in which the call returned the objects of `made`
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +87,11 @@ class Recorder(TorchDispatchMode):
         return made
 
     def begin(self, *_: Any) -> None:
-        """Begin the call of a layer, so that calls inside the layer are not recorded."""
+        """Register the start of a layer's call. Calls inside the layer are not recorded."""
         self._within += 1
 
     def end(self, layer: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
-        """Record the call of a layer that has returned, unless it is inside another call."""
+        """Record a finished call of a layer, unless it ran inside another recorded call."""
         self._within -= 1
         if not self._within:
             self.note(layer, args, kwargs, made)

@@ -26,16 +26,16 @@ class Origin(Enum):
 
 
 class TwinTensors:
-    """Maps each tensor of the first pass to the corresponding tensor of the second, its twin."""
+    """Maps each tensor of the first pass to its twin, the corresponding tensor of the second."""
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
         self._origins: dict[Hashable, Origin] = {}
         self._bases: dict[Hashable, torch.Tensor] = {}  # the first tensor in each storage
         self._others: set[Hashable] = set()  # storages of the second pass
-        # for the id of each tensor of the first pass: its twin in the second pass
+        # maps the id of each tensor of the first pass to its twin in the second pass
         self._twins: dict[int, torch.Tensor] = {}
-        self._values: dict[int, int] = {}  # for the id of each tensor: its index as a value
+        self._values: dict[int, int] = {}  # maps the id of a tensor to its index among the values
         self._count = 0
 
     def _enter(self, one: torch.Tensor, two: torch.Tensor, origin: Origin) -> None:
@@ -45,8 +45,8 @@ class TwinTensors:
         self._bases.setdefault(storage_of(one), one)
 
     def _value(self, tensor: torch.Tensor | None = None) -> int:
-        """Return the index of a tensor among the values of the program; a new tensor gets a new
-        index. Without a tensor, return a new index for a block of memory.
+        """Return the index of a tensor among the values of the program. A new tensor gets a new
+        index. If no tensor is given, return a new index for a block of memory.
         """
         number = self._values.get(id(tensor), self._count)
         if number == self._count:

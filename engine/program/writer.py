@@ -91,8 +91,8 @@ class Writer:
         self.write(Operation.COPY, self.layout(made, one), [made, one], source_kind=kind)
 
     def whole(self, tensor: Twins, size: int) -> View | None:
-        """Return the view of a tensor as rows of `size` adjacent numbers, where each row directly
-        follows the row before it, or None if the tensor has another memory layout.
+        """Return the view of a tensor as contiguous rows of `size` numbers. Return None if the
+        tensor has another memory layout.
         """
         found = self.layout(tensor)
         (view,) = found.views
@@ -100,9 +100,9 @@ class Writer:
         return view if joined and (view.row.fixed, view.row.each) == (size, 0) else None
 
     def rows(self, tensor: Twins, size: int) -> Place:
-        """Return the place of a tensor as contiguous rows of `size` numbers. If the tensor has
-        another memory layout, write an instruction that copies it first. Raises Unfit if the tensor
-        does not have `size` numbers per row.
+        """Return the place of a tensor as contiguous rows of `size` numbers. If the rows of the
+        tensor are not contiguous, write an instruction that copies the tensor first. Raises Unfit
+        if the tensor does not have `size` numbers per row.
         """
         if view := self.whole(tensor, size):
             return Place(storage_of(tensor[0]), view)
@@ -117,7 +117,7 @@ class Writer:
 
     def result(self, tensor: Twins, size: int) -> Place:
         """Return the place to which an instruction writes a result as contiguous rows of `size`
-        numbers. Raises Unfit if the result has another memory layout.
+        numbers. Raises Unfit if `tensor` does not consist of contiguous rows of this size.
         """
         if not (view := self.whole(tensor, size)):
             raise Unfit

@@ -1,5 +1,5 @@
-"""Adjust rows of logits from many texts at once by the texts' sampling options, before tokens are
-drawn.
+"""Adjust the logits of many texts at once, as each text's sampling options require, before tokens
+are drawn.
 
 An adjustment contains only the changes to a row of logits, not the sampling options that cause
 them. Adjustments are applied in the same order as in transformers: bias, penalties, suppressed
@@ -31,9 +31,9 @@ class Adjustment:
 
     biased: Ids
     biases: Numbers
-    seen: Ids  # the logits of these tokens are divided by `repetition` if positive, else multiplied
+    seen: Ids  # positive logits of these tokens are divided by `repetition`, others multiplied
     repetition: float
-    counted: Ids  # these tokens' logits lose `presence`, and `frequency` for each occurrence
+    counted: Ids  # these tokens' logits are reduced by `presence` plus `frequency` per occurrence
     counts: Ids
     presence: float
     frequency: float
@@ -73,14 +73,14 @@ def adjust(logits: Sequence[torch.Tensor], adjustments: Sequence[Adjustment]) ->
 
 
 def _offsets(ids: Sequence[Ids], rows: torch.Tensor) -> torch.Tensor:
-    """Return the offsets of each row's tokens in the flattened rows, one row after the other."""
+    """Return the offsets of all rows' tokens in the flattened rows, ordered by row."""
     rows_begin = range(0, rows.numel(), rows.shape[-1])
     offsets = [begin + each for begin, each in zip(rows_begin, ids, strict=True)]
     return upload(np.concatenate(offsets), rows.device)
 
 
 def _repeated(numbers: Sequence[float], ids: Sequence[Ids]) -> list[Numbers]:
-    """For each row, repeat the row's number once per token of the row."""
+    """For each row, repeat the row's value in `numbers` once per token of the row."""
     return [np.full(len(each), number) for number, each in zip(numbers, ids, strict=True)]
 
 

@@ -2,9 +2,9 @@
 
 `engine.sampling.sampler.draw_rows` is the reference implementation of a draw. The reference
 implementation is used wherever there is no compiled kernel. The kernels (`draw.cpp`, and
-`device_draws` on a CUDA device) draw the same tokens: if rounding errors could change the token of
-a row, they leave the row to the reference implementation. The kernels treat each row separately, so
-no draw depends on other rows or on the number of threads.
+`device_draws` on a CUDA device) draw the same tokens as the reference implementation. If rounding
+errors could change the token of a row, the kernels leave that row to the reference implementation.
+The kernels treat each row separately, so no draw depends on other rows or on the number of threads.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def draw_batch(batch: Sequence[Rows]) -> list[torch.Tensor]:
     """Draw a token from each row of all `Rows` in a batch. All rows must have the same vocabulary.
     Returns int64 [rows] for each of the `Rows`, on their device, without waiting for the device.
     The result of a row with a NaN is `NAN`. On a CUDA device, the result is `UNSURE` if rounding
-    errors could change the token. The function `decided` replaces both codes by tokens.
+    errors could change the token. The function `decided` replaces the codes `NAN` and `UNSURE` by
+    tokens.
     """
     if not batch:
         return []
@@ -128,7 +129,7 @@ def _device_problem(device: torch.device) -> str | None:
 
 
 def _as_defined(batch: Sequence[Rows]) -> list[torch.Tensor]:
-    """Draw with the reference implementation, together for all rows that have the same options."""
+    """Sample tokens with the reference implementation, in one call per set of sampling options."""
     by_options = defaultdict[SamplingParams, list[int]](list)
     for number, rows in enumerate(batch):
         by_options[_draw_options(rows.params)].append(number)
@@ -155,8 +156,8 @@ def _draw_options(params: SamplingParams) -> SamplingParams:
 
 
 def _on_processor(batch: Sequence[Rows], vocabulary: int) -> torch.Tensor:
-    """Draw with the compiled CPU kernel; return int64 [rows]. The reference implementation draws
-    from the rows that the kernel leaves undecided.
+    """Sample one token per row with the compiled CPU kernel. Returns int64 [rows]. The reference
+    implementation draws from the rows that the kernel leaves undecided.
     """
     draws, build = draws_of(batch), required_kernels()
     tokens = torch.empty(len(draws), dtype=torch.long)

@@ -21,8 +21,9 @@ MIN_LISTED = 256
 def leading(
     logits: torch.Tensor, params: SamplingParams, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the `count` likeliest tokens, or all tokens if there are fewer, of each adjusted row
-    [rows, vocab], likeliest first. Returns ids and log-probabilities, both [rows, count].
+    """Return the `count` likeliest tokens of each adjusted row [rows, vocab], likeliest first. If
+    the vocabulary has fewer than `count` tokens, all of them are returned. Returns token ids and
+    log-probabilities, both [rows, count].
 
     The kernel's log-probabilities differ slightly from those of the reference implementation, but
     they are precise enough for proposals. If a nucleus (top-p) has more tokens than the kernel
@@ -60,8 +61,8 @@ def logprobs(logits: torch.Tensor, token: int, count: int) -> TokenLogprobs:
 def logprobs_of_rows(
     logits: torch.Tensor, tokens: Sequence[int], count: int
 ) -> list[TokenLogprobs]:
-    """For each row of logits [rows, vocab], return the log-probability and the rank of the row's
-    token in `tokens`, and the log-probabilities of the `count` likeliest tokens.
+    """For each row of logits [rows, vocab], return the log-probability and rank of one token, and
+    the log-probabilities of the `count` likeliest tokens. `tokens` lists the token of each row.
     """
     scores = logits.log_softmax(-1)
     own = scores.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])

@@ -32,7 +32,7 @@ class GrammarMatcher:
         self._completion: list[int] = []  # the completion, as far as the matcher has consumed it
         self._path: list[int] = []  # the path that the matcher has consumed after the completion
         self._problem = ""  # the error of the newest search, if any
-        self._unknown = list[tuple[list[int], str]]()  # paths without an answer, and why
+        self._unknown = list[tuple[list[int], str]]()  # paths where a search failed, and its error
         self._start = compiler.compiled(grammar)
         self._shared = True  # whether the compiled grammar is shared with other matchers
         self._matcher = self._start.deep_copy()
@@ -56,8 +56,8 @@ class GrammarMatcher:
     def allowed(self, path: Sequence[int], count: int) -> npt.NDArray[np.bool_] | None:
         """Return, for each of the first `count` token ids, whether it may follow a path: bool
         [count]. Returns None if the path itself is not allowed, or if the matcher cannot tell. If
-        the matcher cannot tell and the completion is later extended beyond this path, `extend`
-        raises InvalidRequest.
+        the matcher cannot tell which tokens are allowed, `extend` raises InvalidRequest once the
+        completion is extended beyond this path.
         """
         bits = self._after(path, lambda matcher: matcher.compute_bitmask())
         if bits is None:

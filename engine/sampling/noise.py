@@ -54,7 +54,8 @@ def gumbel(
     argmax(log p + noise) is a draw from p (Gumbel-max).
     """
     noise = uniform(seed, position, token_ids, stream)
-    return -torch.log(-torch.log1p(-noise)).float()  # precise near 0, where the winning tokens are
+    # log1p is precise near 0, and the winning tokens have noise near 0
+    return -torch.log(-torch.log1p(-noise)).float()
 
 
 def _hash(seed: Ints, position: Ints, token_ids: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ from tandem.protos.types import SamplingParams
 
 COLDEST = 1e-30  # lowest temperature; the reciprocal of a much lower one overflows on a GPU
 NONE = np.empty(0, np.int64)
-ROWS_AT_ONCE = 32  # number of rows that are processed at once, at 32 bytes for each of their logits
+ROWS_AT_ONCE = 32  # rows that are processed at once, which takes 32 bytes of memory per logit
 
 
 class TokenCounts:
@@ -48,8 +48,9 @@ class TokenCounts:
             self._indices[int(self._ids[index])] = index
 
     def of(self, path: Sequence[int], vocabulary: int) -> tuple[Ids, Ids]:
-        """Return the distinct tokens below `vocabulary` in the text and in a path after the text,
-        and their counts, both int64 [tokens]. The path is not added to the text.
+        """Return the distinct tokens of the text and of a path after it, and how often each occurs,
+        both int64 [tokens]. Token ids of `vocabulary` or more are left out. The path is not added
+        to the text.
         """
         ids, counts = self._with(path)
         known = ids < vocabulary
@@ -190,8 +191,9 @@ def draw_rows(
 ) -> torch.Tensor:
     """Draw a token from each of the adjusted rows [rows, vocab], with the row's own seed and
     position. This is the reference implementation of a draw: it takes the token with the highest
-    sum of log-probability and keyed noise. If several tokens have the same sum, the draw takes the
-    lowest id. Returns int64 [rows] on the rows' device, without waiting for the device.
+    sum of log-probability and keyed noise. Of several tokens with the highest sum, the token with
+    the lowest id is drawn. Returns int64 [rows] on the rows' device, without waiting for the
+    device.
     """
     if sampling.greedy:
         return logits.argmax(-1)

@@ -20,7 +20,8 @@ from tandem.protos.types import MAX_NODES
 UNKNOWN_PRICE = 0.1  # price of a row until the cost model has learned from a step
 # maximum length of a short prefix, in tokens; longer prefixes are fed in chunks, as time allows
 SHORT_PREFIX = 16
-RESTING_SECONDS = 1.0  # seconds without a decoding segment until no session counts as decoding
+# after so many seconds without a decoding segment, no session counts as decoding
+RESTING_SECONDS = 1.0
 MIN_PROMPT_CHUNK = 16  # minimum tokens of a step's first prompt chunk, so that prompts advance
 
 
@@ -58,8 +59,8 @@ class DecodeSeconds:
 
 @dataclass(slots=True)
 class StepCosts:
-    """Learns three things from executed steps: the costs of work, the usual duration of steps with
-    decoding sessions, and how long the thread waits for processor cores.
+    """Learns from executed steps: the cost of each kind of load, the usual duration of steps with
+    decoding sessions, average step times, and how long the thread waits for processor cores.
     """
 
     model: CostModel = field(default_factory=CostModel)

@@ -22,8 +22,8 @@ RESET_FACTOR = 8.0  # a step that is this many times faster than the averages re
 WARM_UP_STEPS = 16  # steps before prediction errors are measured
 REFIT_STEPS = 8  # steps between two fits after the warm-up, unless a prediction is far off
 # Prior weights of the terms (step, token, key, session). They split a step's time among the terms
-# as long as the loads do not determine the terms, as in plain decoding. The prior of a session
-# equals that of a token: with a tenth of it, rows looked too expensive.
+# as long as the loads do not determine the terms, as in plain decoding. If the prior of a
+# session were a tenth of that of a token, rows would look too expensive.
 PRIOR = np.array([1.0, 1.0, 0.1, 1.0])
 RIDGE = np.diag(1e-3 / PRIOR)
 MIN_SCALE = 1e-100  # avoids division by 0 for a term that has not occurred yet
@@ -75,8 +75,8 @@ class AverageStepTimes:
         self.token = smoothed(self.token, seconds / expected)
 
     def predicted(self, seconds: float) -> None:
-        """Lower the averages if a step without long prompts is now predicted to take `seconds`,
-        which is less than the average.
+        """Lower the averages if `seconds` is less than the average. `seconds` is the newly
+        predicted duration of a step without long prompts.
         """
         if seconds < self.step:
             ratio = smoothed(self.step, seconds) / self.step
@@ -146,9 +146,9 @@ class CostModel:
             self._terms = self._fit()
 
     def tokens_within(self, seconds: float, base: StepLoad, keys: int, most: int) -> int:
-        """Return how many tokens (0 to `most`) of one more session with `keys` cached tokens fit
-        into a step of load `base`, so that the step is predicted to take at most `seconds`. Returns
-        0 before the model has learned from any step.
+        """Return how many tokens of another session, at most `most`, can be added to a step of load
+        `base` if the step may take `seconds`. The session has `keys` cached tokens. Returns 0
+        before the model has learned from any step.
         """
         if not self._steps:
             return 0

@@ -81,8 +81,8 @@ class Progress:
 
 @dataclass(slots=True)
 class Failures:
-    """Counts the steps that failed since the last one that succeeded. `problem` is the reason why
-    the device counts as broken, or None if it does not.
+    """Counts the failed steps since the last successful step. `problem` is the reason why the
+    device counts as broken, or None if it does not.
     """
 
     count: int = 0

@@ -33,8 +33,8 @@ log = structlog.get_logger()
 
 class ModelThread(JobQueue):
     """The thread that owns the model and its sessions: nothing else may touch them while it runs.
-    Between steps the thread calls `after_step`, and `idle` with the sessions of the waiting jobs.
-    The thread ends by itself if several steps in a row fail.
+    Between steps, the thread calls `after_step`. It also calls `idle` with the session names of all
+    waiting jobs. The thread ends by itself if several steps in a row fail.
     """
 
     def __init__(
@@ -55,7 +55,8 @@ class ModelThread(JobQueue):
         self._idle = idle
         self.after_step: Callable[[], None] = lambda: None
         self.after_forward: Callable[[Sequence[tuple[Any, torch.Tensor]]], None] = lambda _: None
-        self.price = 0.0  # acceptance probability that another row needed in the newest step
+        # acceptance probability that one more row would have needed in the newest step
+        self.price = 0.0
         self.costs = StepCosts()
         self.progress = Progress(time.perf_counter(), single_token=single_token)
         self._steps = 0
@@ -77,8 +78,8 @@ class ModelThread(JobQueue):
         self._thread.join()
 
     def problem(self, now: float) -> str | None:
-        """Return the reason why the thread cannot serve, or None if it can. `now` is a time of
-        `time.perf_counter`.
+        """Return the reason why the thread cannot serve, or None if it can. `now` is the current
+        value of `time.perf_counter`.
         """
         going_on = "the model thread ended" if self.ended else self.progress.problem(now)
         return self._failures.problem or going_on

@@ -40,7 +40,7 @@ class Task:
     step_input: StepInput | None = None
     requested: Segment | None = None  # the segment that the step input asked for last
     remainder: Segment | None = None  # the rest of a long segment that was fed in part
-    last_step: int = 0  # number of the step that last fed the job, or after which it began
+    last_step: int = 0  # number of the newest step that fed the job, or that preceded its start
 
     def begin(self) -> None:
         """Start the job; a job that needs no forward pass finishes at once."""

@@ -2,8 +2,8 @@
 
 A source claims an acceptance probability for each token that it proposes. The sum of the claimed
 probabilities over some trials is the number of right tokens that the source has *claimed*. The
-number of tokens that turned out to be *right* may differ. Therefore later probabilities of the
-source are multiplied by the trust in the source:
+number of tokens that turned out to be *right* may differ from the claimed number. Therefore later
+probabilities of the source are multiplied by the trust in the source:
 
     trust = (right + PRIOR) / (claimed + PRIOR), at most exp(MAX_LOG).
 
@@ -60,7 +60,7 @@ class Trust:
     @classmethod
     def of_all(cls) -> Trust:
         """Return a new shared trust for all sessions, which learns slowly. The trust for each
-        session starts from it.
+        session starts from this shared trust.
         """
         return cls(pace=SLOW)
 

@@ -36,7 +36,7 @@ from tandem.protos.errors import TandemError, Unusable
 from tandem.protos.service import cores
 
 MAX_CONCURRENCY = 32  # maximum of concurrent questions, which the target answers in one batch
-HELD_OUT = 32  # number of first prompts, whose answers are only used for measurements
+HELD_OUT = 32  # answers to the first HELD_OUT prompts are used only for measurements
 WORK = "training"  # subfolder of the draft model's folder for answers and training state
 
 
@@ -91,7 +91,7 @@ async def collect(
 
 def remember(file: Path, settings: dict[str, Any]) -> None:
     """Save the settings with which a draft model is trained. Raises Unusable if the file already
-    has other settings.
+    contains different settings.
     """
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,7 @@ def parameters_of(text: str) -> int:
         raise typer.BadParameter(f"{text} is not a number of parameters, such as 8M") from None
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)  # rich truncates option names
+app = typer.Typer(add_completion=False, rich_markup_mode=None)  # rich would truncate option names
 
 
 def device_of(text: str) -> torch.device:

@@ -1,8 +1,8 @@
 """Estimate how many tokens per step a student's drafts would yield, without running the target.
 
 Every token of a greedy answer is the target's choice. A verifier would therefore accept a draft
-token exactly where the student's likeliest token is the answer's token. The positions at which both
-agree determine how many tokens a step yields with a draft chain.
+token exactly where the student's likeliest token is the answer's token. The positions at which the
+student agrees with the answer determine how many tokens a step yields with a draft chain.
 """
 
 from __future__ import annotations

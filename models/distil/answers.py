@@ -18,7 +18,7 @@ PADDING = -1
 
 @dataclass
 class Answers:
-    """The answers that are stored in a folder, by the number of their question."""
+    """The answers that are stored in a folder, keyed by the index of their question."""
 
     folder: Path
     found: dict[int, Answer] = field(default_factory=dict)
@@ -66,10 +66,10 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class PackedAnswers:
-    """Prompts and answers, concatenated in `tokens`, int32 [tokens], with each answer after its
-    prompt. For each position, `top`, int32 [tokens, TOP], has the tokens that are likeliest to
-    come next according to the target, and `logprobs`, float32 [tokens, TOP], has their
-    log-probabilities. `top` is PADDING where the next token is not part of an answer.
+    """Prompts and answers as one long sequence of training tokens. `tokens`, int32 [tokens], has
+    each prompt followed by its answer. `top`, int32 [tokens, TOP], has the target's likeliest next
+    tokens after each position. `logprobs`, float32 [tokens, TOP], has their log-probabilities.
+    `top` is PADDING where the next token is not part of an answer.
     """
 
     tokens: np.ndarray

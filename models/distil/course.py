@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 WARM_UP = 100  # steps until the learning rate reaches its peak
-MAX_HOLD = 0.6  # the learning rate falls after this share of the time limit at the latest
-MAX_FALL = 2 / 3  # maximum number of steps of the fall, as a multiple of the steps before it
+MAX_HOLD = 0.6  # latest start of the learning rate's fall, as a share of the time limit
+MAX_FALL = 2 / 3  # maximum length of the learning rate's fall, as a share of the steps before it
 PATIENCE = 5  # the learning rate falls after this many evaluations without better drafts
 MIN_IMPROVEMENT = 1.005  # drafts are better if their tokens per step rise by this factor
 
@@ -17,7 +17,8 @@ MIN_IMPROVEMENT = 1.005  # drafts are better if their tokens per step rise by th
 @dataclass
 class Course:
     """The progress of a training along its schedule. The training may take `limit` minutes and
-    learns from answers that have `tokens` tokens in total. It can be saved and continued.
+    learns from answers that have `tokens` tokens in total. The progress can be saved, so that
+    the training can be continued later.
     """
 
     limit: float
@@ -64,8 +65,8 @@ class Course:
             self._fall()
 
     def look(self, tokens_per_step: float) -> None:
-        """Record the measured tokens per step. If they have stopped rising, let the learning rate
-        fall.
+        """Record the measured tokens per step. If the tokens per step have stopped rising, let the
+        learning rate fall.
         """
         self.looks.append(tokens_per_step)
         before, recent = self.looks[:-PATIENCE], self.looks[-PATIENCE:]
@@ -75,8 +76,8 @@ class Course:
 
     @property
     def minutes_left(self) -> float:
-        """The minutes until the training ends: an upper limit until the learning rate falls, then
-        an estimate.
+        """The minutes until the training ends. This is an upper limit until the learning rate
+        begins to fall, and then an estimate.
         """
         if not self.falls_from:
             return self.limit - self.minutes

@@ -1,11 +1,11 @@
-"""The loss of a student: how far its probabilities are from the target's, of which only those of
-the likeliest tokens are known.
+"""The loss of a student: how far its token probabilities are from the target's.
 
-The loss is the divergence between the distributions of target and student. All tokens that are not
-among the target's likeliest count as a single token. To normalise the student's distribution over
-its whole vocabulary would take most of the time. The sum is therefore exact only for tokens that
-are among the likeliest anywhere in the batch. For all other tokens, it is estimated from a random
-sample.
+The loss is the divergence between the distributions of target and student. The target's
+probabilities are known only for its likeliest tokens. All tokens that are not among the target's
+likeliest count as a single token. Computing the student's softmax over the whole vocabulary would
+take most of the time. The denominator of the student's softmax is therefore exact only for tokens
+that are among the target's likeliest anywhere in the batch. The other tokens' part of the
+denominator is estimated from a random sample.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def read(file: Path) -> list[Prompt]:
 
 
 def generated(seed: int) -> Iterator[Prompt]:
-    """Yield an endless series of general questions, each as a chat. Repetitions are rare."""
+    """Yield an endless series of general questions, each as a chat. Questions rarely repeat."""
     templates, topics = (_lines(f"{name}.txt") for name in ("templates", "topics"))
     chosen = random.Random(seed)
     while True:

@@ -1,9 +1,9 @@
 """The student, which is the draft model to train: its size, its initial weights, and how it is
 saved with its model card.
 
-The student has the Mistral architecture, so that every service can load it without conversion. Its
-rotary position embeddings and its sliding window allow it to draft for texts that are longer than
-those that it learned from.
+The student has the Mistral architecture, so that every service can load it without conversion.
+Rotary position embeddings and a sliding window let the student draft for texts that are longer than
+its training texts.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Shape:
     @classmethod
     def fitting(cls, vocabulary: int, parameters: int) -> Shape:
         """Return the shape of a student with at most `parameters` parameters. The width is the
-        largest with which MIN_LAYERS layers fit, and as many layers as fit are added, up to
-        MAX_LAYERS. Raises Unusable if there are too few parameters.
+        largest at which MIN_LAYERS layers fit. At this width, the student gets as many layers as
+        fit, up to MAX_LAYERS. Raises Unusable if there are too few parameters.
         """
         width = MIN_WIDTH
         if cls(vocabulary, width, MIN_LAYERS).parameters > parameters:
@@ -95,8 +95,8 @@ class Shape:
 
 def build(shape: Shape, target: Path) -> MistralForCausalLM:
     """Create a student with random layers. The student's embeddings are the target's embeddings,
-    projected onto the directions in which these vary most. If the target's embeddings cannot be
-    read, the student's embeddings are random.
+    projected onto their directions of largest variance. If the target's embeddings cannot be read,
+    the student's embeddings are random.
     """
     given = _config(target)
     heads = shape.width // HEAD_SIZE
@@ -132,9 +132,9 @@ def embeddings_of(student: MistralForCausalLM) -> torch.Tensor:
 
 
 def narrowed(embeddings: torch.Tensor, width: int) -> torch.Tensor:
-    """Project embeddings [entries, wide] to `width` columns. The dot products between the new
-    embeddings approximate those between the centred old embeddings, as well as possible with
-    `width` columns and up to a factor. The new embeddings have a standard deviation of 1, and a
+    """Project embeddings [entries, wide] to `width` columns. Up to a constant factor, the dot
+    products between the new embeddings are the best possible approximation of the dot products
+    between the centred old embeddings. The new embeddings have a standard deviation of 1, and a
     random rotation spreads their variance over all columns.
     """
     centred = embeddings.double() - embeddings.double().mean(0)

@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt, its number, and the sampling temperature of its answer."""
+    """A prompt, its index, and the sampling temperature of its answer."""
 
     number: int
     prompt: Prompt
@@ -53,7 +53,7 @@ class Teacher:
         self._chats = True  # false once the target has turned out to have no chat template
 
     async def answers(self, questions: Iterable[Question]) -> AsyncIterator[tuple[int, Answer]]:
-        """Yield the number of each question and its answer, in the order in which the answers
+        """Yield the index of each question with the answer, in the order in which the answers
         arrive. Raises TandemError.
         """
         waiting, running = iter(questions), set[asyncio.Task[tuple[int, Answer]]]()

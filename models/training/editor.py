@@ -49,7 +49,7 @@ def examples(
     [rows, length].
     """
     rows = []
-    texts = texts.where(texts != end, line_break[0])  # so that each row is one text
+    texts = texts.where(texts != end, line_break[0])  # without end tokens, each row is one text
     for text in texts.tolist():
         old, new = int(rng.choice(text)), int(rng.choice(texts.flatten()))
         rows.append([*task(text, old, new, line_break), *edited(text, old, new), end])
@@ -102,8 +102,8 @@ def train(
     held_out: Stream,
     options: argparse.Namespace,
 ) -> None:
-    """Train until the time is over. Every minute, print which share of the tokens of held-out
-    answers the model predicts correctly.
+    """Train for `options.minutes` minutes. Every minute, print which share of the tokens of
+    held-out answers the model predicts correctly.
     """
     line_break, rng = tokenizer("\n")["input_ids"], np.random.default_rng(options.seed)
     end = tokenizer.eos_token_id

@@ -35,7 +35,7 @@ from tandem.models.training.train import (
 )
 
 VOCABULARY = 2048
-PAD, START, END = "<pad>", "<s>", "</s>"  # they have the ids 0, 1 and 2
+PAD, START, END = "<pad>", "<s>", "</s>"  # special tokens with the ids 0, 1 and 2
 # "don't" is one word; each digit is a piece, and so is each space that is not followed by a word
 WORDS = r" ?[\p{L}']+|\p{N}| ?[^\s\p{L}\p{N}']+|\s"
 STORIES, CHARACTERS = 200, 800  # number of measured stories, and characters of each
@@ -105,8 +105,8 @@ def train(
     held_out: list[str],
     options: argparse.Namespace,
 ) -> None:
-    """Train until the time is over. Every few minutes, save the model and print its bits per byte
-    on held-out text.
+    """Train for `options.minutes` minutes. Every few minutes, save the model and print its bits per
+    byte on held-out text.
     """
     optimiser = Optimiser(model, 0.02, 4e-3)
     start = saved = time.monotonic()

@@ -3,8 +3,8 @@ embeddings and norms.
 
 Muon (Jordan et al. 2024) is a momentum method whose updates have singular values of about equal
 size. PyTorch's own Muon computes in bfloat16, one matrix after the other. On a processor without
-bfloat16 instructions, this took four fifths of the time of a step. This implementation computes in
-float32, and processes all matrices of the same shape in one batch.
+bfloat16 instructions, PyTorch's Muon took four fifths of the time of a training step. This
+implementation computes in float32, and processes all matrices of the same shape in one batch.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
-    """Return matrices [n, rows, columns] with the same singular vectors as the given ones, but with
-    singular values between 0.5 and 1.5 unless they were very small.
+    """Return matrices [n, rows, columns] with the same singular vectors as the given matrices, but
+    with singular values between 0.5 and 1.5. Very small singular values may stay below 0.5.
     """
     tall = matrices.shape[1] > matrices.shape[2]
     found = matrices.mT if tall else matrices

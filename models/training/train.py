@@ -161,7 +161,9 @@ def train(
     held_out: Stream,
     options: argparse.Namespace,
 ) -> None:
-    """Train until the time is over. Every few minutes, save both models and print their losses."""
+    """Train for `options.minutes` minutes. Every few minutes, save both models and print their
+    losses.
+    """
     optimisers = Optimiser(target, 0.02, 4e-3), Optimiser(draft, 0.02, 4e-3)
     options.out.mkdir(parents=True, exist_ok=True)
     start = saved = time.monotonic()

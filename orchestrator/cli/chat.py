@@ -101,8 +101,8 @@ class Talk:
 
 
 def lines() -> Iterator[str]:
-    """Yield the lines that the user types, with line editing and history, or the lines of
-    redirected standard input. Ctrl-C discards the line that the user is typing.
+    """Yield the lines of standard input. In a terminal, the user can edit a line and recall earlier
+    lines. Ctrl-C discards the line that the user is typing.
     """
     with suppress(ImportError):
         import readline  # noqa: F401  # makes `input` edit lines

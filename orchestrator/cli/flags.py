@@ -115,7 +115,7 @@ FLAGS = {
 
 
 def connecting(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with the flags in FLAGS in place of its argument `front_end`."""
+    """Return the command with its argument `front_end` replaced by the flags in FLAGS."""
     known = signature(command, eval_str=True)
     own = [each for name, each in known.parameters.items() if name != "front_end"]
     more = own.pop() if own and own[-1].kind is Parameter.VAR_KEYWORD else None
@@ -131,7 +131,7 @@ def connecting(command: Callable[..., None]) -> Callable[..., None]:
         command(front_end=front_end, **given)
 
     # Typer reads the flags from a function's signature and annotations, so both are replaced
-    # here. `wraps` alone would copy those of `command`, which lack the flags in FLAGS.
+    # here. `wraps` alone would copy the signature of `command`, which lacks the flags in FLAGS.
     own = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in own]
     parameters = [*own, *flags, *([more] if more else [])]
     call.__signature__ = known.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -141,8 +141,8 @@ def connecting(command: Callable[..., None]) -> Callable[..., None]:
 
 def accepting(max_new_tokens: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that replaces a command's `**options` by one flag for every option of a
-    request. A flag that is not given has the value None. `max_new_tokens` is the command's default,
-    which is shown in the help.
+    request. A flag that is not given has the value None. `max_new_tokens` is the command's default
+    token limit, and is shown in the help.
     """
     help = HELP | {"max_new_tokens": f"{HELP['max_new_tokens']}; default {max_new_tokens}"}
 
@@ -150,8 +150,8 @@ def accepting(max_new_tokens: int) -> Callable[[Callable[..., None]], Callable[.
         known = signature(command, eval_str=True)
         own = [each for each in known.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
         flags = [*own, *(_parameter(options()[name][1], text) for name, text in help.items())]
-        # Typer reads the flags from the signature. They cannot be written as parameters, because
-        # they are generated from the fields of the API.
+        # Typer reads the flags from the signature. The flags cannot be written as
+        # parameters, because they are generated from the fields of the API.
         command.__signature__ = known.replace(parameters=flags)  # type: ignore[attr-defined]
         command.__annotations__ = {each.name: each.annotation for each in flags}
         return command
@@ -184,8 +184,8 @@ def _parameter(field: FieldDescriptor, help: str) -> Parameter:
 
 
 def prompt(given: str) -> str:
-    """Return a prompt: the given text, the content of the file for @FILE, or all of standard input
-    for a hyphen. Raises Unusable.
+    """Return the prompt that an argument stands for. @FILE stands for the content of a file, a
+    hyphen for all of standard input, and any other text for itself. Raises Unusable.
     """
     try:
         return sys.stdin.read() if given == "-" else _text(given)
@@ -194,7 +194,9 @@ def prompt(given: str) -> str:
 
 
 def _text(value: str) -> str:
-    """Return the text, or the content of @FILE. Raises ValueError if the file cannot be read."""
+    """Return `value` or, if it is @FILE, the content of the file. Raises ValueError if the file
+    cannot be read.
+    """
     try:
         return Path(value[1:]).read_text(encoding="utf-8") if value.startswith("@") else value
     except OSError as error:

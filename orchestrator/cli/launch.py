@@ -83,7 +83,7 @@ class Service:
             stdout=asyncio.subprocess.PIPE,
             limit=1 << 20,
             env=os.environ | self.environment | {process.CHILD: "1"},
-            # keeps Ctrl-C from the children, because this process stops them in order
+            # shields the children from Ctrl-C, because this process stops them in order
             start_new_session=True,
         )
         served, problem = await self._listen(report)
@@ -92,8 +92,8 @@ class Service:
         return served, problem or f"the {self.role} ended {how}"
 
     async def _listen(self, report: Report) -> tuple[bool, str]:
-        """Report the child's announcements until it ends. Returns whether the child served, and the
-        error with which it refused to start, if any.
+        """Report the child's announcements until it ends. Returns whether the child served, and its
+        startup error, or an empty string if there was none.
         """
         served, problem = False, ""
         assert self.process is not None and self.process.stdout is not None
@@ -122,8 +122,8 @@ class Tandem:
 
 @asynccontextmanager
 async def up(plan: Plan, report: Report = lambda event, fields: None) -> AsyncIterator[Tandem]:
-    """Start all services, enter the context once all of them serve, and stop them when it exits.
-    Raises Unusable if a service fails to start or cannot be kept running.
+    """Start all services, and enter the context once all of them serve. Stop the services when the
+    context exits. Raises Unusable if a service fails to start or cannot be kept running.
     """
     more = {FILE: str(plan.config)} if plan.config else {}
     services = [

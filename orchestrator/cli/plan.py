@@ -1,4 +1,4 @@
-"""Plan which services `tandem up` starts, with command lines that name each other's addresses.
+"""Plan which services `tandem up` starts, and with which command lines.
 
 Each flag of `tandem up` is passed on to the service that it concerns. Settings in the environment
 or in the settings file take precedence over defaults that are chosen here.
@@ -187,15 +187,17 @@ class Plan:
         )
 
     def _tls(self, role: str) -> list[str]:
-        """Return the flags for a service's certificate, unless its settings name another one."""
+        """Return the flags for a service's certificate. Return no flags if there is no folder of
+        certificates, or if the service's own settings configure TLS.
+        """
         if self.certificates is None or "tls_ca" in getattr(self.external, role):
             return []
         return certificates.flags(self.certificates, role)
 
 
 def _device(given: Mapping[str, Setting]) -> str:
-    """Return the device on which a service computes. The first GPU, also called `cuda`, is
-    `cuda:0`.
+    """Return the device on which a service computes. The name `cuda` is returned as `cuda:0`, the
+    first GPU.
     """
     device = str(given.get("device", "cpu"))
     return "cuda:0" if device == "cuda" else device
@@ -222,7 +224,8 @@ def _flags(
     outside: Mapping[str, object], given: Mapping[str, Setting], chosen: Mapping[str, Setting]
 ) -> list[str]:
     """Return settings as command-line flags. A default in `chosen` applies unless `outside` (the
-    environment or the settings file) has the same setting. A value in `given` overrides both.
+    environment or the settings file) has the same setting. A value in `given` overrides both
+    `chosen` and `outside`.
     """
     chosen = {**chosen, **QUIET}
     settings = {name: value for name, value in chosen.items() if name not in outside}

@@ -21,7 +21,7 @@ HELD = (
 )
 FIGURES = ("weights", "context", "fit")  # columns whose values are never wrapped
 WIDTH = 124  # width in characters of the table that `held_lines` returns
-INEXACT = "exact unavailable: "  # prefix of an `exactness` that gives a reason
+INEXACT = "exact unavailable: "  # prefix of an `exactness` value that gives a reason
 NOTHING = "-"  # shown in place of a value that is not known
 Named = tuple[str, api.ReplicaStatus]
 
@@ -80,8 +80,8 @@ def held_lines(services: Iterable[Named]) -> list[str]:
 
 
 def _held(replica: api.ReplicaStatus) -> tuple[str, ...]:
-    """Return a service's row in the table with the columns of HELD, without the name. A value that
-    the service does not report is shown as NOTHING.
+    """Return a service's cells for the columns of HELD, except for the first one, the service's
+    name. A value that the service does not report is shown as NOTHING.
     """
     size, inexact = replica.weights_bytes, f"no: {replica.exactness.removeprefix(INEXACT)}"
     return (

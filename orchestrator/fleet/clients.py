@@ -36,7 +36,8 @@ STREAM = 1
 async def _ask(start: Callable[..., Any], request: Any, seconds: float, field: str) -> Any:
     """Send one message and return the first item that comes back. Raises a TandemError.
 
-    A service ends the call of a silent caller, so each heartbeat of the service is answered.
+    A service ends the call of a silent caller, so this function answers each heartbeat of the
+    service.
     """
 
     async def first() -> Any:
@@ -79,7 +80,7 @@ def _closing(session_id: bytes) -> common_pb2.Closing:
 
 
 class DrafterClient(DrafterProbe):
-    """A client of the drafter at an address."""
+    """A client of one drafter."""
 
     async def propose(
         self, context: Context, shape: DraftShape, sampling: SamplingParams
@@ -99,7 +100,7 @@ class DrafterClient(DrafterProbe):
 
 
 class VerifierClient(VerifierProbe):
-    """A client of the verifier at an address."""
+    """A client of one verifier."""
 
     async def verify(self, context: Context, draft: Draft, sampling: SamplingParams) -> Verdict:
         """Have the verifier verify a draft, and return the accepted nodes and the next token."""

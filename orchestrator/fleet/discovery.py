@@ -21,7 +21,7 @@ from tandem.protos.address import DNS, FILE, joined, split
 from tandem.protos.service.tasks import background
 
 LOOKUP_SECONDS = 1.0  # seconds between two lookups of a source
-REMOVAL_THRESHOLD = 5  # lookups in a row without an address until it is removed
+REMOVAL_THRESHOLD = 5  # an address is removed after this many lookups in a row without it
 # lookups have their own threads, because a name server that is down blocks them
 RESOLVER_THREADS = ThreadPoolExecutor(2, "names")
 
@@ -57,7 +57,7 @@ async def resolve(source: str) -> tuple[str, ...]:
         host, port = split(source.removeprefix(DNS))
         ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         found = await asyncio.get_running_loop().run_in_executor(RESOLVER_THREADS, ask)
-        # prefers IPv4, whose family has the smallest number
+        # `min` selects IPv4 if there is any, because AF_INET is the smallest family number
         family = min((each[0] for each in found), default=socket.AF_INET)
         own = {str(address[0]) for kind, *_, address in found if kind == family}
         return tuple(sorted(joined(each, port) for each in own))

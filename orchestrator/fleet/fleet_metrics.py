@@ -1,4 +1,4 @@
-"""Prometheus metrics of the known replicas and of those that answer, as the front end sees them.
+"""Prometheus metrics of the replicas that the front end knows.
 
 Every replica is asked periodically what it serves. Replicas that have left get no time series.
 """

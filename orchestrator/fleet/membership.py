@@ -1,5 +1,5 @@
-"""The replicas that are in use now, and the objects that are kept for each replica while it is in
-use, such as a connection or the counts of a drafter's tokens.
+"""The replicas that are in use now, and the state of each replica, such as its connection or the
+counts of a drafter's tokens.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 
 async def never() -> None:
-    """Wait until cancelled, because the right to register drafters is never revoked."""
+    """Wait until cancelled: the default for a client whose right to register is never revoked."""
     await asyncio.Event().wait()
 
 
@@ -65,8 +65,8 @@ class Terms:
 
 @dataclass(slots=True, eq=False)
 class RegisteredDrafter:
-    """An active registration of a drafter. A link uses the registration once, as if it were a call
-    of `DrafterService.Propose`.
+    """An active registration of a drafter. A link uses the registration in place of a call of
+    `DrafterService.Propose`, and only once.
     """
 
     name: str
@@ -131,8 +131,8 @@ class Registry:
         raise Unavailable(f"no drafter is registered as {name!r}")
 
     def calling(self, name: str) -> Callable[..., RegisteredDrafter]:
-        """Return a function that a link calls in place of the RPC `Propose`, and that returns the
-        registered drafter. The function raises Unavailable if no drafter has this name, or if its
+        """Return a function that a link calls in place of the RPC `Propose`. The function returns
+        the registered drafter. It raises Unavailable if no drafter has this name, or if its
         registration has been used already.
         """
 
@@ -147,10 +147,9 @@ class Registry:
 
     @contextmanager
     def registered(self, drafter: RegisteredDrafter, limit: int) -> Iterator[None]:
-        """Keep a drafter registered inside this context, or until the same device registers again:
-        a newer drafter with the same name and owner ends the older registration. Raises Busy if
-        `limit` drafters are already registered, and PermissionDenied if another owner's drafter has
-        the name.
+        """Keep a drafter registered inside this context. The registration ends early if a newer
+        drafter with the same name and owner registers. Raises Busy if `limit` drafters are already
+        registered, and PermissionDenied if another owner's drafter has the name.
         """
         name = drafter.name
         older = self._drafters.get(name)
@@ -172,7 +171,7 @@ class Registry:
             self._remove(drafter)
 
     def leave(self, drafter: RegisteredDrafter, leaving: bool) -> None:
-        """Stop giving the drafter new sessions if it is `leaving`, or start to give it new sessions
+        """If the drafter is `leaving`, stop giving it new sessions. Otherwise, give it new sessions
         again.
         """
         if self._drafters.get(drafter.name) is drafter and leaving != drafter.leaving:
@@ -223,7 +222,7 @@ class RegistrationService(registration_pb2_grpc.RegistrationServiceServicer):
     def _receive(
         self, drafter: RegisteredDrafter, message: registration_pb2.RegisterRequest
     ) -> None:
-        """Update the drafter's model, and whether the drafter is leaving, from its message."""
+        """Update the drafter's model and its `leaving` state from its message."""
         if message.HasField("model"):
             drafter.model = decode_described(message, self._terms.target)
         self._registry.leave(drafter, message.leaving)

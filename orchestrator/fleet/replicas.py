@@ -26,9 +26,9 @@ from tandem.protos.wire.registration import registered_name
 STATUS_SECONDS = 2.0
 PAUSE_SECONDS = 0.1  # seconds between two attempts to reach a verifier at startup
 PROBE_PAUSE_SECONDS = 0.25  # seconds between two probes of the verifiers
-# seconds for a verifier to answer a probe; short, so that health is NOT_SERVING within 2 s
+# time limit of a probe; short, so that a lost verifier makes health NOT_SERVING within 2 s
 PROBE_SECONDS = 1.0
-MAX_REPLACED_PROBES = 20  # probes in a row that find only another model (about 5 s)
+MAX_REPLACED_PROBES = 20  # give up after this many probes in a row find only another model
 
 log = structlog.get_logger()
 
@@ -45,7 +45,7 @@ class ModelProbe(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RegisteredProbe:
-    """Answers for a registered drafter from what the drafter has reported, without a call."""
+    """Answers probes of a registered drafter with what it has reported, without a call."""
 
     registry: Registry
     name: str
@@ -76,7 +76,7 @@ class ReplicaStatus:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """The share of verified draft tokens that were accepted; None if none was verified."""
+        """The accepted share of verified draft tokens, or None if no token was verified."""
         return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
 
 

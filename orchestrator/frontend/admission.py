@@ -52,8 +52,9 @@ class AdmittedCount:
 
 @dataclass(frozen=True, slots=True)
 class ClientLoad:
-    """The numbers of running and waiting requests of one client. `name` is a prefix of a digest
-    instead of the client's own name, because other clients can see the load.
+    """The numbers of running and waiting requests of one client. `name` is the beginning of a
+    digest of the client's name. The name itself is not shown, because other clients can read these
+    numbers.
     """
 
     name: str
@@ -107,8 +108,8 @@ class Admission:
 
     @contextmanager
     def admitted(self, client: bytes, quota: Quota = DEFAULT_QUOTA) -> Iterator[None]:
-        """Count a request as admitted inside this context, where it may then wait for a request
-        slot. Raises Busy if too many requests run or wait.
+        """Count a request as admitted until this context ends. Inside the context, the request may
+        wait for a request slot and then run. Raises Busy if too many requests run or wait.
         """
         of_client = self._clients.get(client) or AdmittedCount(self._limits_each)
         of_client.limits = self._limits(quota)
@@ -130,9 +131,9 @@ class Admission:
     async def place(
         self, client: bytes, cost: int, quota: Quota = DEFAULT_QUOTA, subclient: bytes = b""
     ) -> AsyncIterator[Place]:
-        """Wait until it is the client's turn, then hold a request slot for an admitted request
-        inside this context. `cost` is the maximum number of tokens that the request can use. The
-        caller updates the number of used tokens in the yielded slot.
+        """Wait for the client's turn, then hold a request slot for an admitted request until this
+        context ends. `cost` is the maximum number of tokens that the request can use. The caller
+        updates the number of used tokens in the yielded slot.
         """
         place = Place()
         weighed = max(1, round(cost / quota.weight))

@@ -37,7 +37,7 @@ from tandem.protos.service.tracing import Span
 from tandem.protos.types import SEEDS
 from tandem.protos.wire.codec import SESSION_ID_BYTES
 
-MAX_QUEUED_CHUNKS = 64  # most chunks that are buffered for a slow client
+MAX_QUEUED_CHUNKS = 64  # maximum number of chunks buffered for a slow client
 STALL_SECONDS = 3.0  # seconds after which a run is closed if its queue stays full
 IDLE_SECONDS = 0.25  # seconds without a chunk after which None is yielded
 
@@ -77,8 +77,8 @@ class Answers:
         self, request: Request, progress: RequestProgress | None = None
     ) -> AsyncGenerator[Chunk | Answer | None, None]:
         """Yield chunks with the tokens that the client has not received yet, then the complete
-        answer. While there is no new chunk, yield None every IDLE_SECONDS. `progress` receives the
-        answer's builder once the request is valid. Raises a TandemError if the request fails.
+        answer. While there is no new chunk, yield None every IDLE_SECONDS. Once the request is
+        validated, `progress` gets its answer builder. Raises a TandemError if the request fails.
         """
         arrived = time.monotonic()
         checks.check_resumable(request, self._served)
@@ -128,7 +128,7 @@ class Answers:
                         break
 
     async def _prepared(self, request: Request, arrived: float) -> Prepared:
-        """Add the grammar of a request's tools, check the grammar, and prepare the run."""
+        """Set the grammar that a request's tools require, test it, and prepare the run."""
         own = request.sampling.grammar
         request = with_calls(request, self._chat, self._served.special_tokens)
         if self._grammars:
@@ -141,8 +141,8 @@ class Answers:
         return await asyncio.to_thread(self._prepare, request, arrived)
 
     def _prepare(self, request: Request, arrived: float) -> Prepared:
-        """Return the run of a request, and an answer builder that holds the tokens that the client
-        has. Must be called in a thread, because long prompts take long to tokenise.
+        """Return the run of a request, and its answer builder with the tokens that the client
+        already has. Must be called in a thread, because long prompts take long to tokenise.
         """
         run, stopping = checks.checked(request, self._served, self._tokenise), request.stopping
         run = replace(run, traceparent=request.traceparent)
@@ -157,7 +157,7 @@ class Answers:
         return run, AnswerBuilder(run, stream, self._metrics, arrived, message, prompt)
 
     def _prompt_part(self, request: Request, tokens: tuple[int, ...]) -> PromptPart:
-        """Return the text and token ids of the prompt that the answer repeats. With `echo`, the
+        """Return the text and token ids with which the answer repeats the prompt. With `echo`, the
         text is the prompt itself or, if the prompt is not a string, its decoded tokens.
         """
         text = request.prompt if request.echo else ""
@@ -204,8 +204,8 @@ async def read_ahead(
 ) -> AsyncGenerator[Chunk | None, None]:
     """Buffer the chunks of a generator in a queue for a reader that may be slow or stop reading.
     Yields None if no chunk arrived for IDLE_SECONDS. If the queue stays full for STALL_SECONDS, the
-    generator is closed. Once the reader has emptied half of the queue, `begin` returns a generator
-    of the remaining chunks. Raises any error of the generator.
+    generator is closed. Once the reader has emptied half of the queue, `begin` is called again and
+    returns a generator of the remaining chunks. Raises any error of the generator.
     """
     queue, added, taken = deque[Chunk](), asyncio.Event(), asyncio.Event()
 

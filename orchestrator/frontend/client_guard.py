@@ -69,7 +69,7 @@ class CertificateAuthenticator:
         return _certified(certificate)
 
     def owner(self, context: Any) -> Owner:
-        """Return the owner named by the certificate, which is not revoked during the call."""
+        """Return the owner named by the certificate. Its right to register is never revoked."""
         return Owner(common_name(context))
 
 
@@ -111,7 +111,9 @@ class ClientFileAuthenticator:
         raise Unauthenticated("the token belongs to no known client")
 
     def owner(self, context: Any) -> Owner:
-        """Return the caller as an owner until the clients file changes or drops its entry."""
+        """Return the caller as an owner. Its right to register is revoked as soon as the clients
+        file changes or drops the caller's entry.
+        """
         identity = self.identity(context)
         assert identity
         return Owner(identity.name, partial(self._identities.until_changed, identity))

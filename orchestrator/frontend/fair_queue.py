@@ -3,10 +3,10 @@ Clients are charged the number of tokens that their requests use. The module als
 a client should wait before it retries a refused request.
 
 The number of tokens that a request uses is known only when the request has ended. When a request
-starts, its client is therefore charged the average number of tokens of the client's requests. For a
-new client, the average over the requests of all clients is used. The charge never exceeds the
-maximum number of tokens that the request can use. When the request ends, the charge is corrected to
-the number of tokens that it actually used.
+starts, its client is therefore charged the average number of tokens of the client's earlier
+requests. A new client is charged the average number of tokens of all clients' requests. The charge
+never exceeds the maximum number of tokens that the request can use. When the request ends, the
+charge is corrected to the number of tokens that it actually used.
 
 The module is pure: callers pass the current time. The requests of one client start in the order of
 their arrival. If a client has subclients, such as the users of one application, the subclients take
@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from math import inf
 
 NEWEST_WEIGHT = 0.1  # weight of the newest value in a moving average
-UNKNOWN_RETRY_SECONDS = 0.5  # retry delay until two requests have ended
+UNKNOWN_RETRY_SECONDS = 0.5  # retry delay while fewer than two requests have ended
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 10.0
-MAX_REMEMBERED_CLIENTS = 1 << 12  # most clients in `_usual_tokens`, at 100 bytes per client
+MAX_REMEMBERED_CLIENTS = 1 << 12  # limit on the size of `_usual_tokens`; a client takes 100 bytes
 
 
 @dataclass(eq=False, slots=True)
@@ -82,7 +82,7 @@ class FairQueue:
         self.running = 0
         self._places = places
         self._places_per_client = places_per_client
-        # ordered by the start of each client's last request, the most recent last
+        # clients in the order in which they last started a request, the most recent last
         self._queues: dict[bytes, ClientQueue] = {}
         self._average_tokens = inf  # moving average of the tokens per request, over all clients
         # moving average of the tokens per request of each client, including clients that have left
@@ -151,9 +151,9 @@ class FairQueue:
 
     def _start(self, ready: list[ClientQueue]) -> QueueEntry:
         """Start the next request of the client that needs the least additional credit. All ready
-        clients receive as much credit as this client needs, so that clients that keep waiting catch
-        up with clients that start requests. The result is the same as that of a round of deficit
-        round robin in which exactly one request starts.
+        clients receive this amount of credit. A client that has to wait therefore needs less
+        additional credit the next time. This has the same effect as a round of deficit round robin
+        that starts exactly one request.
         """
         first = min(ready, key=self._missing_credit)
         missing = self._missing_credit(first)

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 BUCKET_SECONDS = 5.0
 BUCKETS = 180  # number of buckets, which together cover 15 minutes
-# a gain is reported only if at least this many steps had a draft and as many had none
+# A gain is reported only if at least this many steps had a draft and at least this many had none.
 MIN_GAIN_STEPS = 20
 
 
@@ -54,7 +54,7 @@ class Figures:
 
     @classmethod
     def between(cls, older: Totals, newer: Totals, seconds: float) -> Figures:
-        """Return the metrics of the interval between two totals."""
+        """Return the metrics of the interval between two records of the totals."""
 
         def per(count: str, unit: str) -> float | None:
             return ratio(

@@ -64,8 +64,9 @@ class Identity(BaseModel):
             raise PermissionDenied(f"{self.name} may {' and '.join(self.may)}, not {right}")
 
     def owning(self, request: Request) -> Request:
-        """Return a request with this client as its owner. A client name in the request then only
-        subdivides this client's quota and cached prefixes.
+        """Return a request with this client as its owner. If the request itself names a client,
+        that name denotes a subclient, which shares this client's quota but has its own cached
+        prefixes.
         """
         own = digest(f"identity {self.name}")
         quota = Quota(self.name, self.max_running, self.max_waiting, self.weight)
@@ -78,7 +79,7 @@ ENTRIES = TypeAdapter(dict[Name, Identity])
 
 
 def of_certificate(name: str) -> Identity:
-    """Return an identity with all rights for a client that has a certificate of the CA. Only
+    """Return an identity with all rights for a client whose certificate was signed by the CA. Only
     services without a clients file use this function.
     """
     return Identity.model_construct(name=name, certificate=name, may=(GENERATE, REGISTER))

@@ -32,7 +32,7 @@ from tandem.protos.types import Rule, TokenLogprobs
 from tandem.protos.wire.drafting import decode_choice
 from tandem.v1 import orchestrator_pb2 as api
 
-MAX_ARGUMENTS_BYTES = 64 << 10  # limits what is decoded before the request is admitted
+MAX_ARGUMENTS_BYTES = 64 << 10  # limit on template arguments, which are decoded before admission
 
 
 def decode_request(
@@ -42,7 +42,7 @@ def decode_request(
     resume_from: int = 0,
     received: tuple[int, ...] = (),
 ) -> Request:
-    """Decode a request. Without a client name, the connection counts as the client."""
+    """Decode a request. If the client gives no name, its connection identifies it."""
     sampling, stopping = message.sampling, message.stopping
     speculation, malformed = _given(message.speculation), list[Violation]()
     for field, choice in CHOICES.items():

@@ -164,8 +164,8 @@ def timed_out(context: ServicerContext) -> Callable[[], bool]:
 
 async def _send(context: ServicerContext, response: api.StreamGenerateResponse) -> None:
     """Send one response of a stream to the client. Raises DeadlineExceeded if flow control delays
-    the response for MUTE_SECONDS. gRPC delivers that error when the client reads again, and the
-    client's retries then continue the stream. Raises CancelledError if the client has disconnected.
+    the response for MUTE_SECONDS. gRPC delivers that error when the client reads again. The client
+    can then retry and continue the stream. Raises CancelledError if the client has disconnected.
     """
     try:
         async with asyncio.timeout(MUTE_SECONDS):

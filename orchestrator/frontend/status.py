@@ -52,7 +52,7 @@ class Status:
 
 
 class Recorder:
-    """Records the history of the front end's metrics, with times of the monotonic clock."""
+    """Records the history of the front end's metrics, with timestamps of the monotonic clock."""
 
     def __init__(self, metrics: FrontMetrics, admission: Admission, ends: RequestLog) -> None:
         self._metrics = metrics

@@ -103,9 +103,9 @@ class HttpApi:
         return Delivery(self.frontend, chat, (Choice(only, reply),), RENAMED)
 
     def _generating(self, decode: Callable[[Request], Awaitable[Delivery]], path: str) -> Route:
-        """Return a route that decodes requests with `decode`, which returns the `Delivery` of the
-        answer. The route logs errors that occur until the request is decoded. The `Delivery` logs
-        all errors after decoding.
+        """Return a route that calls `decode` for each request. `decode` returns the `Delivery` that
+        generates and sends the answer. The route logs errors that occur before or during decoding.
+        The `Delivery` logs all errors after decoding.
         """
 
         async def endpoint(request: Request) -> Delivery:
@@ -173,8 +173,8 @@ class HttpApi:
         return JSONResponse(await self._tokenizer_api.to_prompt(asked))
 
     def _named(self, app: ASGIApp) -> ASGIApp:
-        """Wrap `app` so that every request has an id, which is logged and sent back. The request id
-        is the client's own if that is valid, and otherwise random. While the service drains, every
+        """Wrap `app` so that every request has an id, which is logged and sent back. The client can
+        choose the id. If it sends no valid id, the id is random. While the service drains, every
         response closes its connection, so that clients connect to another instance.
         """
 
@@ -216,9 +216,9 @@ def caller_of(request: Request, body: GenerationBody) -> decoding.Caller:
 
 
 def client_id_of(request: Request, user: str = "") -> bytes:
-    """Return the id of the client against whose quota a request counts. The id is a digest of the
-    client's name or of the user. If the request gives no client name and no user, the id is a
-    digest of the connection.
+    """Return the id of the client whose quota a request uses. The id is a digest of the client's
+    name or of the user. If the request gives no client name and no user, the id is a digest of the
+    connection.
     """
     host = f"{request.client.host}:{request.client.port}" if request.client else ""
     return client_digest(request.headers.get(CLIENT_KEY) or user) or connection_digest(host)

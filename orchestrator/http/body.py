@@ -34,8 +34,9 @@ class NotJson(InvalidRequest):
 
 @dataclass(slots=True)
 class BodyReader:
-    """Reads request bodies, and counts the bytes of the bodies in memory. The limit is `max_bytes`
-    for all bodies, and the fraction OWNER_FRACTION of it for the bodies of one client.
+    """Reads request bodies, and counts the bytes of the bodies in memory. All bodies together may
+    have `max_bytes` bytes. The bodies of one client may have the fraction OWNER_FRACTION of this
+    limit.
     """
 
     max_bytes: int = MAX_BYTES_HELD
@@ -44,8 +45,8 @@ class BodyReader:
     @asynccontextmanager
     async def read(self, request: Request, owner: str) -> AsyncIterator[bytes]:
         """Read the body of a request, and count its bytes as memory in use until this context ends.
-        Raises NotJson, BodyTooLarge, Busy if too many bytes are in memory, or InvalidRequest if the
-        body does not arrive in time.
+        Raises NotJson if the content type is not JSON, BodyTooLarge if the body is too large, Busy
+        if too many bytes are in memory, and InvalidRequest if the body does not arrive in time.
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != JSON:

@@ -33,7 +33,8 @@ from tandem.protos.service.drain import Drain
 from tandem.protos.service.tasks import background
 
 MUTE_SECONDS = 60.0  # seconds after which a client that reads nothing is disconnected
-EVENTS_PER_COMMENT = 20  # events without a token, at 4 per second, before a comment is sent
+# number of events without output, at 4 per second and choice, after which a comment is sent
+EVENTS_PER_COMMENT = 20
 BODY = "http.response.body"
 COMMENT = b": alive\n\n"
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -131,8 +132,8 @@ class Delivery:
     async def _stream(
         self, reply: Reply | ResponsesReply, event: Chunk | Answer | None, begun: bool, send: Send
     ) -> None:
-        """Send the output that an event adds to the stream. If no choice had any output for a
-        while, send a comment, which keeps the connection alive.
+        """Send the output that an event adds to the stream. After a number of events without
+        output, send a comment, which keeps the connection alive.
         """
         pieces = (
             []
@@ -183,7 +184,7 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, None])
 
 
 async def _send(send: Send, **message: Any) -> None:
-    """Send a message to the client. Raises ReadsNothing if sending takes over MUTE_SECONDS."""
+    """Send a message to the client. Raises ReadsNothing if this takes longer than MUTE_SECONDS."""
     try:
         async with asyncio.timeout(MUTE_SECONDS):
             await send(message)

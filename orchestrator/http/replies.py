@@ -39,7 +39,7 @@ class Head:
         return self.with_choices(choices, "") | {"usage": usage(answers, each)}
 
     def total(self, answers: Sequence[Answer], each: int) -> Iterator[Json]:
-        """Yield the usage, if requested, as the object that a stream sends after all choices."""
+        """If requested, yield the object that reports the token usage at the end of a stream."""
         if self.include_usage:
             yield self.with_choices([], ".chunk") | {"usage": usage(answers, each)}
 
@@ -83,9 +83,9 @@ class Reply:
         return {"index": self.index, **content, **extra, **_end(answer)}
 
     def begun(self, prompt: PromptPart) -> Iterator[Json]:
-        """Yield the stream objects that precede the first chunk. A chat has one such object, with
-        the assistant's role. A completion has such an object only if the request asks for the
-        prompt's text or token ids.
+        """Yield the stream objects that precede the first chunk. The stream of a chat begins with
+        an object with the assistant's role. The stream of a completion begins with the prompt's
+        text or token ids if the request asks for them.
         """
         extra = {"prompt_token_ids": prompt.token_ids} if self.asked.return_token_ids else {}
         if self.head.chat:
@@ -122,7 +122,9 @@ class Reply:
         yield self._piece(content, None, _end(answer)) | self.figures(answer)
 
     def extras(self, answer: Answer) -> Json:
-        """Return the additional fields of a whole response, which are not part of a choice."""
+        """Return fields that are added to the top level of a whole response, outside of its
+        choices.
+        """
         of_prompt = self._of_prompt(answer.prompt) if self.head.chat else {}
         return of_prompt | self.figures(answer)
 
@@ -173,8 +175,9 @@ class Reply:
 
 
 def usage(answers: Sequence[Answer], each: int) -> Json:
-    """Return the token usage of all choices, with the accepted and rejected draft tokens. Every
-    `each` consecutive choices share one prompt, whose tokens are counted once.
+    """Return the token usage of all choices, with the accepted and rejected draft tokens. Each
+    group of `each` consecutive choices shares one prompt. The tokens of that prompt are counted
+    once.
     """
     prompt = sum(answer.prompt_tokens for answer in answers[::each])
     completion = sum(len(answer.token_ids) for answer in answers)

@@ -1,6 +1,6 @@
 """An HTTP server on the orchestrator's own event loop. The server limits how long connections stay
-idle, and adds the common name of the client's certificate to each request. On loopback, the server
-can refuse requests that name another host.
+idle, and adds the common name of the client's certificate to each request. The server can refuse
+requests whose Host header names another machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tandem.orchestrator.http.errors import body_of
 from tandem.protos.address import joined, names_this_machine, unbracketed
 from tandem.protos.errors import PermissionDenied, Unusable
 
-CERTIFICATE = "certificate"  # key of the client certificate's common name in a request's state
+# A request's state contains the common name of the client's certificate under this key.
+CERTIFICATE = "certificate"
 MAX_CONNECTIONS = 4096
 HEAD_SECONDS = 20.0  # seconds within which the head of a request must arrive
 # Seconds that a connection stays open between requests. The value exceeds the idle limits of
@@ -34,9 +35,10 @@ LAST_SECONDS = 1  # seconds that unfinished answers get when the server stops
 
 
 class _Connection(H11Protocol):
-    """An HTTP connection with time limits. The first request, and the rest of a request's head,
-    must arrive within HEAD_SECONDS. Further requests must arrive within IDLE_SECONDS. Each
-    request's state contains the common name of the client's certificate.
+    """An HTTP connection with time limits. The head of the first request must arrive within
+    HEAD_SECONDS after the connection was made. Each further request must begin to arrive within
+    IDLE_SECONDS. Its head must then be complete within HEAD_SECONDS. Each request's state contains
+    the common name of the client's certificate.
     """
 
     _head: asyncio.TimerHandle | None = None
@@ -62,8 +64,7 @@ class _Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Start the time limit of the next request if a part of it has already arrived. Uvicorn
-        calls this method when a response has been sent, and itself closes connections that stay
-        idle.
+        calls this method when a response has been sent. Uvicorn itself closes idle connections.
         """
         super().on_response_complete()
         self._forget()
@@ -159,9 +160,10 @@ def _listening(host: str, port: int, shared: bool) -> Iterator[socket.socket]:
 
 
 def with_host_check(app: ASGIApp) -> ASGIApp:
-    """Wrap `app` so that requests for other hosts than this machine are refused. A port on loopback
-    without authentication needs this check against DNS rebinding: a web page in a browser on this
-    machine could reach the port through its own host name if that name resolves to loopback.
+    """Wrap `app` so that requests for other hosts than this machine are refused. This check
+    protects a loopback port without authentication against DNS rebinding: a malicious website could
+    let its own host name resolve to loopback, and its pages in a browser on this machine could then
+    reach the port.
     """
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:

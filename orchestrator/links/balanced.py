@@ -1,5 +1,5 @@
-"""All replicas of a service as one link. Each session is at one replica, and moves only when that
-replica is lost, refuses the session, or is much slower than other replicas.
+"""Presents all replicas of a service as a single link. Each session is at one replica, and moves
+only when that replica is lost, refuses the session, or is much slower than other replicas.
 
 The balanced link has the methods of a link, so its callers see a single service.
 """
@@ -83,7 +83,7 @@ class BalancedLink(Generic[Sent, Received]):
 
     @property
     def round_trip(self) -> float:
-        """The round trip to a replica in seconds: the mean over the replicas where it is known."""
+        """The mean round trip in seconds, over the replicas whose round trip is known."""
         known = [link.round_trip for link in self._links.values() if link.round_trip]
         return sum(known) / len(known) if known else 0.0
 
@@ -99,7 +99,7 @@ class BalancedLink(Generic[Sent, Received]):
 
     @property
     def load(self) -> tuple[float, float]:
-        """The price of a row and the seconds per token, averaged over replicas that report them."""
+        """The mean `price` and mean seconds per token, over the replicas that report them."""
         loads = [link.load for link in self._links.values() if link.connected and any(link.load)]
         count = max(1, len(loads))
         return sum(price for price, _ in loads) / count, sum(each for _, each in loads) / count

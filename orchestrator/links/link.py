@@ -28,14 +28,14 @@ from tandem.protos.wire.codec import decode_model, decode_passes
 from tandem.protos.wire.requests import encode_closing, encode_item
 
 BACK_OFF_SECONDS = (0.05, 1.0)
-CONNECT_SECONDS = 30.0  # seconds to connect; the next attempt uses the newest certificates
+CONNECT_SECONDS = 30.0  # time limit to connect; the next attempt uses the newest certificates
 CLOSE_SECONDS = 2.0
 MESSAGE_BYTES = 1 << 20  # size limit of one message, unless one item is larger
 MAX_PROPOSALS = 1 << 10  # above this many unsent items, proposals nobody awaits are dropped
 MAX_ITEMS = 1 << 14  # above this many unsent items, the service counts as lost
 MAX_CLOSING = 1 << 16  # maximum number of session closings that the service has not confirmed
 
-ModelCheck: TypeAlias = Callable[[ModelDescription], str | None]  # reason to reject a model
+ModelCheck: TypeAlias = Callable[[ModelDescription], str | None]  # reason to reject, or None
 log = structlog.get_logger()
 
 
@@ -60,7 +60,7 @@ class Link(Generic[Sent, Received]):
     _streams: dict[int, Subscriber[Received]] = field(default_factory=dict, init=False)
     _outbox: deque[tuple[str, Any]] = field(default_factory=deque, init=False)  # (field, item)
     _closing: dict[tuple[bytes, int], float] = field(default_factory=dict, init=False)  # time sent
-    _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)  # to write output
+    _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)  # wakes the writer
     _full: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _trip: RoundTrip = field(default_factory=RoundTrip, init=False)
     _responses: int = field(default=0, init=False)
@@ -132,7 +132,7 @@ class Link(Generic[Sent, Received]):
     async def _run(self) -> None:
         pause, most = BACK_OFF_SECONDS
         while not self._ending:
-            problem, seen = "the service is silent, not reading, or ended the call", self._responses
+            problem, seen = "the service sends or reads nothing, or ended the call", self._responses
             began = monotonic()
             try:
                 await self._run_call()

@@ -19,9 +19,9 @@ log = structlog.get_logger()
 @dataclass(slots=True)
 class SessionAffinity:
     """The replicas of one session. `held` are the replicas that may hold the session, the newest
-    last. `refused` are the replicas that have failed since the last item arrived. `lost` are the
-    replicas whose connection was lost after that item and before they had sent one. `left_at` is
-    the time at which the session last left a slow replica.
+    last. `refused` are the replicas that reported a failure. `lost` are the replicas whose
+    connection was lost before they sent an item. Both sets are cleared when an item arrives.
+    `left_at` is the time at which the session last left a slow replica.
     """
 
     session_id: bytes
@@ -40,8 +40,9 @@ class SessionAffinity:
         return left or connected
 
     def nearest(self, candidates: Collection[str]) -> Collection[str]:
-        """Return the candidates to try first: the replica that had the session last, if it is a
-        candidate that was not lost, otherwise all candidates that were not lost.
+        """Return the candidates to try first. Lost candidates are excluded, unless all candidates
+        were lost. If the replica that had the session last is among the rest, only this replica is
+        returned.
         """
         steady = [name for name in candidates if name not in self.lost] or candidates
         last = next(reversed(self.held), "")

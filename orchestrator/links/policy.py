@@ -24,10 +24,10 @@ from math import inf
 from tandem.protos.streams import PassTimes
 
 SLACK = 4  # how many more sessions a replica may have than the least loaded one
-SLOW_SECONDS = 1.0  # a replica may be slow if its forward pass takes longer than this
-SLOW_FACTOR = 4.0  # a slow replica takes this many times as long as the fastest other one
+SLOW_SECONDS = 1.0  # a replica counts as slow only if its forward pass takes longer than this
+SLOW_FACTOR = 4.0  # a slow replica takes more than this many times as long as the fastest other
 CONFIRM_SECONDS = 0.5  # seconds that a replica must be slow before its sessions move away
-EJECTION_SECONDS = (10.0, 320.0)  # seconds without new sessions: first and longest ejection
+EJECTION_SECONDS = (10.0, 320.0)  # seconds of the first and of the longest ejection
 
 
 def choose(key: bytes, sessions: Mapping[str, int]) -> str:
@@ -72,7 +72,7 @@ class OutlierDetection:
         self, passes: Mapping[str, PassTimes], groups: Mapping[str, str], now: float
     ) -> None:
         """Find the outliers from the pass times that the reachable replicas report. Replicas are
-        compared only within their group, because replicas of one group compute the same.
+        compared only within a group, because all replicas of a group compute the same bits.
         """
         self.outliers = frozenset(name for name in passes if _is_slow(name, passes, groups))
         self._since = {name: self._since.get(name, now) for name in self.outliers}

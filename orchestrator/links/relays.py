@@ -68,8 +68,8 @@ class Relays:
         self.services = Services(verifier, drafter, LoopTimer(), itertools.count(1))
 
     async def run(self, request: RunRequest) -> AsyncGenerator[Step, None]:
-        """Run a request and yield its steps until the generation ends. The sessions of the request
-        are closed however its run ends. Raises a TandemError.
+        """Run a request and yield its steps until the generation ends. The request's sessions are
+        closed even if the run fails or is cancelled. Raises a TandemError.
         """
         changed = asyncio.Event()
         span = tracing.begin("relay", request.traceparent, request_id=request.request_id)

@@ -46,7 +46,9 @@ HEADERS = [
 
 
 class StatusReader:
-    """Gives any thread the status, which is collected on the event loop that made this object."""
+    """Lets any thread read the status. The status is collected on the event loop on which this
+    object was created.
+    """
 
     def __init__(self, read: Callable[[], Awaitable[Status]]) -> None:
         self._read = read

@@ -85,7 +85,7 @@ class AnswerBuilder:
         self._message = message
         self._prompt = prompt
         self._prompt_logprobs: list[TokenLogprobs] = []  # log-probabilities of the prompt so far
-        self._first_sent = False  # whether the first chunk, with the request id, exists
+        self._first_sent = False  # whether the first chunk was returned
         self._stats = SpeculationStats(requested=request.shape.levels > 0)
         self._logprobs: list[TokenLogprobs] = []
         self._newest = self._received()
@@ -120,8 +120,8 @@ class AnswerBuilder:
         return self._left()
 
     def add(self, step: Step) -> Chunk:
-        """Add the output of a step to the answer, and return it as a chunk that ends before a stop
-        string. Steps with log-probabilities of the prompt have a chunk without tokens.
+        """Add a step's output to the answer, and return it as a chunk. The chunk's text ends before
+        a stop string. If the step has log-probabilities of the prompt, the chunk is empty.
         """
         if step.prompt_logprobs:
             return self._add_prompt_logprobs(step)
@@ -179,8 +179,8 @@ class AnswerBuilder:
         return replace(self._prompt, logprobs=tuple(self._prompt_logprobs))
 
     def _left(self) -> RunRequest:
-        """Return a request for the rest of the answer. If the text is complete, only
-        log-probabilities of the prompt are missing.
+        """Return a request for the rest of the answer. If the text is complete, the rest is only
+        log-probabilities of the prompt.
         """
         request = replace(self._request, prompt_logprobs_from=1 + len(self._prompt_logprobs))
         if self._ended:
@@ -188,7 +188,7 @@ class AnswerBuilder:
         return replace(request, completion=tuple(self._tokens))
 
     def _add_prompt_logprobs(self, step: Step) -> Chunk:
-        """Add a step's log-probabilities of the prompt, the only output that some requests want."""
+        """Add the log-probabilities of prompt tokens that a step returned."""
         self._prompt_logprobs += step.prompt_logprobs
         self._stats.verified(step)
         self._last = time.monotonic()
@@ -198,7 +198,7 @@ class AnswerBuilder:
         return Chunk("", (), len(self._tokens))
 
     def _parts(self, text: str) -> tuple[Part, ...]:
-        """Return the message parts that `text` adds; at the end, also the parts held back."""
+        """Return the message parts that `text` completes, or all remaining parts at the end."""
         if not self._message:
             return ()
         parts = self._message.push(text)

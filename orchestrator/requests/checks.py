@@ -1,6 +1,7 @@
 """Check a client's request against the served model, and complete the request with defaults.
 
-The module is pure. A field that is not implemented is refused by its name, never silently ignored.
+The module is pure. A field that is not implemented is never ignored silently: it causes an error
+that names the field.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def check_size(request: Request, served: ServedModel) -> None:
 
 
 def too_long(size: int, served: ServedModel) -> str:
-    """Return the error for a text of `size` bytes if it is too long, and otherwise ""."""
+    """Return an error message if a text of `size` bytes is too long, and otherwise ""."""
     if size <= served.max_prompt_bytes:
         return ""
     most = f"or at most {served.max_prompt_bytes} bytes"
@@ -126,7 +127,7 @@ def too_long(size: int, served: ServedModel) -> str:
 
 
 def _maximum(model: ModelDescription) -> str:
-    """State the context length in OpenAI's words, by which clients recognise this error."""
+    """State the context length in OpenAI's words, by which clients recognise overlong prompts."""
     return f"this model's maximum context length is {model.context_length} tokens"
 
 

@@ -1,5 +1,5 @@
-"""Test the grammars of requests in a separate process before the requests run. If a grammar takes
-too long, only the separate process is killed.
+"""Test the grammars of requests in a separate process before the requests run. If the test of a
+grammar takes too long, only that process is killed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tandem.protos.grammar import MAX_BYTES, Grammar, GrammarKind
 from tandem.protos.matching import GrammarCompiler, problem_of, walk
 from tandem.protos.tokenizer import tokenizer_of
 
-TRIAL_SECONDS = 0.5  # CPU time for one grammar; a schema of 10 kB takes a tenth of it
+TRIAL_SECONDS = 0.5  # CPU time limit for one grammar; a schema of 10 kB takes a tenth of it
 NICENESS = 5  # niceness of the process, which gives decoding priority
-MAX_REMEMBERED_VERDICTS = 256  # most test results that are cached
+MAX_REMEMBERED_VERDICTS = 256  # maximum number of cached test results
 TOO_LONG = f"takes more than {TRIAL_SECONDS:g} s to compile or to match"
 
 
@@ -94,7 +94,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 @asynccontextmanager
 async def trying(model: Path, ends: Sequence[int]) -> AsyncIterator[GrammarTrials]:
-    """Yield grammar trials, whose process is killed when this context ends."""
+    """Yield an object that tests grammars, and kill its process when this context ends."""
     with closing(GrammarTrials(model, ends)) as trials:
         yield trials
 

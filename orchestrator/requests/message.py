@@ -14,7 +14,7 @@ from tandem.orchestrator.requests.text import overlap
 from tandem.orchestrator.requests.tools import CallFinder, Piece, ToolFormat
 
 THINK, THOUGHT = "<think>", "</think>"
-ID_DIGITS = 9  # hex digits of a call's id, as some chat templates refuse other lengths
+ID_DIGITS = 9  # number of hex digits in a call's id; some chat templates refuse other lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Reasoning:
     text: str
 
 
-Part: TypeAlias = str | Reasoning | ToolCall  # content is a plain str
+Part: TypeAlias = str | Reasoning | ToolCall  # a part of the content is a plain str
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class ReasoningEnd:
         return reasoning, self._rest() if self._ended else ""
 
     def finish(self) -> tuple[str, str]:
-        """Note that the text has ended. Returns the reasoning and other text held back so far."""
+        """Handle the end of the text. Returns the reasoning and other text held back so far."""
         rest, self._held = self._held, ""
         return (rest, "") if self._begun and not self._ended else ("", rest)
 
@@ -108,7 +108,7 @@ class Reading:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The markers that the parsed text must contain, even if they are special tokens."""
+        """The markers that the parser needs in the text, even if they are special tokens."""
         marks = (THINK, THOUGHT) if self.reasoning else ()
         return marks + (self.tools.markers if self.tools else ())
 
@@ -132,7 +132,7 @@ class MessageStream:
         return self._add(reasoning, self._calls.push(rest) if self._calls else (rest,))
 
     def finish(self) -> tuple[Part, ...]:
-        """Note that the text has ended, and return the message parts held back so far."""
+        """Handle the end of the text, and return the message parts held back so far."""
         reasoning, rest = self._reasoning.finish() if self._reasoning else ("", "")
         if not self._calls:
             return self._add(reasoning, (rest,))

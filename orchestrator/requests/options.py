@@ -2,7 +2,7 @@
 `generation_config.json`, or else the usual defaults. Speculation options get their defaults from
 the server's settings.
 
-The module is pure. Options that are not implemented are refused by name.
+The module is pure. An option that is not implemented causes an error that names the option.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ from tandem.protos.types import (
 # initial number of levels, which the heuristic schedule then adapts
 HEURISTIC_LEVELS = 8
 LOCKSTEP_LEVELS, LOCKSTEP_NODES = 4, 8  # small, because every proposed node is verified
-MAX_PROMPT_LOGPROBS = 1 << 18  # most log-probabilities per prompt, which fit into 4 MiB
+MAX_PROMPT_LOGPROBS = 1 << 18  # limit on log-probabilities per prompt; they fit into 4 MiB
 
 
 def shape(options: Speculation, default: DraftShape) -> DraftShape:
     """Return the draft shape of a request. If the request sets the number of branches, a draft can
-    have levels x branches nodes; otherwise the default limits the nodes. If the request sets the
-    number of levels but no schedule, the schedule is CONSTANT, and a draft has at most that many
-    levels.
+    have up to levels x branches nodes. Otherwise, the default shape limits the number of nodes. If
+    the request sets the number of levels but no schedule, the schedule is CONSTANT.
     """
     levels_given = options.num_speculative_tokens is not None
     branches_given = options.branches is not None
@@ -96,8 +95,9 @@ def speculation_problems(options: Speculation) -> Iterator[Violation]:
 
 
 def prompt_problems(request: Request, length: int) -> Iterator[Violation]:
-    """Yield a violation if a request asks for too many log-probabilities of its prompt of `length`
-    tokens, or if it asks neither for new tokens nor for any output about its prompt.
+    """Yield a violation if a request asks for too many log-probabilities of its prompt, which has
+    `length` tokens. Also yield a violation if the request asks for no output at all: neither new
+    tokens, nor an echo, nor log-probabilities of the prompt.
     """
     top, wanted = request.prompt_logprobs or 0, request.prompt_top_logprobs
     if top > MAX_LOGPROBS:
@@ -119,8 +119,8 @@ def sampling_params(
     model_ends: tuple[int, ...] = (),
 ) -> SamplingParams:
     """Return the sampling parameters of a request. An answer with a grammar ends where the grammar
-    ends. If such a request sets `ignore_eos`, the model's end tokens are never sampled before the
-    grammar ends.
+    ends. If a request with a grammar sets `ignore_eos`, the model's end tokens are never sampled
+    before the grammar ends.
     """
     sampling = request.sampling
     ignored = model_ends if sampling.grammar and request.stopping.ignore_eos else ()

@@ -1,5 +1,5 @@
-"""A client's request in a form that does not depend on the protocol. A field is None if the request
-does not set it. The module is pure.
+"""A client's request in a form that does not depend on the protocol. Options without a fixed
+default are None if the request does not set them. The module is pure.
 
 Clients are identified by digests of their names. Requests of one client share cached prefixes and a
 quota.
@@ -18,7 +18,7 @@ from tandem.protos.types import Method, Rule, Schedule
 
 DEFAULT_MAX_NEW_TOKENS = 128
 CLIENT_KEY = "x-tandem-client"
-CLIENT_NAME_DIGITS = 8  # hex digits of a digest that name a client in logs and status
+CLIENT_NAME_DIGITS = 8  # number of hex digits in a client's name in logs and status
 CHOICES: Mapping[str, type[Enum]] = {"rule": Rule, "method": Method, "schedule": Schedule}
 
 
@@ -28,8 +28,8 @@ def digest(text: str) -> bytes:
 
 
 def client_digest(name: str) -> bytes:
-    """Return the digest of a client's name; empty without a name. If a client has a secret name,
-    other clients cannot use its cached prefixes.
+    """Return the digest of a client's name, or empty bytes if the name is empty. If a client has a
+    secret name, other clients cannot use its cached prefixes.
     """
     return digest(f"client {name}") if name else b""
 
@@ -43,7 +43,7 @@ def scope_of(client: bytes, salt: str) -> bytes:
 
 
 def connection_digest(peer: str) -> bytes:
-    """Return the id of a client that gives no name, which is a digest of its connection."""
+    """Return the id of a client that gives no name: a digest of its connection."""
     return digest(f"connection {peer}")
 
 
@@ -94,13 +94,13 @@ class Speculation:
     method: Method | None = None
     schedule: Schedule | None = None
     confidence_threshold: float = 0.0
-    prediction: str = ""  # text that much of the completion will probably repeat
+    prediction: str = ""  # text that the completion will probably repeat to a large extent
 
     @property
     def drafted_by(self) -> Method | None:
         """The drafting method. With any rule other than MATCH, each step waits for a drafter's
-        proposal and cannot also use drafts from the prediction. A request with such a rule and a
-        prediction therefore uses the method SUFFIX.
+        proposal and cannot also use drafts from the prediction. A request with a prediction
+        therefore uses the method SUFFIX if its rule is not MATCH.
         """
         alone = self.prediction and self.rule is not Rule.MATCH
         return Method.SUFFIX if alone else self.method
@@ -123,7 +123,7 @@ class Tool:
     name: str
     description: str | None = None
     parameters: Mapping[str, object] | None = None
-    strict: bool = False  # whether the arguments of a call always fit the schema
+    strict: bool = False  # whether the arguments of a call must conform to the schema
 
     def plain(self) -> dict[str, object]:
         """Return the tool in the format of OpenAI's API, which chat templates also expect."""
@@ -163,14 +163,16 @@ class Conversation:
 
     messages: tuple[ChatMessage, ...]
     add_generation_prompt: bool = True
-    template_arguments: Mapping[str, object] = field(default_factory=dict)  # values of JSON's types
+    template_arguments: Mapping[str, object] = field(default_factory=dict)  # JSON values
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"  # "auto", "required", or the name of the tool that must be called
     parallel_tool_calls: bool = True
     continue_final_message: bool = False
 
     def size(self) -> int:
-        """Return the bytes of all contents and call arguments, a lower bound of a prompt's size."""
+        """Return the total size of all contents and call arguments in bytes. The prompt is at least
+        this long.
+        """
         return sum(
             len(part.encode())
             for each in self.messages

@@ -14,8 +14,8 @@ from tokenizers.decoders import DecodeStream
 
 from tandem.protos.tokenizer import tokenizer_of
 
-PROMPT_TAIL = 8  # last prompt tokens, on which the decoding of the next tokens depends
-CHARACTER_TOKENS = 4  # most tokens per character, since each of its bytes may be a token
+PROMPT_TAIL = 8  # number of last prompt tokens that affect how the next tokens are decoded
+CHARACTER_TOKENS = 4  # a character has at most 4 bytes, each of which may be a token
 REPLACEMENT = "\ufffd"  # decoded from bytes that form no character
 NO_TOKENS: Mapping[int, str] = {}
 
@@ -64,7 +64,7 @@ class TextStream:
         self._min_tokens = min_tokens
         self._visible = visible
         self._held = ""
-        self._ignored = 0  # characters of the held text in which no stop string may end
+        self._ignored = 0  # length of the start of the held text in which no stop string may end
         tail = self._tail(prompt)
         decoded = "".join(map(self._decoded, tail))
         self._pending = tokenizer.decode(tail).removeprefix(decoded)  # prompt text still held back
@@ -106,7 +106,7 @@ class TextStream:
         return piece or ""
 
     def _tail(self, prompt: Sequence[int]) -> Sequence[int]:
-        """Return the last tokens of the prompt, beginning with the first byte of a character."""
+        """Return the last tokens of the prompt, beginning at the start of a character."""
         tails = (prompt[-size:] for size in range(PROMPT_TAIL, PROMPT_TAIL - CHARACTER_TOKENS, -1))
         whole = (tail for tail in tails if not self._tokenizer.decode(tail).startswith(REPLACEMENT))
         return next(whole, ())

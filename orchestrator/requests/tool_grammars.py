@@ -25,9 +25,9 @@ NO_TOKENS: Mapping[str, int] = {}
 def with_calls(
     request: Request, chat: ChatTemplate, special: Mapping[str, int] = NO_TOKENS
 ) -> Request:
-    """Return the request with the grammar that the tools of its conversation require, in the tool
-    format of the chat template. `special` maps special tokens to their ids. Raises InvalidRequest
-    for a tool choice that cannot be satisfied.
+    """Return the request with the grammar that the tools of its conversation require. Unless a call
+    is required, the grammar uses the tool format of the chat template `chat`. `special` maps
+    special tokens to their ids. Raises InvalidRequest for a tool choice that cannot be satisfied.
     """
     conversation = request.prompt
     if not isinstance(conversation, Conversation):
@@ -54,8 +54,9 @@ def grammar_of(
 ) -> Grammar | None:
     """Return the grammar of an answer; None if the answer needs no grammar. If a tool must be
     called, the grammar allows one or more calls, each on its own line. Otherwise, if a tool is
-    strict, the grammar allows any text with calls in the model's own `form`. Raises InvalidRequest
-    for strict tools if `form` is not bare and has no marker for the end of a call.
+    strict, the grammar allows any text, with or without calls in the model's own format, `form`.
+    Raises InvalidRequest for strict tools if `form` is not bare and has no marker for the end of a
+    call.
     """
     tools, choice = conversation.tools, conversation.tool_choice
     if choice not in (AUTO, REQUIRED):

@@ -23,8 +23,8 @@ NAME, SEPARATORS = r"[\w.-]{1,128}", (";", ",")
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model writes a call: as JSON after the marker `begin` or, if `bare`, at the start of a
-    line. Markers may be special tokens. If `named` is set, a tool's name may precede the JSON.
+    """How a model writes a call: as JSON after the marker `begin`. A `bare` format also allows JSON
+    at the start of a line. If `named` is set, a tool's name may precede the JSON.
     """
 
     name: str
@@ -118,15 +118,15 @@ class JsonEnd:
 
 
 class CallFinder:
-    """Splits a growing text into content and tool calls. The result does not depend on how the text
-    arrives. Text that only looks like a call is content. White space around calls is dropped.
+    """Splits a growing text into content and tool calls. The result is the same however the text is
+    split. Text that only looks like a call is content. White space around calls is dropped.
     """
 
     def __init__(
         self, form: ToolFormat, known: Collection[str], strict: Collection[str] = ()
     ) -> None:
         """A call without a marker counts only if it names a `known` tool. In a bare format, a call
-        of a `strict` tool counts only if it begins with the tool's head, as its grammar requires.
+        of a `strict` tool counts only if it begins as the tool's grammar requires.
         """
         self._form = form
         self._known = frozenset(known)
@@ -148,7 +148,7 @@ class CallFinder:
             yield from pieces
 
     def finish(self) -> Iterator[Piece]:
-        """Note that the text has ended, and yield the text that was held back."""
+        """Handle the end of the text, and yield the text that was held back."""
         rest, self._held, self._json = self._held, "", None
         if self._after_call and self._form.end.startswith(rest.strip()):
             return
@@ -156,7 +156,7 @@ class CallFinder:
             yield rest.lstrip() if self._after_call else rest
 
     def _next(self) -> Sequence[Piece] | None:
-        """Return the next final pieces; None if more text is needed."""
+        """Return the next pieces that have become final; None if more text is needed."""
         if self._json is not None:
             return self._ended(self._json.find(self._held))
         if self._after_call and not self._passed():
@@ -178,7 +178,7 @@ class CallFinder:
         return [content] if content else []
 
     def _ended(self, end: int) -> Sequence[Piece] | None:
-        """Return the calls up to `end`, or the text if it is no valid call; None if `end` is -1."""
+        """Return the calls up to `end`, or the whole text if it has none; None if `end` is -1."""
         if end < 0:
             return None
         whole, self._held, self._json = self._held[:end], self._held[end:], None
@@ -198,7 +198,7 @@ class CallFinder:
         if end and rest.startswith(end):
             rest = rest.removeprefix(end).lstrip()
         self._held = rest
-        if end.startswith(rest):  # nothing has come, or only a part of the marker
+        if end.startswith(rest):  # at most a part of the end marker has arrived
             return False
         if self._form.bare and rest.startswith(SEPARATORS):
             value = rest[1:].lstrip()
@@ -210,7 +210,7 @@ class CallFinder:
 
 
 def calls_in(text: str, name: str = "") -> tuple[ToolCall, ...]:
-    """Return the calls in a JSON text; () if none. With `name`, the text is a call's arguments."""
+    """Return the calls in a JSON text. If `name` is given, the text is only a call's arguments."""
     try:
         value = json.loads(text, parse_constant=_no_constant)
         if name:

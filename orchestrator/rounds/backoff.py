@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from tandem.protos.streams import Commit
 
 PATIENCE = 32  # useless steps (no accepted token) before a pause; half as many before the next
-ROUND_TRIPS = 4  # a pause needs useless steps over at least this many round trips
-PAUSES = 1.0, 3.0  # seconds of the first and the longest pause; each pause doubles
+ROUND_TRIPS = 4  # a pause begins only after useless steps during this many round trips
+PAUSES = 1.0, 3.0  # seconds of the first and the longest pause; each is twice the one before
 
 
 @dataclass(slots=True)
@@ -24,9 +24,9 @@ class DraftBackoff:
     """Decides about pauses of the drafter, for one opening of a session."""
 
     arrived: bool = False  # whether a proposal has come since the newest step
-    _in_vain: int = 0  # useless steps, less those that accepted tokens cancel
+    _in_vain: int = 0  # number of useless steps, minus those that accepted tokens cancel
     _since: float = 0.0  # time of the first useless step
-    _pause: float = 0.0  # seconds of the newest pause; 0 if many tokens were accepted since
+    _pause: float = 0.0  # seconds of the newest pause; 0 once many tokens are accepted
     _until: float = 0.0  # time at which the pause ends
     _held: Commit | None = None  # held-back commits, merged into one
 

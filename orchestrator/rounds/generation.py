@@ -1,4 +1,4 @@
-"""A request, and the state of its generation: the committed tokens, and why they ended.
+"""A request, and the state of its generation: the committed tokens, and why the generation ended.
 
 The module is pure. Only the state in this module is authoritative; the services hold copies.
 """
@@ -20,7 +20,7 @@ from tandem.protos.types import (
 
 
 class Finish(Enum):
-    """The reasons why a generation ended, with the numbers of the client API."""
+    """The reasons why a generation ended, with the same numeric values as in the client API."""
 
     STOP = 1
     LENGTH = 2
@@ -29,8 +29,8 @@ class Finish(Enum):
 @dataclass(frozen=True, slots=True)
 class RunRequest:
     """A validated request, completed with defaults. `completion` contains tokens that the client
-    already has. `prompt_logprobs` is the number of likeliest tokens to report for each token of the
-    prompt from index `prompt_logprobs_from` on.
+    already has. `prompt_logprobs` is the number of likeliest tokens to report at each position of
+    the prompt. The report begins at position `prompt_logprobs_from`.
     """
 
     request_id: str
@@ -43,7 +43,7 @@ class RunRequest:
     cache_scope: bytes = b""
     completion: tuple[int, ...] = ()
     traceparent: str = ""  # trace context of the request's span
-    known: tuple[int, ...] = ()  # tokens that the completion may repeat, searched for drafts
+    known: tuple[int, ...] = ()  # tokens that the completion may repeat; drafts are taken from them
     prompt_logprobs: int | None = None
     prompt_logprobs_from: int = 1  # the first token has no log-probability
 

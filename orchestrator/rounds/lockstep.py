@@ -26,29 +26,29 @@ SECONDS_WEIGHT, GAIN_WEIGHT = 0.25, 0.125  # weights of the newest value in movi
 OUTLIER_FACTOR = 2.0  # step times are capped at this many times their average
 WAIT_FACTOR = 2  # longest wait for a proposal, relative to the time that it saves
 MISSED_FACTOR = 4  # assumed delay of a missing proposal, relative to the time it may save
-FIRST_GAIN, TRIAL_GAIN = 2.0, 1.0  # assumed tokens gained per proposal: initially, in a later trial
-TRIAL_STEPS = 64  # steps with (or without) a draft before a step of the other kind is tried
+FIRST_GAIN, TRIAL_GAIN = 2.0, 1.0  # assumed tokens gained per proposal: at first, in later trials
+TRIAL_STEPS = 64  # after this many steps of one kind, drafted or plain, the other kind is tried
 FIRST_TRIAL = 8  # steps without a draft before the first trial; the number then doubles
-MAX_SLOWDOWN = 4  # slowdown of a drafter for which the verifier does not wait, at most
+MAX_SLOWDOWN = 4  # maximum slowdown of a drafter for which the verifier does not wait
 ASSUMED_STEP_SECONDS = 0.02  # assumed seconds of a step until one is measured
 MAX_PENDING = 64  # maximum number of lengths whose proposals are still expected
 RUN_STEPS = 32  # plain steps measured together, because their commits may arrive at once
-MAX_STEPS_AHEAD = 48  # empty proposals sent in advance; a verifier keeps 64 per session
+MAX_STEPS_AHEAD = 48  # limit on empty proposals sent in advance; a verifier keeps 64 per session
 
 
 @dataclass(slots=True)
 class WaitPolicy:
-    """Averages over a generation: the `delay` in seconds from a commit to the next proposal, the
-    `gain` in tokens that a proposal adds to a step, and the duration of steps with a draft and of
-    plain steps, which have none. The duration of a step with a draft includes the `round_trip` to
-    the verifier. A plain step's duration excludes the round trip: its proposal is sent in advance.
+    """Averages over a generation. `delay` is the number of seconds from a commit to the next
+    proposal. `gain` is the number of tokens that a proposal adds to a step. The duration of a step
+    with a draft includes the `round_trip` to the verifier. The duration of a plain step, which has
+    no draft, excludes the round trip, because its empty proposal is sent in advance.
     """
 
     delay: float = 0.0
     gain: float = FIRST_GAIN
     plain_seconds: float = 0.0  # seconds of a step without a draft; 0 means not known
     drafted_seconds: float = 0.0  # seconds of a step with a draft; 0 means not known
-    in_a_row: int = 0  # steps in a row with a draft, or, as a negative number, without
+    in_a_row: int = 0  # number of successive steps with a draft; negative: without a draft
     round_trip: float = 0.0
     newest_delay: float = math.inf  # delay of the newest proposal; math.inf if it is missing
     trial_interval: int = FIRST_TRIAL  # steps without a draft before a trial, per token of `gain`
@@ -58,7 +58,7 @@ class WaitPolicy:
     @property
     def wait_seconds(self) -> float:
         """The number of seconds for which the verifier waits for the next proposal."""
-        # most steps with a draft before a plain step is tried
+        # maximum number of successive steps with a draft before a plain step is tried
         most_drafted = TRIAL_STEPS if self.plain_seconds else 1
         if self.in_a_row >= most_drafted:
             return 0.0
@@ -75,8 +75,9 @@ class WaitPolicy:
 
     @property
     def steps_ahead(self) -> int:
-        """The number of steps for which the verifier gets empty proposals in advance: initially
-        one, then one more after each plain step, up to the steps of about two round trips.
+        """The number of steps for which the verifier gets empty proposals in advance. The number
+        begins at one. It grows with each successive plain step, until the steps span about two
+        round trips.
         """
         enough = 2 + 2 * self.round_trip / (self.plain_seconds or ASSUMED_STEP_SECONDS)
         return int(min(1 + max(0, -self.in_a_row), enough, MAX_STEPS_AHEAD))
@@ -103,8 +104,8 @@ class WaitPolicy:
         self.newest_delay = math.inf
 
     def learn_step(self, seconds: float, commit: Commit) -> None:
-        """Update the averages with a step that took `seconds` seconds, or 0 if this was not
-        measured. The first step of an opening is ignored, because it also processes the context.
+        """Update the averages with a step that took `seconds` seconds; 0 means not measured. The
+        first step of an opening is ignored, because it also processes the context.
         """
         if commit.epoch:
             return
@@ -144,7 +145,7 @@ def _smoothed(average: float, newest: float) -> float:
 
 
 class Lockstep:
-    """Sends one generation's verifier empty proposals if waiting does not pay, by calling `send`.
+    """Calls `send` with empty proposals for one generation's verifier if waiting does not pay.
 
     A length is a number of committed tokens. Each step needs a proposal for the current length. If
     the verifier waits for a proposal, the time of the step begins when the proposal is sent. Plain
@@ -159,14 +160,15 @@ class Lockstep:
         self._pending: dict[int, float] = {}  # time at which each length was reached
         self._length = -1  # the length that was reached last
         self._supplied = -1  # the longest length that the verifier has a proposal for
-        self._measured_since = -1.0  # start of the step or run; negative if there is none
-        self._run_steps = 0  # steps of the run so far; 0 if the verifier waited for the step
+        self._measured_since = -1.0  # start of the measured step or run; negative if there is none
+        self._run_steps = 0  # number of steps in the current run; 0 outside a run
         self._handle: TimerHandle | None = None  # timer that ends the wait
 
     def wait(self, length: int, drafting: bool, round_trip: float = 0.0) -> None:
-        """Start to wait for a proposal for this length, or send an empty one, unless the verifier
-        already has a proposal for this length. `drafting` tells whether a drafter makes a proposal.
-        `round_trip` is the number of seconds to the verifier and back.
+        """Start to wait for the drafter's proposal for this length, or send empty proposals for
+        this length and the next ones. Lengths for which the verifier has a proposal are skipped.
+        `drafting` tells whether a drafter makes a proposal. `round_trip` is the number of seconds
+        to the verifier and back.
         """
         self.stop()
         self.policy.round_trip = round_trip

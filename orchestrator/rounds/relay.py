@@ -38,7 +38,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The services that all relays of a cell share. `numbers` yields a number for each stream."""
+    """The services that all relays of a cell share. `numbers` yields a new ID for each stream."""
 
     verifier: ServiceLink[ToVerifier, Commit]
     drafter: ServiceLink[ToDrafter, EncodedProposal]
@@ -222,7 +222,9 @@ class Relay:
         self.verifier.send(Flow(paused))
 
     def _on_verifier_error(self, error: TandemError) -> None:
-        """Reopen the verifier's stream, or end if the error is permanent or lasts too long."""
+        """Reopen the verifier's stream, or end the relay if the error is permanent or lasts too
+        long.
+        """
         if self._lockstep:
             self._lockstep.stop()
         retry_after = error.retry_after if isinstance(error, Busy) else 0.0

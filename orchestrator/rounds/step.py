@@ -27,8 +27,8 @@ class Fallback(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the verifier for one request. A step carries log-probabilities of the prompt, or
-    a commit that is truncated at the first stop token and at the token limit.
+    """One step of the verifier for one request. A step carries either log-probabilities of the
+    prompt or a commit. The commit is truncated at the first stop token and at the token limit.
     """
 
     commit: Commit

@@ -35,9 +35,7 @@ class Subscriber(Protocol[ReceivedContra]):
 
 
 class ServiceLink(Protocol[SentContra, ReceivedCo]):
-    """The connection to a service, such as `link.Link`. The caller chooses the number of each
-    stream.
-    """
+    """A connection to a service, such as `link.Link`. The caller chooses the ID of each stream."""
 
     @property
     def connected(self) -> bool:
@@ -61,7 +59,10 @@ class ServiceLink(Protocol[SentContra, ReceivedCo]):
 
     @property
     def load(self) -> tuple[float, float]:
-        """The service's price of a row and its seconds per token, if it reports them."""
+        """The `price` and the seconds per token that the service reports. `price` is the lowest
+        acceptance probability at which a node is worth verifying. Both are 0 if they are not
+        reported.
+        """
 
     def subscribe(self, subscriber: Subscriber[ReceivedCo]) -> None:
         """From now on, tell the subscriber whenever the service is connected or lost."""
@@ -79,8 +80,8 @@ class ServiceLink(Protocol[SentContra, ReceivedCo]):
         """Send an item. Items are dropped while the service is not connected."""
 
     def close(self, session_id: bytes, turn: int) -> None:
-        """Tell the service to forget a session, now or when the service is connected, unless the
-        session was opened with a newer turn.
+        """Tell the service to forget a session, unless the session was opened with a newer turn. If
+        the service is not connected, it is told when it is connected again.
         """
 
 
@@ -115,9 +116,9 @@ class Timer(Protocol):
 
 @dataclass(slots=True, eq=False)
 class SessionStream(Generic[Sent, Received]):
-    """The stream of one generation at a service, which it reopens after failures. `open` opens a
-    stream if one is needed. `on_item` is called with each item of the stream, and `on_failure` with
-    the error that ends the stream.
+    """The stream of one generation at a service. After a failure, `retry` reopens the stream.
+    `open` opens a stream if one is needed. `on_item` is called with each item of the stream, and
+    `on_failure` with the error that ends the stream.
     """
 
     link: ServiceLink[Sent, Received]
@@ -125,13 +126,13 @@ class SessionStream(Generic[Sent, Received]):
     open: Callable[[], None]
     on_item: Callable[[Received], None]
     on_failure: Callable[[TandemError], None]
-    number: int = 0  # number of the open stream; 0 if none is open
+    number: int = 0  # ID of the open stream; 0 if none is open
     turn: int = 0  # the turn of the newest opening
     openings: int = 0
     switches: int = 0  # how often the stream was reopened after the service had answered
     _answered: bool = False
     failures: int = 0  # number of failures since the last item arrived
-    waited: float = 0.0  # seconds in retry pauses since the last item arrived
+    waited: float = 0.0  # seconds spent in retry pauses since the last item arrived
     _retry: TimerHandle | None = None
     _retry_since: float = 0.0
 
@@ -155,8 +156,8 @@ class SessionStream(Generic[Sent, Received]):
             self.link.send(self.number, item)
 
     def retry(self, least: float, most: float, retry_after: float = 0.0) -> None:
-        """Reopen the stream after a pause that doubles with every failure and lasts at least
-        `retry_after` seconds, or as soon as the service is connected.
+        """Reopen the stream after a pause, or earlier if the service becomes connected. The pause
+        doubles with every failure, and lasts at least `retry_after` seconds.
         """
         self.stop()
         doublings = min(self.failures - 1, MAX_DOUBLINGS)

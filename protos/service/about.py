@@ -51,7 +51,7 @@ def report_drafter(registry: CollectorRegistry, model: ModelDescription) -> None
 
 
 def announce_model(model: ModelDescription) -> None:
-    """Announce the model that the process has loaded, with the fields of a replica's status."""
+    """Write the description of the loaded model to standard output, for `tandem up`."""
     announce(
         "loaded",
         model=model.name,

@@ -28,9 +28,9 @@ Serve = Callable[..., AbstractAsyncContextManager[str]]
 
 
 def command(role: str, kind: type[Config], module: str) -> None:
-    """Run the service that the function `serving` of a module starts, with the settings of the
-    command line. If the service cannot start, the process prints one line and ends with exit code
-    1.
+    """Run a service with the settings of the command line. The function `serving` of `module`
+    starts the service. If the service cannot start, the process prints one line and ends with exit
+    code 1.
     """
     start(role, kind, lambda config: serve(role, config, module))
 
@@ -39,7 +39,8 @@ def start(role: str, kind: type[Config], work: Callable[[Config], None]) -> None
     """Read the command line, and call `work` with the settings. If the service cannot start, the
     process prints one line and ends with exit code 1.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # at first, Ctrl-C may end the process at once
+    # until the service has started, Ctrl-C ends the process immediately
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         config = configured(kind, role, sys.argv[1:])
         process.configure_logging(config.log_level, config.log_format)
@@ -56,7 +57,7 @@ def start(role: str, kind: type[Config], work: Callable[[Config], None]) -> None
 
 
 def serve(role: str, config: ServiceConfig, module: str) -> None:
-    """Run the service that the function `serving` of a module starts."""
+    """Run a service with these settings. The function `serving` of `module` starts the service."""
     serving = import_module(module).serving
     with tracing.exporting(config.otlp_endpoint, f"tandem-{role}"):
         asyncio.run(run(role, config, serving))
@@ -64,7 +65,7 @@ def serve(role: str, config: ServiceConfig, module: str) -> None:
 
 async def run(role: str, config: ServiceConfig, serve: Serve) -> None:
     """Run a service until it is stopped: the first signal makes it drain, and the second ends it at
-    once. While the service still starts, the first signal ends the process at once.
+    once. While the service is still starting, the first signal ends the process at once.
     """
     from prometheus_client import REGISTRY
 
@@ -73,7 +74,7 @@ async def run(role: str, config: ServiceConfig, serve: Serve) -> None:
     serving = serve(config, REGISTRY, drain, pages)
     with served(config, pages) as metrics:
         async with process.parent_watched(), serving as address:
-            # handle signals before the announcement, whose reader may send a signal at once
+            # handle signals before the announcement: its reader may send a signal immediately
             stop = process.stop_signals()
             process.announce("serving", role=role, address=address, metrics=metrics)
             await stop.get()
@@ -86,7 +87,8 @@ def served(config: ServiceConfig, pages: Pages) -> Iterator[str]:
     """Context manager that serves a service's HTTP pages; yields their URL."""
     host = config.metrics_host or config.host
     asked = config.tls if config.metrics_tls else None
-    # TLS only requests a client certificate; `pages` insists on one where a page requires it
+    # the handshake also accepts clients without a certificate; `pages` decides for each page
+    # whether a certificate is required
     context = server_context(asked, ssl.CERT_OPTIONAL) if asked else None
     with pages_served(host, config.metrics_port, pages, context) as address:
         yield f"{'https' if context else 'http'}://{address}"

@@ -1,7 +1,7 @@
-"""The configuration of a service: flags, then the environment, then a YAML file, then defaults.
+"""Reads the configuration of a service from flags, the environment, a YAML file and defaults.
 
-A setting comes from the first of these sources that has it. The configuration is validated where it
-is built, and passed down; no other code reads these sources.
+Flags take precedence over the environment, and the environment over the file. The configuration is
+validated here and passed down; no other code reads flags, environment or file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PREFIX = "TANDEM__"
 FILE = "TANDEM_CONFIG"
 
 MIN_LENGTH, MAX_LENGTH = 16, 256  # minimum and maximum length of an access token
-FOLLOWING_ERROR = "default_factory_not_called"  # an error caused by another field's error
+FOLLOWING_ERROR = "default_factory_not_called"  # pydantic reports it if another field is invalid
 # types of errors whose message shows the invalid value, because it is never a secret token
 SHOWABLE = ("int_", "float_", "bool_", "byte_", "literal_", "greater_", "less_", "string_pattern_")
 
@@ -99,7 +99,7 @@ class ServiceConfig(ListeningSettings):
         *others: PydanticBaseSettingsSource,
         **more: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Use only the constructor arguments: `configured` reads the environment and the file."""
+        """Use only the constructor arguments, because `configured` reads all other sources."""
         return (init_settings,)
 
     @property
@@ -108,7 +108,9 @@ class ServiceConfig(ListeningSettings):
         """The directory from which a model or tokenizer is loaded."""
 
     def prepare(self) -> None:
-        """Apply settings that concern the process, before it starts threads; raises Unusable."""
+        """Apply the settings that affect the whole process, before it starts threads. May raise
+        Unusable.
+        """
 
 
 class ExternalSettings(BaseSettings):
@@ -132,7 +134,7 @@ Settings = TypeVar("Settings", bound=BaseSettings)
 
 
 class Help(HelpFormatter):
-    """Formats help texts, without defaults that are None or that come from a factory."""
+    """Formats help texts, and omits defaults that are None or come from a factory."""
 
     def _expand_help(self, action: Action) -> str:
         return re.sub(r" \(default(: None| factory: .*)\)$", "", super()._expand_help(action))
@@ -140,7 +142,8 @@ class Help(HelpFormatter):
 
 def external_settings(file: Path | str | None = None) -> ExternalSettings:
     """Read the settings of the environment and of a YAML file, by default the one that
-    `TANDEM_CONFIG` names. Raises Unusable, also for roles that do not exist.
+    `TANDEM_CONFIG` names. Raises Unusable if the environment or the file is invalid, or has a role
+    that does not exist.
     """
     for variable in map(str.upper, os.environ):
         role, _, name = variable.removeprefix(PREFIX).partition("__")
@@ -157,7 +160,7 @@ def external_settings(file: Path | str | None = None) -> ExternalSettings:
             if found["type"] == "extra_forbidden":
                 raise _unknown(str(found["loc"][0]), ROLES, f"{file}: ") from None
         raise Unusable(f"{file}: {_problems(error)}") from None
-    except Exception as error:  # the YAML parser's errors; the parser is imported only for a file
+    except Exception as error:  # a YAML error; its class is imported only if there is a file
         raise Unusable(f"{file or 'environment'}: {' '.join(str(error).split())}") from None
 
 
@@ -224,8 +227,8 @@ def _unknown(name: str, known: Iterable[str], source: str = "") -> Unusable:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint with the known name that is most similar to the wrong `name`, if any is
-    similar.
+    """Return a hint that suggests the known name most similar to a wrong `name`. If no known name
+    is similar, the hint is empty.
     """
     near = get_close_matches(name, list(known), 1)
     return f"; did you mean {near[0]}?" if near else ""

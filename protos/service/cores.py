@@ -15,9 +15,9 @@ CPUS, NODES = "sys/devices/system/cpu", "sys/devices/system/node"
 
 def usable(root: Path = ROOT, numa: int | None = None) -> int:
     """Return how many physical cores of a NUMA node the process may use. By default, the node with
-    the most usable cores is counted. A container's limit of processor time lowers the result, but
-    not below 1. Hardware threads and other nodes do not count, because two threads of a core
-    multiply no faster than one, and the memory of another node is slow.
+    the most usable cores is counted. A container's CPU limit lowers the result, but not below 1.
+    Hardware threads and other nodes do not count, because two threads of a core multiply no faster
+    than one, and the memory of another node is slow.
     """
     allowed = _allowed()
     shares = (own & allowed for node, own in nodes(root).items() if numa in (None, node))
@@ -39,7 +39,7 @@ def bind(numa: int, root: Path = ROOT) -> None:
 
 
 def nodes(root: Path = ROOT) -> dict[int, set[int]]:
-    """Return the hardware threads of every NUMA node; empty if the system does not report them."""
+    """Map each NUMA node to its hardware threads. The map is empty if no nodes are reported."""
     found = dict[int, set[int]]()
     for folder in (root / NODES).glob("node[0-9]*"):
         with suppress(OSError, ValueError):
@@ -65,8 +65,8 @@ def _cores(root: Path, numbers: Iterable[int]) -> int:
 
 
 def _core(root: Path, number: int) -> tuple[str, ...]:
-    """Return a value that is equal for all hardware threads of a core: the list of these threads,
-    or else the numbers of package and core.
+    """Return an identifier of the physical core of a hardware thread: the list of the threads of
+    this core or, if that is unknown, the ids of package and core.
     """
     topology = root / CPUS / f"cpu{number}" / "topology"
     for names in (("thread_siblings_list",), ("physical_package_id", "core_id")):
@@ -76,7 +76,7 @@ def _core(root: Path, number: int) -> tuple[str, ...]:
 
 
 def _quota(root: Path, most: int) -> int:
-    """Return the time limit of the container's control group (version 2) in whole cores, or `most`
+    """Return the CPU limit of the container's control group (cgroup v2) in whole cores, or `most`
     if there is no limit.
     """
     with suppress(OSError, ValueError):

@@ -16,8 +16,8 @@ from tandem.protos.tls import Tls
 
 
 def _listed(check: Callable[[str], object]) -> BeforeValidator:
-    """Return a validator for addresses that are given as a list, as in a YAML file, or as text with
-    commas. `check` must raise ValueError for a wrong address.
+    """Return a validator for addresses that are given as a list, as in a YAML file, or as
+    comma-separated text. `check` must raise ValueError for a wrong address.
     """
 
     def listed(given: object) -> object:

@@ -1,7 +1,7 @@
 """Serves the HTTP pages of a service: one WSGI application per path, called in threads.
 
-The pages are for people and for Prometheus, and have a port beside the gRPC port. The only page
-that this module itself defines is `/metrics`.
+The pages are for people and for Prometheus. They are served on a port of their own, not on the gRPC
+port. The only page that this module itself defines is `/metrics`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ CERTIFICATE = "SSL_CLIENT_VERIFY"  # WSGI variable with the result of the certif
 
 
 class Pages:
-    """A WSGI application that calls another one for each path. `/metrics` always exists."""
+    """A WSGI application that passes each request to the application registered for its path.
+    `/metrics` always exists.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._applications: dict[str, WSGIApplication] = {"/metrics": metrics_page(registry)}
@@ -50,7 +52,7 @@ class Pages:
             self._anybody.add(path)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Answer a request with the application of its path. The WSGI server calls this."""
+        """Pass a request to the application registered for its path. The WSGI server calls this."""
         if environ["REQUEST_METHOD"] not in METHODS:
             start_response("405 Method Not Allowed", [PLAIN, ("Allow", ", ".join(METHODS))])
             return [b"only GET and HEAD\n"]
@@ -108,7 +110,9 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._places = threading.Semaphore(MAX_REQUESTS)
         super().__init__((host, port), _Handler)
-        if tls:  # each thread does its handshake; otherwise a silent client would block all others
+        if tls:
+            # each connection does its TLS handshake in its own thread; otherwise a client that
+            # sends nothing would block all others
             self.socket = tls.wrap_socket(
                 self.socket, server_side=True, do_handshake_on_connect=False
             )
@@ -122,7 +126,9 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for a connection, or close the connection if MAX_REQUESTS are running."""
+        """Start a thread for a connection. If MAX_REQUESTS threads are running, close the
+        connection.
+        """
         if not self._places.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -175,12 +181,12 @@ class _Handler(WSGIRequestHandler):
         self.rfile = io.BufferedReader(_InTime(self.connection, READ_SECONDS))
 
     def get_environ(self) -> WSGIEnvironment:
-        """Return the WSGI environment of the request. With TLS, it tells whether the client has a
-        certificate.
+        """Return the WSGI environment of the request. With TLS, the environment also tells whether
+        the client has a certificate.
         """
         environ = super().get_environ()
         if isinstance(self.connection, ssl.SSLSocket):
-            environ["HTTPS"] = "on"  # WSGI derives its URL scheme from this
+            environ["HTTPS"] = "on"  # WSGI derives the URL scheme from this variable
             environ[CERTIFICATE] = "SUCCESS" if self.connection.getpeercert() else "NONE"
         return environ
 
@@ -192,8 +198,9 @@ class _Handler(WSGIRequestHandler):
 def pages_served(
     host: str, port: int, pages: WSGIApplication, tls: ssl.SSLContext | None = None
 ) -> Iterator[str]:
-    """Context manager that serves pages, and yields the address. Port 0 selects a free port. If
-    other certificates are loaded into `tls` later, new connections use these. Raises Unusable.
+    """Context manager that serves pages, and yields the address. Port 0 selects a free port. If new
+    certificates are loaded into `tls` later, connections opened from then on use them. Raises
+    Unusable.
     """
     try:
         server = _Server(unbracketed(host), port, tls)

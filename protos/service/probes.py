@@ -1,6 +1,6 @@
-"""The pages `/healthz` and `/readyz`, for the probes of containers. A service's event loop answers
-these pages from the moment when the service's port is open. Before that, the metrics port reports
-these pages as not found.
+"""Serves the pages `/healthz` and `/readyz` for liveness and readiness probes. A service's event
+loop answers these pages from the moment when the service's port is open. Before that, the metrics
+port reports these pages as not found.
 """
 
 from __future__ import annotations

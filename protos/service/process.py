@@ -24,9 +24,9 @@ CHILD = "TANDEM_CHILD"
 
 
 def configure_logging(level: str, form: str | None = None) -> None:
-    """Log events on standard error, with the request id if there is one. The form `json` writes
-    JSON lines, and `console` writes lines for people. The default is `console` in a terminal and
-    `json` elsewhere.
+    """Make log events go to standard error, with the id of the current request if there is one. The
+    form `json` writes JSON lines, and `console` writes lines for people. The default is `console`
+    in a terminal and `json` elsewhere.
     """
     import structlog
 
@@ -79,7 +79,7 @@ def refuse(role: str, problem: TandemError) -> Never:
 
 
 def raise_on_signals() -> None:
-    """Make SIGTERM and Ctrl-C unwind all scopes and end the process with the usual exit code."""
+    """Make SIGTERM and Ctrl-C raise SystemExit with the usual exit code, so that cleanups run."""
 
     def unwind(number: int, frame: object) -> Never:
         for each in STOPPING:
@@ -92,8 +92,8 @@ def raise_on_signals() -> None:
 
 @asynccontextmanager
 async def parent_watched() -> AsyncIterator[None]:
-    """Context manager that sends this process SIGTERM twice if the parent process ends, which stops
-    this process at once. Only a process with the variable TANDEM_CHILD watches its parent.
+    """Context manager that stops this process at once, by sending it SIGTERM twice, if the parent
+    process ends. Only a process with the variable TANDEM_CHILD watches its parent.
     """
     if not os.environ.get(CHILD):
         yield
@@ -141,8 +141,8 @@ async def until_cancelled() -> None:
 
 
 async def until_stopped(service: Coroutine[Any, Any, None]) -> int:
-    """Run a service until it ends by itself or a signal stops it. Returns the exit code: 0, or that
-    of the signal. Raises the service's errors.
+    """Run a service until it ends by itself or a signal stops it. Returns the exit code, which is 0
+    or 128 plus the number of the signal. Raises the service's errors.
     """
     serving = asyncio.create_task(service)
     stop = asyncio.create_task(stop_signals().get())

@@ -53,7 +53,9 @@ def _cancelled() -> int:
 
 
 async def first_done(*work: Coroutine[Any, Any, object]) -> None:
-    """Run coroutines until one ends, then cancel the others. If one fails, raise its error."""
+    """Run coroutines until one ends, then cancel the others. If a coroutine fails, its error is
+    raised.
+    """
     async with background(*work) as tasks:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 

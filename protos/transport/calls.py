@@ -21,16 +21,16 @@ USUAL_CODES = (
     *("UNAVAILABLE", "INTERNAL", "UNAUTHENTICATED", "PERMISSION_DENIED"),
 )
 DURATION_BUCKETS = (0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60)
-# Clocks differ: when the caller's deadline has passed, the server may still see this many seconds,
-# or this fraction of the whole time, as left.
+# Because clocks differ, a deadline may have passed for the caller while the server still sees some
+# time left: this many seconds, or this fraction of the time limit if that is more.
 NEAR_SECONDS, NEAR_FRACTION = 0.05, 0.02
 
 Code = Callable[[str], None]
 
 
 class CallMetrics:
-    """Counts calls in a Prometheus registry. `ended` maps a method to a function that is called
-    with the status code of every call of the method that has ended.
+    """Counts calls in a Prometheus registry. `ended` maps a method to a function that is called at
+    the end of every call of the method, with the status code of the call.
     """
 
     def __init__(
@@ -86,8 +86,9 @@ class CallMetrics:
         self._total.labels(*UNKNOWN, "UNIMPLEMENTED").inc()
 
     def counting(self, method: str, direction: str, convert: Any) -> Any:
-        """Return a serialiser or deserialiser of a method that also counts bytes. It applies
-        `convert` or, if `convert` is None, returns the bytes unchanged.
+        """Return a serialiser or deserialiser for a method, depending on `direction`, that also
+        counts bytes. The conversion itself is done by `convert`. If `convert` is None, the bytes
+        stay unchanged.
         """
         service, _ = self._methods.get(method, UNKNOWN)
         count = self._bytes.labels(service, direction).inc
@@ -115,8 +116,8 @@ class CallMetrics:
 
 def code_of(context: aio.ServicerContext[Any, Any], near: float) -> str:
     """Return the name of the status code that the caller of an ended call received. gRPC ends a
-    call in the same way when the caller cancels it and when its deadline passes. The deadline
-    counts as the reason if at most `near` seconds were left until then.
+    call in the same way when the caller cancels it and when its deadline passes. Such a call counts
+    as DEADLINE_EXCEEDED if at most `near` seconds were left until the deadline.
     """
     if code := context.code():
         return code.name if isinstance(code, grpc.StatusCode) else "UNKNOWN"

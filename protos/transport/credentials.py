@@ -59,8 +59,8 @@ def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
 
 
 def server_name(address: str, role: str) -> str:
-    """Return the name that a peer's certificate must contain: the peer's host or, if the host is an
-    IP address, the peer's role, because IP addresses may change.
+    """Return the name that a peer's certificate must contain. It is the host of the peer's address.
+    If the host is an IP address, which may change, it is the peer's role instead.
     """
     host, _ = split(address.removeprefix(DNS))
     try:

@@ -1,8 +1,8 @@
 """Reports through `grpc.health.v1` whether a process can serve.
 
 The empty service name stands for the process, which is SERVING as long as it lives. The full name
-of a service is SERVING while no owner reports a problem. An owner is a part of the process that can
-tell whether the process can serve.
+of each service has the status SERVING while no owner reports a problem. An owner is a part of the
+process that can tell whether the process can serve.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Health(health_pb2_grpc.HealthServicer):
         self._changed = asyncio.Event()
 
     def report(self, owner: str, problem: str | None) -> None:
-        """Report why an owner cannot serve now, or with a `problem` of None that it can."""
+        """Record why an owner cannot serve now. A `problem` of None means that it can serve."""
         if self._problems.get(owner) == problem:
             return
         if problem:
@@ -74,7 +74,7 @@ class Health(health_pb2_grpc.HealthServicer):
         self._notify()
 
     def stopping(self) -> None:
-        """Report that no service can be used any more, although the process still lives."""
+        """Report all services as NOT_SERVING, because the process is stopping but still alive."""
         self._problems["process"] = "it is stopping"
         self._notify()
 

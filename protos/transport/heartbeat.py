@@ -1,5 +1,5 @@
-"""Heartbeats: each end of a stream sends a message at least every quarter of a second. An end that
-misses several heartbeats is considered lost.
+"""Heartbeats: each end of a stream sends a message at least every quarter of a second. If an end of
+a stream misses several heartbeats, the other end considers it lost.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 SECONDS = 0.25  # maximum seconds between two messages
 SLOWEST_CONNECTION = 50_000 / 8  # bytes per second on the slowest supported connection
-MAX_MISSED = 5  # missed heartbeats until the other end is considered lost, after at most 1.5 s
+# number of missed heartbeats after which the other end is considered lost; this takes at most 1.5 s
+MAX_MISSED = 5
 
 
 def missed(size: int) -> int:
@@ -24,9 +25,9 @@ async def until_silent(
     beat: Callable[[], None] = lambda: None,
     limit: Callable[[], int] = lambda: MAX_MISSED,
 ) -> None:
-    """Return after `limit` heartbeats without a message. The result of `received` must change with
-    each message. `beat` is called at every heartbeat to send a message. The function counts
-    heartbeats instead of seconds, because this process itself may have been suspended.
+    """Wait until no message has arrived for `limit` heartbeats. The result of `received` must
+    change with each message. At every heartbeat, `beat` is called to send a message. The function
+    counts heartbeats instead of seconds, because this process itself may have been suspended.
     """
     count = 0
     while count < limit():

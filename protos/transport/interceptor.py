@@ -25,8 +25,8 @@ from tandem.protos.transport import status
 from tandem.protos.transport.calls import CallMetrics
 from tandem.protos.transport.guard import AllowAll, Guard
 
-MAX_CONCURRENT_CALLS = 2048  # maximum calls of Tandem's services at once, besides health checks
-REQUEST_ID, MAX_ID_LENGTH = "x-request-id", 128  # length in characters
+MAX_CONCURRENT_CALLS = 2048  # maximum number of concurrent calls; health checks do not count
+REQUEST_ID, MAX_ID_LENGTH = "x-request-id", 128  # maximum characters of a logged request id
 
 log = structlog.get_logger()
 
@@ -138,10 +138,11 @@ def _stream(behaviour: Any, wrapping: CallWrapping, streams: bool) -> Any:
 async def _scope(
     context: aio.ServicerContext[Any, Any], wrapping: CallWrapping, requests: Any, streams: bool
 ) -> AsyncIterator[Any]:
-    """Context manager in which a handler runs; yields the requests of the call or, if it has only
-    one, that request. A single request is read before the call counts as running. The call no
-    longer counts as running when its status is sent, because gRPC delays the status as long as the
-    client does not read. gRPC limits the number of such delayed calls per connection.
+    """Context manager in which a handler runs; yields the stream of requests or, for a call with
+    one request, that request. A call with one request counts as running only after that request has
+    been read. Every call stops counting before its status is sent, because gRPC delays the status
+    for as long as the client does not read. gRPC itself limits the number of such delayed calls per
+    connection.
     """
     wrapping.begun(context)
     with _logged_as(wrapping.request_id):

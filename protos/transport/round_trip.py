@@ -32,8 +32,9 @@ class RoundTrip:
     def received(self, clock: float, now: float, busy: bool) -> bool:
         """Update the round-trip time from an answer. Returns whether the answer is the first to
         show that messages up to `clock` were read. The other end answers only when it has something
-        to send, so a long time may only mean that it was idle. The shortest time therefore counts,
-        and longer times raise the value only if the other end is `busy`.
+        to send, so a long measured time may only mean that it was idle. A measurement that is
+        shorter than the current value therefore replaces it. A longer one raises the value
+        slightly, and only if the other end is `busy`.
         """
         if not self.newest < clock <= now:
             return False
@@ -46,8 +47,8 @@ class RoundTrip:
         return True
 
     def late(self, now: float) -> float:
-        """Return by how many seconds the oldest unread message exceeds the usual round-trip time.
-        The result is 0 while the other end has not confirmed any message.
+        """Return by how many seconds the age of the oldest unread message exceeds the round-trip
+        time. The result is 0 while the other end has not confirmed any message.
         """
         if not (self.seconds and self._messages):
             return 0.0

@@ -33,10 +33,10 @@ from tandem.protos.transport.interceptor import REQUEST_ID, ErrorInterceptor
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_NEW_CALLS = 10_000  # maximum calls that wait for their handlers to start
 DRAIN_SECONDS = 5.0
-LAST_SECONDS = 0.5  # seconds in which unfinished calls can still end
+LAST_SECONDS = 0.5  # seconds that unfinished calls have to end after the drain
 WHILE_DRAINED = 86_400.0  # seconds, longer than any drain
-POLL_SECONDS = 0.1  # seconds between two checks whether a channel is connected
-# ports above those of Ray's workers and below the ephemeral ones
+POLL_SECONDS = 0.1  # interval of polling a channel's state
+# ports above those of Ray's workers and below the range of ephemeral ports
 FREE_PORTS = range(20_000, 32_768)
 
 LIMITS = [
@@ -52,13 +52,13 @@ CLIENT_OPTIONS = [
     # connection; without the timeout a frozen peer goes unnoticed
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 2000),  # limits one attempt, although the name says backoff
+    ("grpc.min_reconnect_backoff_ms", 2000),  # despite the name, the timeout of one attempt
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
 SERVER_OPTIONS = [
     *LIMITS,
-    ("grpc.max_concurrent_streams", MAX_NEW_CALLS),  # maximum calls per connection, read or not
-    ("grpc.server.max_pending_requests", MAX_NEW_CALLS),  # gRPC cancels calls beyond this
+    ("grpc.max_concurrent_streams", MAX_NEW_CALLS),  # maximum number of calls per connection
+    ("grpc.server.max_pending_requests", MAX_NEW_CALLS),  # gRPC cancels calls above this limit
     ("grpc.server.max_pending_requests_hard_limit", MAX_NEW_CALLS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
@@ -111,9 +111,9 @@ INSECURE = Security()
 
 
 def free_port(host: str, wanted: int = 0, shared: bool = False) -> int:
-    """Return a free port outside the range that the system assigns by itself; raises Unusable if
-    the wanted port is taken. A `shared` port counts as free if only processes that share it have
-    opened it.
+    """Return the wanted port, or by default a random free port outside the ephemeral range. Raises
+    Unusable if the wanted port is taken. A `shared` port counts as free if only processes that
+    share it have opened it.
     """
     problem, host = "", unbracketed(host)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -149,13 +149,13 @@ async def serving(
 
     Reports to `health` apply to every service. At the end, no service is SERVING any more, but the
     port stays open for new calls until `leave(lame_duck_seconds)` returns. Then the port is closed,
-    and running calls continue until `drained` returns. Without `leave` the port also stays open
-    until `drained` returns. Without `drained` running calls have a few seconds to end. `calls`
-    counts every call, even a refused one. Other servers may listen at a `shared` port, too. Raises
+    and running calls continue until `drained` returns. Without `leave` the port stays open until
+    `drained` returns. Without `drained` running calls have a few seconds to end. `calls` counts
+    every call, even a refused one. Other servers may listen at a `shared` port, too. Raises
     Unusable if the port is taken.
 
-    gRPC cancels calls that arrive while it closes a port. Connections are therefore renewed before
-    they reach the lame-duck time, so that load balancers first move clients to other servers.
+    gRPC cancels calls that arrive while it closes a port. Connections therefore get a maximum age
+    below the lame-duck time, so that load balancers move clients to other servers first.
     """
     if port:
         # check first: if gRPC itself fails to open the port, it writes log lines of its own
@@ -186,7 +186,7 @@ async def serving(
 
 def _options(lame_duck_seconds: float, shared: bool) -> list[tuple[str, int]]:
     """Return the gRPC options of a server."""
-    # gRPC itself extends the age by up to 10 %
+    # gRPC itself extends the maximum connection age by up to 10 %
     age = [("grpc.max_connection_age_ms", round(lame_duck_seconds * 500))]
     reused = ("grpc.so_reuseport", int(shared))  # by default gRPC shares ports silently
     return [*SERVER_OPTIONS, reused, *(age if lame_duck_seconds else ())]
@@ -198,7 +198,9 @@ def _offer(
     health: Health,
     calls: CallMetrics | None,
 ) -> Iterable[str]:
-    """Register the services, health and reflection at a server; returns the services by name."""
+    """Register the servicers, the health service and reflection at a server. Returns the full names
+    of the services.
+    """
     services = _services(*(servicer if isinstance(servicer, tuple) else (servicer,)))
     for register in services.values():
         register(server)
@@ -213,7 +215,7 @@ def _offer(
 def _open_port(
     server: aio.Server, host: str, port: int, tls: Tls | None, certificates: bool
 ) -> int:
-    """Let a server listen at a port; returns the number of the port. Raises Unusable."""
+    """Let a server listen at a port, and return its number. Raises Unusable."""
     credentials = tls and port_credentials(tls, certificates)
     address = joined(host, port)
     try:

@@ -39,7 +39,7 @@ def encode_context(context: types.Context) -> common_pb2.Context:
 
 
 def decode_context(message: common_pb2.Context) -> types.Context:
-    """Convert a message to a context; raises InvalidRequest."""
+    """Convert a message to a context. Raises InvalidRequest if a value is invalid."""
     violations = list[Violation]()
     if (size := len(message.session_id)) != SESSION_ID_BYTES:
         problem = f"has {size} bytes, not {SESSION_ID_BYTES}"
@@ -81,7 +81,9 @@ def encode_decoding(stream: int, opening: streams.Decoding) -> verifier_pb2.Deco
 
 
 def decode_decoding(message: verifier_pb2.Decoding) -> streams.Decoding:
-    """Convert a message to an opening of a stream at a verifier; raises InvalidRequest."""
+    """Convert a message to an opening of a stream at a verifier. Raises InvalidRequest if a value
+    is invalid.
+    """
     return streams.Decoding(
         context=decode_context(message.context),
         sampling=decode_sampling(message.sampling),
@@ -113,7 +115,9 @@ def encode_drafting(stream: int, opening: streams.Drafting) -> drafter_pb2.Draft
 
 
 def decode_drafting(message: drafter_pb2.Drafting) -> streams.Drafting:
-    """Convert a message to an opening of a stream at a drafter; raises InvalidRequest."""
+    """Convert a message to an opening of a stream at a drafter. Raises InvalidRequest if a value is
+    invalid.
+    """
     return streams.Drafting(
         context=decode_context(message.context),
         sampling=decode_sampling(message.sampling),

@@ -17,7 +17,9 @@ Choice = TypeVar("Choice", bound=Enum)
 
 
 def decode_choice(field: str, kind: type[Choice], number: int) -> Choice:
-    """Convert a number to a member of an enum, and 0 to its first member; raises InvalidRequest."""
+    """Convert a number to the enum member with this value, and 0 to the first member. Raises
+    InvalidRequest if no member has this value.
+    """
     try:
         return kind(number or 1)
     except ValueError:
@@ -41,7 +43,7 @@ def encode_shape(shape: types.DraftShape) -> common_pb2.DraftShape:
 
 
 def decode_shape(message: common_pb2.DraftShape) -> types.DraftShape:
-    """Convert a message to a draft shape; raises InvalidRequest."""
+    """Convert a message to a draft shape. Raises InvalidRequest if a value is invalid."""
     method = decode_choice("shape.method", types.Method, message.method)
     for field, most in (
         ("levels", types.MAX_LEVELS),
@@ -84,8 +86,8 @@ def encode_proposal(stream: int, proposal: streams.Proposal) -> common_pb2.Propo
 
 
 def decode_proposal(message: common_pb2.Proposal, arrived: float = 0.0) -> streams.Proposal:
-    """Convert a message to a proposal; raises InvalidRequest. Nodes without scores count as certain
-    to be accepted.
+    """Convert a message to a proposal. Raises InvalidRequest if the message is invalid. Nodes
+    without scores count as certain to be accepted.
     """
     tokens, count = tuple(message.tokens), len(message.tokens)
     if count > types.MAX_NODES:
@@ -151,7 +153,7 @@ def _distribution_problem(
     tokens: tuple[int, ...],
     parents: tuple[int, ...],
 ) -> str | None:
-    """Return why the tokens cannot have been drawn from these distributions; None if they can."""
+    """Return why the tokens cannot be drawn from these distributions, or None if they can."""
     if not distributions:
         return None
     if len(distributions) != len(tokens) + 1:

@@ -24,8 +24,9 @@ def encode_registration(name: str, model: ModelDescription) -> registration_pb2.
 def decode_registration(
     message: registration_pb2.RegisterRequest, target: ModelDescription
 ) -> tuple[str, ModelDescription]:
-    """Return the name and the model of a drafter from its first message. Raises InvalidRequest, and
-    IncompatibleModels if the drafter does not use the target's vocabulary.
+    """Return the name and the model of a drafter from its first message. Raises InvalidRequest if
+    the message is invalid, and IncompatibleModels if the drafter does not use the target's
+    vocabulary.
     """
     if (size := message.ByteSize()) > MAX_BYTES:
         raise InvalidRequest.of("request", f"has {size} bytes, above {MAX_BYTES}")
@@ -39,7 +40,9 @@ def decode_registration(
 def decode_described(
     message: registration_pb2.RegisterRequest, target: ModelDescription
 ) -> ModelDescription:
-    """Return the model that a message describes; raises InvalidRequest and IncompatibleModels."""
+    """Return the model that a drafter's message describes. Raises InvalidRequest if a text is not
+    printable, and IncompatibleModels if the vocabulary is not the target's.
+    """
     for field, value in message.model.ListFields():
         if isinstance(value, str) and not value.isprintable():
             problem = f"is {value[:80]!r}, which is not printable"
@@ -53,5 +56,7 @@ def decode_described(
 
 
 def registered_name(address: str) -> str:
-    """Return the name of a registered drafter; empty if the drafter is called at its own port."""
+    """Return the name in an address of the form NAME@registered, or an empty string for other
+    addresses.
+    """
     return address.removesuffix(REGISTERED) if address.endswith(REGISTERED) else ""

@@ -21,7 +21,9 @@ def receive_proposal(message: common_pb2.Proposal) -> EncodedProposal:
 
 
 def pass_on_proposal(stream: int, proposal: EncodedProposal) -> common_pb2.Proposal:
-    """Return the message of a proposal, with the number of the stream to which it is forwarded."""
+    """Return the message of a received proposal, with the ID of the stream to which the message
+    will be forwarded.
+    """
     message = proposal.message
     assert isinstance(message, common_pb2.Proposal)
     message.stream = stream

@@ -78,7 +78,7 @@ def encode_sampling(sampling: SamplingParams) -> common_pb2.SamplingParams:
 
 
 def decode_sampling(message: common_pb2.SamplingParams) -> SamplingParams:
-    """Convert a message to sampling options; raises InvalidRequest."""
+    """Convert a message to sampling options. Raises InvalidRequest if an option is invalid."""
     sampling = SamplingParams(
         temperature=message.temperature,
         top_k=message.top_k,

@@ -58,9 +58,9 @@ class PanelExperts(nn.Module):
 
 @torch.inference_mode()
 def panel_experts(layer: nn.Module, kind: type[PanelLinear]) -> PanelExperts | None:
-    """Return a mixture of experts that can replace a layer of a network, with linear layers of
-    class `kind`, or None if the layer computes something else. If the layer can be replaced, its
-    own weights are freed.
+    """Return a module that can replace a mixture-of-experts layer of a network, or None if the
+    layer computes something else. The linear layers of the module have the class `kind`. If the
+    layer can be replaced, its own weights are freed.
     """
     weights = _weights(layer)
     if weights is None:
@@ -71,7 +71,7 @@ def panel_experts(layer: nn.Module, kind: type[PanelLinear]) -> PanelExperts | N
         reference = partial(_spelled_out, weights, biases, gate)
         if equivalent(layer, reference, inner, *trial_choices(inner)):
             one, other = (kind(*given) for given in zip(weights, biases, strict=True))
-            for name in (INNER, OUTER):  # free the weights: the gate may keep the layer alive
+            for name in (INNER, OUTER):  # the gate may keep the layer alive, so free its weights
                 setattr(layer, name, None)
             return PanelExperts(one, other, own_gate, len(inner))
     return None
@@ -93,7 +93,8 @@ def _weights(layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor] | None:
 
 def _gates(layer: Any) -> list[tuple[Gate, Gate]]:
     """Return the gate functions that a layer of experts may use. Each entry is a pair: a reference
-    implementation of the gate, and a function that computes the same with a kernel if there is one.
+    implementation of the gate, and an implementation that calls a kernel. If there is no kernel for
+    the gate, both are the same function.
     """
     gates: list[tuple[Gate, Gate]] = []
     if activation := activation_of(getattr(layer, "act_fn", None)):
@@ -126,8 +127,8 @@ def _spelled_out(
     chosen: torch.Tensor,
     shares: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the outputs of a mixture of experts, [rows, size], computed by PyTorch one expert
-    after the other.
+    """Reference implementation of a mixture of experts, which computes one expert after the other
+    with PyTorch. Returns the outputs, [rows, size].
     """
 
     def linear(layer: int, expert: int, given: torch.Tensor) -> torch.Tensor:

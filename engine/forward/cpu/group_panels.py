@@ -61,8 +61,8 @@ class GroupPanels:
         return ctypes.addressof(self._grouping)
 
     def numbers(self, chosen: slice | torch.Tensor) -> torch.Tensor:
-        """Return the dequantized weights of the chosen outputs, [chosen, in] float32. The panels
-        must be those of a single layer.
+        """Return the dequantized weights of the chosen outputs, [chosen, in] float32. This method
+        supports only a single layer.
         """
         if isinstance(chosen, slice):
             chosen = torch.arange(chosen.start, chosen.stop)
@@ -78,7 +78,7 @@ class GroupPanels:
 
     def _put(self, first: int, groups: Groups) -> None:
         """Write the quantized weights of some outputs into the panels, beginning at the panel with
-        index `first`. Lanes of a panel that have no output are filled with zeros.
+        index `first`. Unused lanes of a layer's last panel are filled with zeros.
         """
         if first == 0:
             self.code, self.zero = groups.code, groups.zero

@@ -1,4 +1,4 @@
-"""The compiled kernels for this processor, if there are any.
+"""Find and call the compiled kernels for this processor.
 
 If a compiler is available, the kernels are built with the package, once per instruction set. The
 kernels are called through ctypes. Without compiled kernels, PyTorch does all the work.
@@ -19,8 +19,8 @@ from tandem.engine.forward.cpu.builds import SOURCES, runnable
 from tandem.engine.forward.cpu.paths import Paths
 from tandem.engine.forward.dense import AttentionOptions
 
-# a call runs on all threads if it reads at least this many numbers: at this size, one thread takes
-# 100 us and two threads take 60 us; at a fifth of this size, one or two threads take 20 us
+# a call that reads at least this many numbers runs on all threads: at this size, two threads take
+# 60 us instead of 100 us; at a fifth of this size, a second thread saves no time
 WORTH_SHARING = 1 << 17
 
 
@@ -31,7 +31,7 @@ class ElementType(IntEnum):
     BFLOAT16 = 1
     FLOAT16 = 2
     BFLOAT16_PAIRS = 3  # bfloat16, with two adjacent inputs stored side by side (VNNI)
-    BYTES = 4  # BYTES and the types below are codes that a Grouping describes
+    BYTES = 4  # BYTES and the types below are quantized codes, which a Grouping describes
     NIBBLES = 5
     FLOAT8 = 6
 
@@ -71,7 +71,7 @@ class Weights(NamedTuple):
 
 
 def plain_weights(panels: torch.Tensor, outputs: int) -> Weights:
-    """Return packed panels [layers, panels, in / k_pack, width, k_pack] as plain Weights."""
+    """Wrap unquantized panels [layers, panels, in / k_pack, width, k_pack] in a `Weights`."""
     kind = ELEMENT_TYPES[panels.dtype] if panels.shape[-1] == 1 else ElementType.BFLOAT16_PAIRS
     return Weights(panels, kind, len(panels), outputs, None)
 
@@ -217,9 +217,9 @@ class Kernels:
         self._program(*given, self.threads, WORTH_SHARING)
 
     def sharing(self, numbers: int) -> int:
-        """Return how many threads run a call that reads `numbers` numbers: all threads, or one if
-        the call is small. Using only some threads would be slow, because OpenMP ends the other
-        threads and starts them again for the next call.
+        """Return the number of threads for a call that reads `numbers` numbers. A small call runs
+        on one thread, and any other call runs on all threads. Using only some threads would be
+        slow, because OpenMP ends the other threads and starts them again for the next call.
         """
         return self.threads if numbers >= WORTH_SHARING else 1
 
@@ -234,7 +234,7 @@ def kernels() -> Kernels | None:
 
 
 def required_kernels() -> Kernels:
-    """Return the kernels, which exist because callers have checked `panels.why_unsupported`."""
+    """Return the compiled kernels. Callers must check `panels.why_unsupported` first."""
     found = kernels()
     assert found, "there are no compiled kernels for this processor"
     return found

@@ -1,7 +1,8 @@
-"""Linear layers for the compiled kernels, whose weights are packed into panels.
+"""Linear layers that run on the compiled kernels. Their weights are packed into panels.
 
-A row's output has the same bits whether the row is computed alone or together with other rows.
-Outputs are summed in float32 over ascending inputs, in whichever format the weights are stored.
+A row's output has the same bits whether the row is computed alone or together with other rows. Each
+output is summed in float32, in ascending order of the inputs, whatever the storage format of the
+weights.
 """
 
 from __future__ import annotations

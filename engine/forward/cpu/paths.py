@@ -1,7 +1,7 @@
 """Find the keys that each row of a step attends to: the keys of the cached tokens before the tree,
 and the keys on the row's own path through the tree. All functions are pure.
 
-A key stays where it was stored when its token was fed, and each row lists the keys that it attends
+No key is moved or copied to compute attention: each row lists the slots of the keys that it attends
 to. The branches of a tree therefore need no mask and can all be fed in the same step.
 """
 
@@ -24,8 +24,8 @@ CPU = torch.device("cpu")
 @dataclass(frozen=True, slots=True)
 class Paths:
     """The keys that each row attends to, as int64 tensors. Row i first attends to prefixes[i] keys,
-    which are stored in the pages that `pages` lists from index tables[i] on. A page has `page`
-    slots. Row i then attends to the keys in slots[tails[i] : tails[i + 1]].
+    and tables[i] is the index in `pages` of the first page of these keys. A page has `page` slots.
+    Row i then attends to the keys in slots[tails[i] : tails[i + 1]].
     """
 
     pages: torch.Tensor  # [pages of all sessions]
@@ -38,7 +38,7 @@ class Paths:
     @classmethod
     def straight(cls, context: int, rows: int) -> Paths:
         """Return the paths of `rows` consecutive tokens that follow `context` cached tokens. The
-        keys of all these tokens lie in order, beginning at slot 0.
+        keys of all these tokens are stored in consecutive slots, beginning at slot 0.
         """
         pages = torch.arange(page_aligned(context + rows) // PAGE)
         prefixes = torch.arange(context + 1, context + rows + 1)
@@ -77,8 +77,8 @@ def path_plan(segments: Sequence[Segment]) -> PathPlan:
 
 
 def _branches(segment: Segment) -> list[tuple[int, list[int]]]:
-    """Return two values for each tree node: how many nodes of the trunk are on its path, and a list
-    of the other nodes on its path.
+    """Return for each tree node how many trunk nodes are on its path, and which other nodes are on
+    its path. The trunk is the chain that the tree's first nodes form.
     """
     trunk = tree.trunk(segment.parents)
     found: list[tuple[int, list[int]]] = [(node + 1, []) for node in range(trunk)]

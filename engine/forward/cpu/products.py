@@ -1,6 +1,6 @@
 """Use the compiled kernels in layers that multiply rows by a weight of their own, without an inner
-linear layer. The router of a mixture of experts is an example of such a layer. The layer keeps its
-own code; only its matrix product is computed by the compiled kernels. Trials with random rows
+linear layer. The router of a mixture of experts is an example of such a layer. Such a layer still
+runs its own code, and the kernels replace only its matrix product. Trials with random rows
 determine which layers of a network can use the kernels in this way.
 """
 
@@ -23,8 +23,8 @@ Key = tuple[torch.Size, torch.dtype]  # shape and dtype of a weight
 
 
 class KnownProducts(TorchFunctionMode):
-    """Context manager in which `products` replace calls of `functional.linear`. All weights of the
-    same shape and dtype are assumed to equal the first of them.
+    """Context manager in which `products` replace calls of `functional.linear`. Calls whose weights
+    have the same shape and dtype all use the weight of the first such call.
     """
 
     def __init__(self) -> None:
@@ -48,16 +48,16 @@ class KnownProducts(TorchFunctionMode):
         return self.products[key](rows)
 
     def by_panels(self) -> None:
-        """From now on, compute the products with all known weights by the compiled kernels."""
+        """Switch to the compiled kernels for all weights that have been seen so far."""
         self.products = {key: PanelLinear(*known) for key, known in self._weights.items()}
         self._weights.clear()
 
 
 @torch.inference_mode()
 def multiply_by_panels(layer: nn.Module) -> bool:
-    """Let the compiled kernels multiply rows by the weight of a network's layer. The layer is
-    changed only if it has no inner layers and always multiplies by the same weight. Return whether
-    the layer was changed.
+    """Make a layer of a network use the compiled kernels to multiply rows by its weight. The layer
+    is changed only if it has no inner layers and always multiplies by the same weight. Return
+    whether the layer was changed.
     """
     weight = getattr(layer, "weight", None)
     if not isinstance(weight, nn.Parameter) or weight.dim() != 2 or list(layer.children()):

@@ -94,8 +94,8 @@ def _prefixes(rows: RowPlan) -> list[list[int]]:
 def why_unsupported(
     layers: Iterable[LayerGeometry], dtype: torch.dtype, device: torch.device
 ) -> str | None:
-    """Try the attention kernels on each kind of layer. Return why the kernels cannot be used for
-    some kind of layer, or None if all layers can use the kernels. Raises OutOfMemoryError.
+    """Try the attention kernels on each kind of layer. Return None if the kernels work for all
+    layers, and otherwise the reason why they cannot be used. Raises OutOfMemoryError.
     """
     if dtype not in TOLERANCE:
         return f"there are no attention kernels for {dtype}"

@@ -1,5 +1,5 @@
-"""Batch invariance of cuBLAS: settings that make a row's result nearly independent of the number of
-rows in its pass, and a trial that finds the pass sizes with bitwise equal results.
+"""Batch invariance of cuBLAS: a row's result should not depend on the number of rows in its pass.
+Settings prevent most differences, and a trial finds the pass sizes with bitwise equal results.
 
 If cuBLAS splits sums over thread blocks, the split depends on the number of rows. Without a
 workspace, cuBLAS does not split sums. cuBLAS also chooses kernels by the number of rows, and some
@@ -53,8 +53,9 @@ def invariant_sizes(
     sizes: Sequence[int] = SIZES,
 ) -> tuple[int, ...]:
     """Return the pass sizes for which every row's logits have the same bits as in passes of `BASE`
-    rows. The trial feeds one session of random tokens, which is as long as the largest pass size
-    that the model and the pool allow. Larger sizes are neither tested nor returned.
+    rows. The trial feeds one session of random tokens. The length of the session is the largest
+    pass size that fits the model and the pool. Pass sizes that do not fit are left out, but `BASE`
+    is always returned.
     """
     fitting = [size for size in sizes if size <= longest]
     table = None

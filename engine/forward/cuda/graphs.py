@@ -14,7 +14,7 @@ import torch
 
 from tandem.engine.forward.cuda.rows import PassShape, RowPlan
 
-WARM_UPS = 2  # passes before a capture, in which libraries choose kernels and allocate memory
+WARM_UPS = 2  # passes to run before a capture: libraries then choose kernels and allocate memory
 CAPTURING = Lock()  # a process can run only one capture at a time
 
 Run = Callable[[RowPlan], torch.Tensor]  # runs a pass and returns logits [outputs, vocab]
@@ -90,8 +90,10 @@ class CudaGraphs:
 
 def cuda_capture(device: torch.device) -> Capture:
     """Return the function that captures passes on a CUDA device."""
-    memory = torch.cuda.graph_pool_handle()  # graphs share this pool: only one pass runs at a time
-    # captures use their own stream: memory that libraries keep for it is freed with the graphs
+    # all graphs can share this memory pool, because only one pass runs at a time
+    memory = torch.cuda.graph_pool_handle()
+    # captures run on a stream of their own, so that the memory that libraries allocate for the
+    # stream is freed together with the graphs
     stream = torch.cuda.Stream(device)
 
     def capture(run: Callable[[], torch.Tensor]) -> tuple[Replay, torch.Tensor]:

@@ -1,14 +1,15 @@
-"""The data of a pass in arrays whose sizes hardly depend on which tokens are fed.
+"""The data of a pass as arrays. The sizes of the arrays depend almost only on the form of the pass.
 
-The arrays suit a GPU: they are processed without a loop over sessions, and two copies move them to
-the device. Passes have so few different forms that one pass of each form can be captured and
-replayed. This module uses no model and no cache.
+The arrays are made for a GPU: it processes them without a loop over sessions, and two copies move
+all of them to the device. Passes have few different forms, so a CUDA graph can be captured for
+every form. This module uses no model and no cache.
 
 A row attends to the keys on its path, which is split into a prefix and a tail. Only the row's
-position decides where the path is split. The prefix is read in chunks of whole pages, and a block
-of neighbouring rows reads each chunk together. The tail has up to 96 positions and contains every
-node of a draft; its keys are gathered from their slots. A tree therefore needs no mask, and the
-result of a row depends only on its path and on nothing else in the step.
+position decides where the path is split. The prefix is read in chunks of whole pages. Neighbouring
+rows with the same prefix are processed together, so that they share the reads of each chunk. The
+tail has up to 96 positions and contains every node of a draft; its keys are gathered from their
+slots. A tree therefore needs no mask, and the result of a row depends only on its path and on
+nothing else in the step.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ from tandem.engine.cache.pages import PAGE
 from tandem.protos.types import MAX_NODES
 
 STEP = 32  # the length of a row's prefix grows in steps of this many positions
-REACH = MAX_NODES  # a tail behind a prefix is longer than this, so it contains a whole draft
+# if a row has a prefix, its tail is longer than this, so the tail contains a whole draft
+REACH = MAX_NODES
 TAIL = REACH + STEP  # maximum number of positions in a tail
-MAX_CHUNKS = 16  # maximum chunks per prefix; with 8 key heads, one per multiprocessor of an H100
+# maximum chunks per prefix: with 8 key heads, each multiprocessor of an H100 gets about one chunk
+MAX_CHUNKS = 16
 MIN_CHUNK_LENGTH = 256  # minimum positions per chunk; shorter chunks take no less time
-QUERY_BLOCK = 64  # queries that attend to a chunk at once: the size of a tensor core instruction
-# the same for float32, without tensor cores; blocks of 64 would take half a minute to compile
+QUERY_BLOCK = 64  # queries that attend to a chunk together: the size of a tensor core instruction
+# the same number for float32, which uses no tensor cores: kernels for 64 queries would take half a
+# minute to compile
 FLOAT32_QUERY_BLOCK = 16
-HEADER = 1  # numbers before the records in `RowPlan.reads`: only the count of chunks
+HEADER = 1  # numbers at the start of `RowPlan.reads`, before the records: the count of chunks
 RECORD = 6  # numbers in the record that describes a chunk
 
 
@@ -85,9 +89,9 @@ class RowPlan:
         self.logits_rows = logits_rows  # [outputs]
         self.tail_slots = tail_slots  # slots of the keys in the tails, [rows * TAIL]
         self.counts = ints[: 2 * shape.rows]  # per row: keys in the tail, chunks in the prefix
-        # the count of chunks, then a record for each chunk: its first row and the row after its
-        # last, its first position and the position after its last, its index in its prefix, and
-        # the index in `reads` at which its pages begin
+        # the count of chunks, then a record for each chunk: its first row, the end of its rows,
+        # its first position, the end of its positions, its index in its prefix, and the index of
+        # its first page in `reads`; the pages of all chunks come last
         self.reads = ints[2 * shape.rows :]
         self._room = room
         # pinned buffers on the CPU for copies to the device, if this pass is on a device
@@ -133,8 +137,8 @@ class RowPlan:
 
 
 def block_rows(repeat: int, dtype: torch.dtype) -> int:
-    """Return how many rows attend to a chunk at once, given that each row has `repeat` queries per
-    key head.
+    """Return how many rows attend to a chunk together if each row has `repeat` queries per key
+    head.
     """
     queries = FLOAT32_QUERY_BLOCK if dtype == torch.float32 else QUERY_BLOCK
     return max(queries // (1 << (repeat - 1).bit_length()), 1)

@@ -30,7 +30,7 @@ from tandem.protos import tree
 SIZES = (16, 32, 64, 128, 256, 512)  # allowed numbers of rows in a pass, padding included
 FEW_OUTPUTS = 16  # rows with logits, padding included, if only some rows of a pass give logits
 LANES = np.arange(TAIL)  # indices of the positions in a tail
-TOKEN, POSITION, SLOT, SESSION, GIVES_LOGITS, NODE = range(6)  # line indices of `RowTable.rows`
+TOKEN, POSITION, SLOT, SESSION, GIVES_LOGITS, NODE = range(6)  # the lines of `RowTable.rows`
 
 Array: TypeAlias = npt.NDArray[np.int64]
 
@@ -41,7 +41,7 @@ class RowTable:
     nodes.
     """
 
-    rows: Array  # [6, rows], a line for each of TOKEN to NODE; NODE is -1 for rows in a trunk
+    rows: Array  # [6, rows]: one line per field, TOKEN to NODE; NODE is -1 for rows on a trunk
     nodes: Array  # [2, nodes]: slot and parent of each node; the parent is -1 if it is in a trunk
     pages: Array  # [sessions + 1, pages of the longest session]; the last line is for padding
 
@@ -82,8 +82,8 @@ class RowTable:
         return int(self.rows[GIVES_LOGITS].sum())
 
     def part(self, start: int, size: int, padding_slot: int) -> RowTable:
-        """Return a table of `size` rows from row `start` on. If the table has fewer rows, padding
-        rows are added, whose keys are stored in `padding_slot`.
+        """Return `size` rows as a table, beginning with row `start`. If there are fewer rows,
+        padding rows are added. The keys of padding rows are stored in `padding_slot`.
         """
         given = self.rows[:, start : start + size]
         count, padding_session = given.shape[1], len(self.pages) - 1
@@ -98,9 +98,10 @@ class RowTable:
 def row_plans(
     segments: Sequence[Segment], layout: KVLayout, exact: bool, sizes: Sequence[int] = SIZES
 ) -> list[RowPlan]:
-    """Split a step into passes, and return them on the CPU. The number of rows of each pass is one
-    of `sizes`. A step without segments becomes one pass of padding rows. If `exact`, a pass gives
-    the logits of all its rows or of none, because matrix kernels are chosen by the number of rows.
+    """Split a step into passes, whose arrays are stored on the CPU. The number of rows of each pass
+    is one of `sizes`. A step without segments becomes one pass of padding rows. If `exact` is set,
+    a pass gives the logits of all its rows or of none, because libraries choose matrix kernels by
+    the number of rows.
     """
     table, most = RowTable.of(segments, layout), sizes[-1]
     total = table.rows.shape[1]
@@ -195,12 +196,12 @@ def _runs(sessions: Array, prefixes: Array, block_rows: int) -> Array:
 
 
 def _tails(table: RowTable, prefixes: Array) -> Array:
-    """Return the slots of the keys in each row's tail, [rows, TAIL]. Slots after the last key of a
-    tail have no meaning.
+    """Return the slots of the keys in each row's tail, [rows, TAIL]. Entries after the last key of
+    a tail are meaningless.
 
     Initially, each row gets the slots that it would have if the tokens formed a chain without
-    branches. For a row on a side branch, a walk from the row's node up to the trunk then replaces
-    the slots of the nodes on that walk.
+    branches. For each row on a side branch, the slots of the branch's nodes are then corrected,
+    from the row's own node up to the trunk.
     """
     _, positions, _, sessions, _, row_nodes = table.rows
     seen = np.minimum(prefixes[:, None] + LANES, positions[:, None])  # positions, [rows, TAIL]

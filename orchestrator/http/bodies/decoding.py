@@ -1,6 +1,7 @@
-"""Turn HTTP bodies into requests, and translate a request's field names to those of its body.
+"""Turn HTTP bodies into requests, and translate the field names in errors to those of the body.
 
-The module is pure. The caller of a request is an argument, because headers identify it.
+The module is pure. The caller of a request is passed as an argument, because only the request's
+headers identify the caller.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tandem.orchestrator.requests.request import (
 )
 from tandem.protos.errors import InvalidRequest
 
-COMPLETION_TOKENS = 16  # OpenAI's default for completions; chats may fill the context
+COMPLETION_TOKENS = 16  # OpenAI's default length of completions; chats may fill the context
 RENAMED = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -60,7 +61,7 @@ IDS = TypeAdapter[list[int]](TokenIds, config=ConfigDict(strict=True))
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The sender of a request, and the request's id. `cache_scope` says whose cached prefixes the
-    request may use, and `client_id` says against whose quota the request counts.
+    request may use, and `client_id` says whose quota the request uses.
     """
 
     cache_scope: bytes
@@ -218,8 +219,8 @@ def _request(
 
 
 def _speculation(body: GenerationBody) -> Speculation:
-    """Return the speculation options of a body. A chat may have the prediction in its own field
-    `prediction`.
+    """Return the speculation options of a body. A chat body may instead have the prediction in
+    OpenAI's field `prediction`.
     """
     given = body.speculation.model_dump(exclude_none=True) if body.speculation else {}
     for name, kind in CHOICES.items():

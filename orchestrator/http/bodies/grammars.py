@@ -18,8 +18,9 @@ OLDER = {"json_": "json", "regex": "regex", "choice": "choice", "grammar": "gram
 
 
 def grammar_of(body: GenerationBody) -> tuple[Grammar | None, str]:
-    """Return the grammar that a body requests and the name of the field that requests it; None and
-    "" if there is none. Raises InvalidRequest if several fields give a grammar.
+    """Return the grammar that a body requests, and the name of the field that contains it. Returns
+    None and "" if the body requests no grammar. Raises InvalidRequest if several fields give a
+    grammar.
     """
     found = [*_asked_for(body)]
     if len(found) > 1:

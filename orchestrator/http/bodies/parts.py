@@ -1,6 +1,7 @@
 """The parts of request bodies: number types, messages, tools and response formats.
 
-Fields that no class declares are refused by name, unless `tolerance` has removed them before.
+A field that no class declares causes an error that names the field. The module `tolerance` removes
+some such fields in advance.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from tandem.orchestrator.http.bodies.parts import Body
 from tandem.orchestrator.http.bodies.schema import ChatBody
 from tandem.orchestrator.http.bodies.tolerance import Json
 
-SAME = (  # fields with the same name in chat bodies; OpenAI's API lacks some of them
+SAME = (  # fields that have the same name in chat bodies; some are not in OpenAI's API
     *("model", "stream", "temperature", "top_p", "parallel_tool_calls", "user"),
     *("prompt_cache_key", "safety_identifier", "seed", "stop", "top_k", "min_p"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
@@ -28,7 +28,9 @@ RENAMED = {  # names of chat fields in `/v1/responses`, for error messages
 
 
 class InputPart(Body):
-    """A text part of an item. Annotations of output that a client sends back are ignored."""
+    """A text part of an item. Annotations are ignored; they occur in output that a client sends
+    back.
+    """
 
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
     text: str
@@ -151,8 +153,8 @@ def _chat(asked: ResponsesBody) -> Json:
 
 
 def _format(given: Json | None) -> Json | None:
-    """Return a chat's `response_format`, in which the schema is a nested object; None for plain
-    text.
+    """Convert `text.format` to a chat's `response_format`, in which the schema is a nested object.
+    Returns None if the format is plain text.
     """
     if given is None or given.get("type") == "text":
         return None

@@ -35,8 +35,8 @@ class WholeResponse:
 
 @dataclass
 class ResponsesReply:
-    """Formats one response, either whole or as events, from its complete items and its current
-    item.
+    """Formats one response, either whole or as events. Keeps the complete items of the response and
+    the item that still grows.
     """
 
     request_id: str

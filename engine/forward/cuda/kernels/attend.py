@@ -2,9 +2,9 @@
 prefixes of the rows, chunk by chunk. The second kernel attends to the tail of each row, and merges
 the result with the results for the chunks of the row's prefix.
 
-Where a row's keys are split into prefix and tail, and in which order they are summed, depends only
-on the row's position. A block of keys may be visible to some rows of a run and hidden from others.
-A block that is hidden from a row adds exact zeros to this row.
+The position of a row alone determines where its keys are split into prefix and tail, and in which
+order they are summed. A block of keys may be visible to some rows of a run and hidden from others.
+A block that is hidden from a row adds exact zeros to the sums of that row.
 """
 
 from __future__ import annotations

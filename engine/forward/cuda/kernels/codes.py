@@ -1,6 +1,6 @@
 """Linear layers whose weights are quantized to codes of 8 or 4 bits. The kernel multiplies the
-codes directly and never stores dequantized weights, so the time of a pass over few rows is the time
-to read the codes.
+codes directly and never stores dequantized weights. A pass over few rows therefore takes only as
+long as reading the codes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OUTPUTS = 64  # outputs per Triton program: the number of rows of a tensor core 
 # maximum rows per Triton program; the lower limit is for float32 rows and for codes with minima,
 # which need more registers per row
 MAX_ROWS, FEWER_ROWS = 128, 64
-MIN_NIBBLES = 32  # smallest step of which each half fills a tensor core instruction
+MIN_NIBBLES = 32  # minimum step for 4-bit codes: half a step fills a tensor core instruction
 MAX_STEP = 128  # maximum number of inputs that a Triton program multiplies at once
 FLOAT8_UNIT = 256.0  # `_numbers` returns the values of e4m3 codes divided by this factor
 
@@ -26,9 +26,9 @@ FLOAT8_UNIT = 256.0  # `_numbers` returns the values of e4m3 codes divided by th
 @dataclass(frozen=True)
 class Codes:
     """A quantized weight [out, in] in the layout that the kernel reads. A byte holds one code, or
-    two codes of 4 bits. The kernel processes `step` inputs at a time. If a byte holds two codes,
-    the low halves of a step's bytes are the codes of the first half of the step's inputs, and the
-    high halves are the codes of the second half.
+    two codes of 4 bits. The kernel processes `step` inputs at a time. With two codes per byte, the
+    low 4 bits hold the codes of the first half of a step's inputs, and the high 4 bits hold the
+    codes of the second half.
     """
 
     code: Code
@@ -53,14 +53,14 @@ class Codes:
             codes = codes.view(torch.int8)
         else:
             factors = torch.cat([factors[..., :1] * FLOAT8_UNIT, factors[..., 1:]], -1)
-        zero = groups.zero if factors.shape[2] == 1 else 0  # minima replace the zero
+        zero = groups.zero if factors.shape[2] == 1 else 0  # no zero point if there are minima
         return cls(code, zero, group, step, codes, factors)
 
 
 @triton.jit
 def _numbers(codes, zero, KIND: tl.constexpr, FLOAT8: tl.constexpr):
-    """Convert codes, minus their zero point, to numbers of type KIND. The conversion is exact. An
-    e4m3 code becomes 1/256 of its value.
+    """Convert codes, minus their zero point, to numbers of type KIND. The conversion is exact. The
+    result for an e4m3 code is 1/256 of its value.
     """
     if FLOAT8:
         bits = codes.to(tl.int16)
@@ -79,8 +79,8 @@ def _linear_of_codes(
     """Compute out[row, n] = row . weight[n] + bias[n]. The products of inputs and codes are first
     summed over a group of inputs, and this sum is then multiplied by the group's scale. The codes
     are the left operand of each matrix product. The rows are the columns of the right operand, so a
-    pass with few rows computes few columns. Each output is summed over ascending inputs, whatever
-    ROWS is.
+    pass with few rows computes few columns. Each output is summed over the inputs in ascending
+    order, for every value of ROWS.
     """
     KIND: tl.constexpr = rows.dtype.element_ty
     number = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -103,7 +103,7 @@ def _linear_of_codes(
             found = tl.dot(low, given, found, input_precision=PRECISION)
             if MINIMA:
                 sums = tl.dot(ones, given, sums, input_precision=PRECISION)
-            if NIBBLES:  # the high halves are the codes of the second half of the step's inputs
+            if NIBBLES:  # the high 4 bits are the codes of the second half of the step's inputs
                 given = tl.load(row_at + BYTES)
                 high = _numbers(stored >> 4, zero, KIND, FLOAT8)
                 found = tl.dot(high, given, found, input_precision=PRECISION)

@@ -30,9 +30,9 @@ from tandem.engine.forward.cuda.kernels.noise import below, exponential
 from tandem.engine.forward.cuda.kernels.nucleus import MARGIN, UNSURE, inside_nucleus
 
 PART = 2048  # tokens per part of a row
-CHUNK = 4096  # tokens that are read at a time in a search over a whole row
-FIELDS = tl.constexpr(10)  # words of 4 bytes per row of the table
-FOUND = tl.constexpr(4)  # numbers that `_run` stores for each part of a row
+CHUNK = 4096  # number of tokens that a search over a whole row reads at a time
+FIELDS = tl.constexpr(10)  # size of a table row in words of 4 bytes
+FOUND = tl.constexpr(4)  # how many floats `_run` stores for each part of a row
 
 NAN = tl.constexpr(-2)  # the result for a row that contains a NaN
 HOTTEST = tl.constexpr(1e6)  # at higher temperatures, scores are too small for float32

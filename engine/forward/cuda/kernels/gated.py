@@ -31,10 +31,11 @@ def _gated_linear(
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
     GELU: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute out[row, n] = activation(row . weight[n]) * (row . weight[size + n]), rounded as
-    separate operations would be. The weights are the left operand of each matrix product. The rows
-    are the columns of the right operand, so a pass with few rows computes few columns. Each output
-    is summed over ascending inputs, whatever ROWS is.
+    """Compute out[row, n] = activation(row . weight[n]) * (row . weight[size + n]). Intermediate
+    results are rounded as if the operations ran separately. The weights are the left operand of
+    each matrix product. The rows are the columns of the right operand, so a pass with few rows
+    computes few columns. Each output is summed over the inputs in ascending order, for every value
+    of ROWS.
     """
     number = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -89,7 +90,7 @@ def gate(rows: torch.Tensor, activation: Activation) -> torch.Tensor:
 
 def gated_linear(
     rows: torch.Tensor,  # [rows, in], of which the last dimension is contiguous
-    weight: torch.Tensor,  # [2 * out, in], contiguous: the gate, then the layer that it multiplies
+    weight: torch.Tensor,  # [2 * out, in], contiguous: first the gate layer, then the up layer
     activation: Activation,
 ) -> torch.Tensor:
     """Return activation(rows @ first.T) * (rows @ second.T), [rows, out], where `first` and

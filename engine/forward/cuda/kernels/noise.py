@@ -10,7 +10,7 @@ SMALL = tl.constexpr(0.0625)  # for smaller uniform numbers, `tl.log` is not pre
 
 @triton.jit
 def below(logits, top):
-    """Return how far each logit is below the highest logit, which may be infinite."""
+    """Return how far each logit is below the highest logit. The highest logit may be infinite."""
     return tl.where(logits == top, 0.0, top - logits)
 
 

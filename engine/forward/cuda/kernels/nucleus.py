@@ -39,8 +39,8 @@ def inside_nucleus(
     CHUNK: tl.constexpr,
 ):
     """Return the best token that a row's top-k, top-p and min-p keep, or UNSURE if rounding could
-    change this token. `token` and `logit` are those of the row's best token before filtering, and
-    `gap` is the lead of this token's sum of score and noise over the second highest sum.
+    change this token. `token` and `logit` belong to the best token before filtering. `gap` is the
+    difference between that token's sum of score and noise and the second highest sum.
     """
     floor = -float("inf")
     verdict = REMOVED
@@ -77,10 +77,10 @@ def inside_nucleus(
 def _best(
     logits_at, low, high, inverse, depth, floor, removed, top, vocabulary, CHUNK: tl.constexpr
 ):
-    """Find the token with the highest sum of score and noise among the tokens whose logits are at
-    least `floor`, above `removed`, and whose scores are at most `depth` below the highest score.
-    Return the token, its logit, and the lead of its sum over the second highest sum. The lead is
-    NaN if no token qualifies.
+    """Find the token with the highest sum of score and noise among the tokens that qualify. A token
+    qualifies if its logit is at least `floor` and above `removed`, and its score is at most `depth`
+    below the highest score. Return the token, its logit, and the difference between its sum and the
+    second highest sum. The difference is NaN if no token qualifies.
     """
     lane = tl.arange(0, CHUNK)
     best = tl.full((CHUNK,), float("inf"), tl.float32)
@@ -110,9 +110,9 @@ def _best(
 def _verdict(
     logits_at, inverse, top_p, least_score, logit, floor, top, vocabulary, CHUNK: tl.constexpr
 ):
-    """Return KEPT or REMOVED if min-p and top-p certainly keep or remove a token with this logit,
-    or UNSURE if the decision depends on rounding. Top-p ignores tokens whose logits are below
-    `floor`.
+    """Return KEPT if min-p and top-p certainly keep a token with this logit, and REMOVED if one of
+    them certainly removes it. Return UNSURE if the decision depends on rounding. Top-p ignores
+    tokens whose logits are below `floor`.
     """
     score = (logit - top) * inverse
     verdict = KEPT
@@ -136,10 +136,10 @@ def _verdict(
 @triton.jit
 def _masses(logits_at, inverse, logit, floor, top, vocabulary, CHUNK: tl.constexpr):
     """Compare the likelihood of all tokens with that of one token, whose logit is given. Tokens
-    with logits below `floor` are ignored. Return four results: the mass of the tokens that are
-    certainly likelier; that mass plus the mass of the tokens that may be equally likely; the mass
-    of all tokens; and the number of tokens that may be equally likely, including the given token
-    itself.
+    with logits below `floor` are ignored. Some tokens are certainly likelier than the given token,
+    and others may be equally likely, such as the given token itself. Return four results: the mass
+    of the likelier tokens, the mass of both kinds together, the mass of all tokens, and the number
+    of tokens that may be equally likely.
     """
     lane, reach = tl.arange(0, CHUNK), EQUAL * tl.abs(logit - top)
     above = tl.zeros((CHUNK,), tl.float32)

@@ -1,6 +1,6 @@
-"""Compute a softmax over keys that are processed block by block. The state of the softmax is the
-highest score so far (`top`), the sum of the weights (`total`), and the weighted sum of the values
-(`mixed`).
+"""Compute a softmax over keys that are processed block by block. The state of this running softmax
+is the highest score so far (`top`), the sum of the weights (`total`), and the weighted sum of the
+values (`mixed`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def add(
     LANES: tl.constexpr, VALUES: tl.constexpr, VALUE_LANES: tl.constexpr, CAPPED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add the keys and values at the given slots to the state of the softmax. `seen` marks the keys
+    """Update the running softmax with the keys and values in the given slots. `seen` marks the keys
     to which at least one row attends; only these keys are loaded. `mask` marks the keys to which
     each row attends.
     """
@@ -58,8 +58,8 @@ def join(
     number, chunks, mixed_at, sums_at, fits, top, total, mixed, VALUES: tl.constexpr,
     VALUE_LANES: tl.constexpr,
 ):  # fmt: skip
-    """Merge the results for the chunks of a prefix into the state of the softmax, in ascending
-    order.
+    """Merge the results for the chunks of a prefix into the running softmax, in ascending order of
+    the chunks.
     """
     value_lane = tl.arange(0, VALUE_LANES)
     for chunk in range(chunks):
