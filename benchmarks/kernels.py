@@ -170,7 +170,7 @@ def main(
     found = measure(build, dtypes, repetitions)
     cores = "one thread" if threads == 1 else f"{threads} threads"
     shape = f"{HEADS} heads of {SIZE} on {KV_HEADS}"
-    heading = f"{shape}; {build[OWN].name}; the least of {repetitions}: {described(cores)}"
+    heading = f"{shape}; {build[OWN].name}; minimum of {repetitions} runs: {described(cores)}"
     report.publish(heading, table(found), found, file)
 
 

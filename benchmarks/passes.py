@@ -175,7 +175,7 @@ def main(
         except TandemError as problem:
             raise SystemExit(f"error: {problem}") from None
     what = model.name if model else "28 narrow layers"
-    heading = f"{what}; the least of {repetitions}: {described('one thread')}"
+    heading = f"{what}; minimum of {repetitions} runs: {described('one thread')}"
     report.publish(heading, table(found), [asdict(row) for row in found], file)
 
 

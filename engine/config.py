@@ -61,9 +61,9 @@ class ModelServiceConfig(ServiceConfig):
     draft_cost: float = Field(
         default_factory=lambda: draft_cost(shared=cores.usable() < ENOUGH_CORES),
         ge=0,
-        description="for drafters: minimum cost of one second of drafter time, in seconds of"
-        f" verifier time; 0: always draft; by default {OWN_COST}, or {SHARED_COST} on fewer than"
-        f" {ENOUGH_CORES} cores",
+        description="for drafters: a second of drafting counts as at least this many seconds of the"
+        " verifier when the drafter decides whether to draft; 0: always draft; by default"
+        f" {OWN_COST}, or {SHARED_COST} on fewer than {ENOUGH_CORES} cores",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(
         default=None,

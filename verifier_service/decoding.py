@@ -48,7 +48,7 @@ def sample_step(fed: Sequence[tuple[object, torch.Tensor]]) -> None:
 
 @dataclass(slots=True, eq=False)
 class DecodeJob:
-    """A job that decodes one opening of a session, and also the step input that the job yields."""
+    """A job that decodes one call for a session. The job yields itself as its step input."""
 
     sessions: Sessions
     opening: Decoding

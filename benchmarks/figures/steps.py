@@ -68,7 +68,7 @@ class Text:
         """
         limit = min(MAX_CACHED, model.context_length - most_fed)
         if limit < 1:
-            raise Unusable(f"a context of {model.context_length} tokens is too short to measure")
+            raise Unusable(f"a context of {model.context_length} tokens is too short to benchmark")
         rng = random.Random(0)
         return cls(tuple(rng.randrange(model.token_count) for _ in range(limit + most_fed)), limit)
 

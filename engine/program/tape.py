@@ -141,8 +141,8 @@ def _recording(network: PreTrainedModel) -> Iterator[Recorder]:
 
 
 def record(network: PreTrainedModel, run: Callable[[Any], torch.Tensor], plan: Plan) -> Tape:
-    """Record a network's pass over the rows of a plan. `run` runs the pass. Raises Unrecordable if
-    the calls depend on the contents of tensors.
+    """Record a forward pass of a network over the input rows that `plan` describes. `run` runs the
+    pass. Raises Unrecordable if the calls depend on the contents of tensors.
     """
     with torch.inference_mode(), _recording(network) as recorder:
         logits = run(plan)

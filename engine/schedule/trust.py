@@ -88,7 +88,9 @@ class Trust:
 
     @property
     def margin(self) -> float:
-        """The average amount by which the corrected probabilities exceed the price of a row."""
+        """The mean difference between a draft token's corrected probability of acceptance and the
+        probability that made a row worth its cost.
+        """
         return (self.gained + PRIOR) / (self.trials + 2 * PRIOR)
 
     def observe(self, claimed: float, right: int, price: float = 0.0) -> None:
