@@ -109,8 +109,8 @@ class OrchestratorConfig(ServiceConfig):
     )
     tool_format: Literal["auto", "none", "hermes", "llama3", "mistral", "json"] = Field(
         default="auto",
-        description="how the model writes tool calls; auto: as in its chat template; none: requests"
-        " with tools are refused",
+        description="how the model writes tool calls; auto: as in its chat template; none: with"
+        " tools, a request must force a call or forbid calls",
     )
     reasoning_format: Literal["auto", "none", "think"] = Field(
         default="auto",
