@@ -22,6 +22,8 @@ ELSEWHERE = {  # the test, `file::name`, that runs a block, by the block's first
     "test_streams_go_on_when_the_link_to_a_node_is_cut_and_when_the_node_is_lost",
     "docker compose -f deploy/compose.yaml up --build --detach --wait": f"{CONTAINERS}_containers"
     "_generate_and_come_back",
+    "make setup demo": "tests/system/test_demo.py::"
+    "test_the_demo_shows_green_drafts_and_both_speeds_and_leaves_nothing",
     "tandem distil --target path/to/target --out my-draft": "tests/system/test_distil.py::"
     "test_a_draft_model_is_made_in_two_goes_and_drafts",
     "tandem up --tls": "tests/system/test_locked.py::test_the_command_that_up_prints_works",

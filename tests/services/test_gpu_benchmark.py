@@ -107,7 +107,7 @@ def test_logits_that_are_not_those_of_transformers_are_noticed(
     forward = HFRunner(model, checks.room_for(model))
     assert checks.right({"tiles": forward}, network)["tiles"] < 1e-4
     network.lm_head.weight.data[:, 3] += wrong
-    with pytest.raises(Unusable, match="a check failed: tiles: logits are"):
+    with pytest.raises(Unusable, match="a check failed: tiles: logits differ"):
         checks.right({"tiles": forward}, network)
 
 
