@@ -87,7 +87,7 @@ def beside_llama(rows: Rows) -> str:
     half, others_half = _fastest(read("throughput-bfloat16")["rows"])
     return (
         f"{own:.0f} tokens/s, llama.cpp {other:.0f} (float32, temperature 0);"
-        f" {half:.0f} and {others_half:.0f} in bfloat16"
+        f" {half:.0f} and {others_half:.0f} in bfloat16 (`--dtype bfloat16`)"
     )
 
 

@@ -22,13 +22,13 @@ from typing import Annotated, Any, TypeAlias
 import typer
 from grpc import aio
 from openai import AsyncOpenAI, OpenAIError
-from rich import print
 from rich.progress import track
 from rich.table import Table
 
 from tandem import models
 from tandem.benchmarks.chaos.plan import Fault, Kind
 from tandem.benchmarks.chaos.system import CELL, DRAFTER, HOST, VERIFIER, System, running
+from tandem.benchmarks.figures import report
 from tandem.benchmarks.figures.machine import described
 from tandem.benchmarks.peers.balancer import balanced
 from tandem.benchmarks.peers.prompts import story_prompts
@@ -158,11 +158,13 @@ def main(
     ] = 20,
     clients: Annotated[int, typer.Option(help="clients of each kind", min=1)] = 2,
     tokens: Annotated[int, typer.Option(help="tokens of an answer", min=1)] = 60,
+    file: Annotated[
+        Path | None, typer.Option("--json", help="also write the results to this JSON file")
+    ] = None,
 ) -> None:
     """Restart services one after the other while clients send requests. Exits with 1 if a client
     saw a failure or an answer that differs from its first answer.
     """
-    print(described("one thread per model"))
     ports: list[int] = []
 
     def flags() -> list[str]:
@@ -177,10 +179,11 @@ def main(
         seen = asyncio.run(whole())
     except TandemError as error:
         raise SystemExit(f"error: {error}") from None
-    table = Table("client", "what it saw", "requests", title=f"{updates} updates")
+    table, rows = Table("client", "what it saw", "requests"), []
     for (name, what), count in sorted(seen.items()):
         table.add_row(name, what, f"{count}")
-    print(table)
+        rows.append({"client": name, "saw": what, "requests": count})
+    report.publish(f"{updates} updates: {described('one thread per model')}", table, rows, file)
     if any(what != RIGHT for _, what in seen):
         raise SystemExit(1)
 

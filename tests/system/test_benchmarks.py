@@ -36,10 +36,12 @@ SMALL = {
     "orchestration": "--streams 1,20 --seconds 3",
     "overload": "--places 2 --seconds 4",
     "partitions": "--where verifier --way both --seconds 2.5",
+    "rolling": "--updates 2 --clients 1 --tokens 20",
     "rules": "--prompts 1 --max-new-tokens 8",
     "sampling": "--vocabulary 1000 --sessions 1 --visited 1 --repetitions 1",
     "structured": "--schemas 1",
     "slow_drafter": "--streams 1 --rule reject --tokens 40 --turns 1",
+    "tls": "--streams 1 --turns 1 --tokens 20",
     "throughput": "--prompts 1 --max-new-tokens 8 --no-ray",
 }
 ELSEWHERE = {
