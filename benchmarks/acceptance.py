@@ -195,7 +195,7 @@ def main(
     prompts: Annotated[int, typer.Option(help="number of prompts", min=1)] = 40,
     file: Annotated[
         Path | None,
-        typer.Option(help="JSON Lines file of prompts, questions or turns, instead of stories"),
+        typer.Option(help="JSON Lines file with prompts, questions or turns; by default, stories"),
     ] = None,
     max_new_tokens: Annotated[
         int, typer.Option(help="maximum new tokens per prompt; a story may end earlier", min=2)

@@ -16,9 +16,9 @@ A target without a chat template gets tasks that are made from the story prompts
     edited    a request to repeat JOINED prompts with one word changed, in the format that
               `models.training.editor` teaches. The right answer repeats the text, but the embedded
               target was not trained to do so.
-    circling  a prompt and the first STORY_TOKENS tokens that the target has written after it. After
-              so many tokens, the target's greedy stories repeat themselves. The answer therefore
-              repeats the end of its prompt over and over. Stories that end earlier are left out.
+    circling  a prompt and the first STORY_TOKENS tokens that the target has written after it. By
+              then, the greedily decoded story repeats itself. The answer therefore repeats the end
+              of its prompt over and over. Stories that end earlier are left out.
     story     a story prompt without additions
     again     the same story prompts, each after the last tokens of another prompt
 """
@@ -84,8 +84,8 @@ class Figures:
 
 
 class Suffixes:
-    """A drafter for `Runner` that looks up suffixes in the text. Its drafts only make the benchmark
-    faster, because the verifier needs fewer steps.
+    """A drafter for `Runner` that looks up suffixes in the text. Its drafts do not change the
+    results. They save verifier steps, which makes the benchmark faster.
     """
 
     async def propose(

@@ -59,8 +59,9 @@ def variations(prompts: Sequence[Prompt], count: int, vocabulary: int) -> list[P
 
 
 def conversations(file: Path, target: Path, alone: Reference, tokens: int) -> list[Prompt]:
-    """Read conversations from a JSON Lines file with `turns`, and make a prompt of every turn with
-    the model's chat template. The answers to earlier turns come from `generate()`.
+    """Read conversations from a JSON Lines file, and use the model's chat template to make a prompt
+    of every turn. Each line has the user's messages in the field `turns`. The answers to earlier
+    turns come from `generate()`.
     """
     tokenizer = AutoTokenizer.from_pretrained(target)
     prompts: list[Prompt] = []

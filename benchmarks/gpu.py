@@ -1,9 +1,9 @@
 """Time the engine's steps on a CUDA device with the attention backends tiles, rows and graphs.
 
-The benchmark needs only PyTorch and transformers. It checks the engine before it measures, and
-reports no times if a check fails. Steps of transformers are timed for comparison. All systems take
-turns in one run, with the cuBLAS settings that exact mode requires. The floor is the time that the
-device needs to read the weights once. The benchmark also measures the device time of captured
+The benchmark needs only PyTorch and transformers. The engine is checked before it is timed, and no
+times are reported if a check fails. Steps of transformers are timed for comparison. All systems
+take turns in one run, with the cuBLAS settings that exact mode requires. The floor is the time that
+the device needs to read the weights once. The benchmark also measures the device time of captured
 passes, without the time that the host needs.
 
 With `--device cpu`, the device is emulated: the checks are valid, but the times mean nothing.
@@ -133,7 +133,7 @@ def measure(
 
 
 def synchronized(action: Action, device: torch.device) -> Action:
-    """Return an action that runs the given action and then waits until the device has finished."""
+    """Return a function that runs `action` and then waits until the device has finished."""
 
     def run() -> None:
         action()

@@ -31,8 +31,8 @@ from tandem.engine.model.dtypes import DTYPES
 
 HEADS, KV_HEADS, SIZE = 32, 8, 128
 CONTEXTS = (512, 8192)
-ATTENDING = (1, 5, 33)  # rows of one token, of a short draft, and of a large tree
-PROMPT = 512  # rows of a prompt in one step
+ATTENDING = (1, 5, 33)  # numbers of rows: one token, a short draft, a large tree
+PROMPT = 512  # number of prompt rows in one step
 SHAPES = {  # output and input features of linear layers
     "grown target, gate and up": (5120, 768),
     "grown target, down": (768, 2560),

@@ -47,13 +47,13 @@ from tandem.protos.errors import TandemError, Unusable
 from tandem.protos.streams import Drafting, Proposal
 from tandem.protos.types import Context, DraftShape, SamplingParams
 
-LENGTH = 256  # tokens of the text
+LENGTH = 256  # number of tokens in the text
 SIZES = (1, 4, 16)  # nodes per level
 SHAPE = DraftShape(levels=32, branches=4, nodes=64)
 STEPS = 16  # steps of generate()
 TEMPERATURES = (0.0, 0.7)
 WARM_UP_TURNS = 5  # turns at the start that are not counted
-MAX_TRIES = 20  # maximum number of trees to grow until one is wide enough
+MAX_TRIES = 20  # give up if none of this many trees is wide enough
 NAME = b"levels"
 
 Action = Callable[[], tuple[float, float]]
@@ -89,8 +89,8 @@ class Drafter:
             self._sessions.keep(self._session, self._context, ())
 
     def wide_tree(self, nodes: int) -> tuple[SessionText, GrowingTree]:
-        """Grow a tree that can feed `nodes` nodes at once. Raises Unusable if MAX_TRIES trees are
-        too narrow.
+        """Grow a tree until it has `nodes` nodes to feed in one pass. Raises Unusable if MAX_TRIES
+        trees are too narrow.
         """
         for _ in range(MAX_TRIES):
             text, growing = self._begin()
@@ -98,7 +98,7 @@ class Drafter:
                 growing.take(self._forward([growing.segment(0)])[0])
             if 1 + len(list(growing.chances())) >= nodes and growing.ready():
                 return text, growing
-        raise Unusable(f"the model predicts too confidently: no tree level has {nodes} nodes")
+        raise Unusable(f"no level of the test tree has {nodes} nodes: the model is too confident")
 
     def _begin(self) -> tuple[SessionText, GrowingTree]:
         """Begin a tree whose root has been fed."""
@@ -115,7 +115,7 @@ class Drafter:
         )
 
     def level(self, nodes: int) -> tuple[float, float]:
-        """Return the thread's CPU seconds for one level of the tree, and for its pass alone."""
+        """Return the CPU seconds of one level of the tree, and of its forward pass alone."""
         text, growing = self.wide_tree(nodes)
         job = text.feed(growing)
         step_input = next(job)

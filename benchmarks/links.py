@@ -41,7 +41,7 @@ from tandem.protos.errors import TandemError
 
 SETTLE_SECONDS = 0.2
 REQUESTS = 2  # number of requests in a turn, divided by the concurrency
-SHARED_REQUESTS = 16  # concurrency at which a turn takes twice the time
+SHARED_REQUESTS = 16  # concurrency at which a turn lasts twice the base time
 DRAFTS, PLAIN, OTHER, AGAIN, OTHERS_PLAIN = "drafts", "plain", "other", "plain again", "other plain"
 RATIOS = {
     "to plain": (DRAFTS, PLAIN),

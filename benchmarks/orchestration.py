@@ -1,5 +1,5 @@
-"""Measure the overhead of the orchestrator. It streams the tokens of a verifier without a model,
-which runs one step at every tick of a clock.
+"""Measure the overhead of the orchestrator. The orchestrator streams tokens from a simulated
+verifier, which runs one step at every tick of a clock.
 
 A stream cannot produce tokens faster than the verifier runs its steps. The time from a tick to the
 arrival of its chunk is the delay that gRPC, cell and client have added. The client runs on the same

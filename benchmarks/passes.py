@@ -1,6 +1,6 @@
-"""Measure the time that a pass spends outside its kernels. Passes that run the network's code in
-transformers are compared with passes that run the engine's recorded program of the network. Both
-take turns in one process.
+"""Measure the time that a forward pass spends outside its kernels. Passes that run the network's
+code in transformers are compared with passes that run the engine's recorded program of the network.
+The two kinds of passes take turns in one process.
 
 By default, the network has the 28 layers and the heads of Qwen3-0.6B, but is so narrow that its
 kernels take almost no time. Each result is the shortest processor time of one thread over several

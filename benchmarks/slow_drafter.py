@@ -172,7 +172,7 @@ def main(
             found = []
             for rule, count, fault in product(*(x.split(",") for x in (rules, streams, faults))):
                 if victim.SPOILS.keys() & set(FAULTS[fault]) and rule != "match":
-                    continue  # rules except `match` reject drafts without distributions
+                    continue  # rules except `match` need distributions, which this fault drops
                 found.append(await compare(some, drafter, fault, rule, int(count), turns))
                 typer.echo(found[-1], err=True)
             return found

@@ -201,7 +201,8 @@ def main(
     ] = None,
 ) -> None:
     """Measure token masks and compilation, then compare answers with and without drafts. The
-    comparison includes a copy of the first draft model with random weights, like an untrained one.
+    comparison also includes an untrained draft model, which has the first draft model's
+    architecture and random weights.
     """
     logging.disable_progress_bar()
     time_alone((target, *(tokenizer or ())))

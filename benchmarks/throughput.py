@@ -39,7 +39,7 @@ REFERENCE = "generate()"
 @dataclass(frozen=True, slots=True)
 class Entry:
     """The model pair that all systems run, and their settings. `llama` has the GGUF files of the
-    pair, or is None without llama.cpp.
+    pair, or is None if llama.cpp is not installed.
     """
 
     target: Path

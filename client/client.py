@@ -222,9 +222,9 @@ class Stream:
         call.cancel()
 
     async def _pause(self, error: TandemError) -> None:
-        """Wait for the backoff before the next retry, or less if the front end is reconnected
-        earlier. Raises `error` if the request is given up, and DeadlineExceeded if the deadline
-        passes before the retry.
+        """Wait before the next retry. The wait ends early if the front end is reconnected. Raises
+        `error` if the request is given up, and DeadlineExceeded if the deadline passes before the
+        retry.
         """
         silent = self._client.front_ends.silent
         pause = self._retry.pause(error, time.monotonic(), random.random(), silent)

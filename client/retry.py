@@ -11,7 +11,7 @@ from tandem.protos.errors import Busy, TandemError, is_transient
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds
 MAX_DOUBLINGS = 10
-SILENT_SECONDS = 1.5  # seconds that a call to an unresponsive front end costs
+SILENT_SECONDS = 1.5  # assumed loss from calling an unresponsive front end
 
 
 @dataclass(slots=True)
@@ -45,11 +45,11 @@ class Retry:
         self, error: TandemError, now: float, chance: float, silent: Container[int] = ()
     ) -> float | None:
         """Set `asked` to the front end to call next, and return the seconds to wait before that
-        call, or None to give up. The other front ends are tried first, without a pause; after that,
-        pauses double. A busy front end is not called before the retry time that it gave. A front
-        end in `silent` is called only if all others stay busy for longer than SILENT_SECONDS.
-        `chance`, in [0, 1), randomizes the pause, so that clients that failed together do not retry
-        together.
+        call, or None to give up. After a failure, the other front ends are tried without a pause.
+        When all have failed, the pause doubles with every further failure. A busy front end is not
+        called before the retry time that it gave. A front end in `silent` is called only if all
+        others stay busy for longer than SILENT_SECONDS. `chance`, in [0, 1), randomizes the pause,
+        so that clients that failed together do not retry together.
         """
         self.failures += 1
         if not is_transient(error) or now - self.since >= self.limit:

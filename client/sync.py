@@ -1,4 +1,4 @@
-"""The client for programs without asyncio. It runs its event loop in a separate thread."""
+"""The client for programs without asyncio. The client runs its event loop in its own thread."""
 
 from __future__ import annotations
 

@@ -2,6 +2,6 @@
 sessions' texts.
 
 This package must not import the verifier or the orchestrator, because the drafter knows its callers
-only by the messages of the contract in `tandem.protos`. Start reading in `service`, and then in
-`drafting`.
+only by the messages of the contract in `tandem.protos`. To understand this package, read `service`
+first, and then `drafting`.
 """

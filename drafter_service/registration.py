@@ -79,8 +79,8 @@ class Registration:
             # whatever error a front end causes, the drafter must connect again
             except Exception as error:
                 problem = described(error)
-            # the registration lasted, so it was not ended at once by another drafter with the same
-            # name
+            # the registration lasted for a while, so no other drafter with the same name ended it
+            # at once: the next attempt may follow soon
             if monotonic() - began > longest:
                 pause = shortest
             if self._drafter.health.serving:

@@ -1,7 +1,7 @@
 """A caller's gRPC call to a model service, with the streams and the names of its sessions.
 
-Before names of sessions and clients are looked up, they are tied to the peer that sent them.
-Therefore no peer can use a session of another peer.
+Names of sessions and clients are hashed together with the peer that sent them, before they are
+looked up. Therefore no peer can use a session of another peer.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ class CallStream(JobStream[In, Out]):
 
 
 def own(peer: str, name: bytes) -> bytes:
-    """Tie the name of a session or a client to a peer, so that no other peer can produce the same
-    name. `name` may be empty. Without TLS there are no peers, and names are returned unchanged.
+    """Hash the name of a session or a client together with its peer, so that no other peer can
+    produce the same name. `name` may be empty. Without TLS, callers cannot be identified by a
+    certificate, so the given names are returned unchanged.
     """
     if not peer:
         return name
@@ -79,8 +80,8 @@ def own(peer: str, name: bytes) -> bytes:
 
 
 def owned(peer: str, context: Context) -> Context:
-    """Return the context of an opening, with the names of its session and its client tied to the
-    peer.
+    """Return the context of an opening, with the names of its session and its client replaced by
+    hashes of the names and the peer, as `own` returns them.
     """
     session_id, client = own(peer, context.session_id), own(peer, context.client)
     return replace(context, session_id=session_id, client=client)

@@ -19,8 +19,8 @@ SCRATCH = 256  # positions for drafted nodes after the context
 
 def positions_for(context_length: int, tried: int, footprint: Footprint = EVERYWHERE) -> int:
     """Return the memory that one session takes, expressed as a number of positions with memory in
-    all layers. The memory suffices for the context and the drafted nodes after it, and for the
-    `tried` positions of the self-test.
+    all layers. The memory suffices for the context plus the drafted nodes, or for the `tried`
+    positions of the self-test, whichever is more.
     """
     length = context_length + SCRATCH + footprint.page
     pages = -(-length // footprint.page)

@@ -52,11 +52,11 @@ BY_ROWS = (AttentionBackend.ROWS, AttentionBackend.GRAPHS)
 class HFRunner:
     """Runs a model. The KV cache holds `positions` tokens, or more if `footprint` allows it.
 
-    If `exact`, logits are batch-invariant, bit for bit, if the model and the backend allow it. The
-    backend `tiles` never allows it. If `backend` is None, the fastest usable backend is chosen. If
-    `program`, backends other than `tiles` run a recorded program of the network. If there is no
-    such program, `unfused` gives the reason. Raises Unusable if the given backend cannot be used,
-    and MemoryError or OutOfMemoryError if there is too little memory.
+    With `exact`, logits are bitwise batch-invariant, provided that the model and the backend allow
+    it. The backend `tiles` is never batch-invariant. If `backend` is None, the fastest usable
+    backend is chosen. If `program`, backends other than `tiles` run a recorded program of the
+    network. If there is no such program, `unfused` gives the reason. Raises Unusable if the given
+    backend cannot be used, and MemoryError or OutOfMemoryError if there is too little memory.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class HFRunner:
         return before is not SIZES
 
     def fuse(self) -> None:
-        """Let later passes run an equivalent recorded program of the network, if possible."""
+        """Try to record a program that is equivalent to the network, and run it in later passes."""
         model, self._run, self.unfused = self.model, self._plain, None
         sizes, self._program = (model.context_length, model.vocab_size), None
         by_rows = self.backend in BY_ROWS

@@ -1,5 +1,6 @@
-"""The server side of a model service's gRPC streams. Each opening starts a job, items for a job go
-to the job's inbox, and all items that jobs send to a caller in one step leave in one message.
+"""The server side of a model service's gRPC streams. Each opening starts a job. Items from the
+caller go to the job's inbox. All items that jobs emit for a caller in one step are sent in one
+message.
 
 One gRPC call carries all sessions of one caller. This module does not interpret the items, which
 are commits and proposals.
@@ -153,8 +154,8 @@ class StreamServer(Generic[In, Out]):
         closings: Iterable[common_pb2.Closing],
         forget: Callable[[bytes, int], None],
     ) -> None:
-        """Close sessions: end their jobs, and forget the sessions after the work that was submitted
-        for them earlier. Ignores a closing that is older than its session's newest opening.
+        """Close sessions: end their jobs, and forget each session once its earlier submitted work
+        is done. Ignores a closing that is older than its session's newest opening.
         """
         for closing in closings:
             session_id, turn = own(call.peer, closing.session_id), closing.turn

@@ -32,8 +32,9 @@ CONFIDENCE_THRESHOLD = 0.4
 class TandemCandidateGenerator(CandidateGenerator):
     """Works like transformers' AssistedCandidateGenerator, with a drafter instead of a local model.
 
-    Create the object while an event loop runs. Code that runs on this event loop must call
-    `propose`. Transformers has to run in another thread, in which it calls `get_candidates`.
+    Create the object while an event loop runs. Code that runs on this event loop must call the
+    coroutine `propose`. Transformers must run in another thread, because the method that it calls,
+    `get_candidates`, waits for this event loop.
     """
 
     def __init__(

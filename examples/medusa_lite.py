@@ -92,8 +92,8 @@ def evaluate_branch(branch: Sequence[int], predictions: Sequence[int]) -> Branch
     One verdict on the whole tree is enough to judge every branch, because the target is greedy and
     no two branches begin with the same token. The predictions are the tokens of the accepted path
     and the token after it. A branch is accepted up to its first token that differs from the
-    prediction at the same position. The verifier accepts the longest correct path, so no branch
-    matches all predictions and has further tokens after them.
+    prediction at the same position. A branch that is longer than the predictions cannot match
+    them all, because the verifier would then have accepted more of it.
     """
     pairs = enumerate(zip(branch, predictions, strict=False))
     for place, (token, prediction) in pairs:
@@ -111,9 +111,9 @@ async def medusa_step(talk: Talk, shape: DraftShape, sampling: SamplingParams) -
     """Draft branches, verify them, and append the tokens that the best branch commits. If several
     branches have the best score, the first of them is kept.
 
-    The call to the drafter has a temperature, because the first tokens of branches are sampled. The
-    call to the verifier is greedy. If a whole branch was accepted, the verdict also has a bonus
-    token, which this loop ignores.
+    The drafter is called with a temperature, because it samples the first token of each branch. The
+    verifier is called without one, because the target is greedy. If a whole branch was accepted,
+    the verdict also has a bonus token, which this loop ignores.
     """
     draft = await talk.propose(shape, sampling)
     if not draft.tokens:

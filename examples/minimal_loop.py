@@ -45,8 +45,8 @@ async def draft_propose_k(talk: Talk, k: int) -> Draft:
 
 
 async def verify_one_cycle(talk: Talk, draft: Draft, sampling: SamplingParams) -> int:
-    """Append the draft tokens that the target accepts. If it rejects a token, append a token
-    sampled from the target in its place. Returns how many tokens were accepted.
+    """Append the draft tokens that the target accepts. If the target rejects a draft token, append
+    a token sampled from the target instead. Returns how many tokens were accepted.
 
     One call with the rule TOP1 verifies the whole draft. If the whole draft was accepted, the
     verdict's next token is a bonus token, which this loop ignores.

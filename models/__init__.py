@@ -2,8 +2,8 @@
 
 The embedded pair is a small target and its draft model, both trained on simple English (see
 README.md). The modules here train and convert models. They must not import the engine, because
-these models are served like any other models. Start reading in `training.train`, which trains the
-embedded pair.
+these models are served like any other models. To understand this package, read `training.train`
+first, which trains the embedded pair.
 """
 
 from pathlib import Path

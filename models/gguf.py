@@ -130,8 +130,8 @@ def _add(
     config: dict[str, Any],
     kind: GGMLQuantizationType,
 ) -> None:
-    """Add a weight under its GGUF name. Rows of query and key matrices are reordered, because in
-    GGUF the two rows that rotary embeddings rotate together are adjacent.
+    """Add a weight under its GGUF name. Rows of query and key matrices are reordered: rotary
+    embeddings rotate rows in pairs, and GGUF requires that the two rows of a pair are adjacent.
     """
     array = weight.float().numpy()
     if name.startswith("model.layers."):

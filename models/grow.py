@@ -105,8 +105,8 @@ def enlarged(small: LlamaForCausalLM, shape: Shape) -> LlamaForCausalLM:
 
     Outside this corner, all weights that write to the residual stream are zero. The added channels
     of the residual stream therefore stay zero, and the other random weights have no effect. A norm
-    divides by the root mean square over all channels. The added zeros reduce this root mean square,
-    so the norms' weights and epsilon are scaled to compensate.
+    divides by the root mean square over all channels. The added zeros make the root mean square
+    smaller, so the norms' weights and epsilon are scaled to compensate.
     """
     wider = shape.hidden_size / small.config.hidden_size
     config = small.config.to_dict() | asdict(shape)

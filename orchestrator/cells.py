@@ -34,7 +34,7 @@ from tandem.protos.transport import rpc
 ROLE = "orchestrator"
 MAX_CELLS_PER_NODE = 16  # maximum number of cells per node; each takes the next free port
 FILLED_METRIC, TARGET_FILLED = "filled", 0.75  # desired share of request slots in use
-STOP_SECONDS = 15.0  # time to stop a cell, on top of the durations in STOPPING
+STOP_SECONDS = 15.0  # seconds to stop a cell, in addition to the settings in STOPPING
 UNSPECIFIED_HOST = re.compile(r"(?<=//)(0\.0\.0\.0|\[::\])(?=:)")
 STOPPING = "lame_duck_seconds", "drain_seconds"
 DEPLOYMENT: dict[str, Any] = {
@@ -183,7 +183,7 @@ def on_free_ports(
     """Choose the cell's ports, and serve the cell's status and metrics pages inside this context.
     Yields the settings with the chosen ports, and the URL of the pages. To avoid ports that are in
     use, one offset is added to every port that cells do not share. The offset is the smallest at
-    which all of these ports are free. Cells of the same node therefore have different ports. Port
+    which all shifted ports are free. Cells of the same node therefore have different ports. Port
     numbers 0 and None are not changed. Raises Unusable if no offset gives free ports.
     """
     own = () if config.share_ports else ("port", "http_port", "certificate_port")

@@ -23,8 +23,8 @@ class ControlPlane:
         self._addresses = [ray.get_runtime_context().gcs_address, *own]
 
     async def listens(self) -> bool:
-        """Tell whether the control plane accepts connections. With a private Ray, its node must do
-        so as well.
+        """Tell whether the control plane accepts connections. If Ray is private, the node of Ray
+        must accept connections too.
         """
         return await asyncio.to_thread(lambda: all(map(listens, self._addresses)))
 

@@ -151,7 +151,7 @@ def private_environment() -> dict[str, str]:
         "RAY_AUTH_TOKEN": TOKEN,  # else Ray writes a token to the home directory
         "RAY_USAGE_STATS_ENABLED": os.environ.get("RAY_USAGE_STATS_ENABLED", "0"),
         "RAY_memory_monitor_refresh_ms": "0",
-        "RAY_worker_niceness": "0",  # by default, models would get more CPU time than cells
+        "RAY_worker_niceness": "0",  # by default, cells would have a lower CPU priority than models
     }
 
 
@@ -207,7 +207,7 @@ async def _removed(config: OrchestratorConfig) -> None:
 
 
 async def _lost(config: OrchestratorConfig, ray: ControlPlane, address: str) -> None:
-    """Return when neither the cell at `address` nor Ray's control plane responds. As long as the
+    """Wait until neither the cell at `address` nor Ray's control plane responds. As long as the
     control plane runs, Serve replaces a lost cell.
     """
     missed = 0
@@ -229,8 +229,8 @@ def _with_ports(config: OrchestratorConfig) -> OrchestratorConfig:
 
 
 def _line(error: Exception, more: str = "") -> str:
-    """Return the message of the last Tandem error that `error` or `more` quotes. If neither quotes
-    a Tandem error, return the whole `error` in one line.
+    """Return the message of the last Tandem error that `error` or `more` quotes. If they quote no
+    Tandem error, return the text of `error` in one line.
     """
     text = str(error)
     found = re.findall(r"tandem\.protos\.errors\.\w+: (.+)", f"{text}\n{more}")

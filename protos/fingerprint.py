@@ -1,5 +1,6 @@
 """Reads the tokens of a tokenizer, computes their fingerprint, and compares two tokenizers. A
-drafter can propose its own token ids only if all or nearly all of them mean the same to its target.
+drafter can propose its own token ids only if all or nearly all of them stand for the same tokens in
+the target's vocabulary.
 
 This module reads `tokenizer.json` or the head of a GGUF file. The module loads no tokenizer
 library, so importing it is cheap for every service.

@@ -20,7 +20,7 @@ NUMBERS = dict(enumerate("BbHhIif?", 0)) | {
     12: "d",
 }  # `struct` format of each number type, by GGUF's type id
 STRING, LIST = 8, 9
-COMPARABLE = ("gpt2", "llama")  # vocabulary types that spell tokens like tokenizer.json
+COMPARABLE = ("gpt2", "llama")  # vocabulary types whose tokens are spelled as in tokenizer.json
 DAMAGED = (OSError, struct.error, ValueError, LookupError, ArithmeticError, EOFError)
 TOO_MUCH = (MemoryError, RecursionError)  # errors that only damaged files raise
 UNUSED = 5  # type of padding tokens, which only fill up the vocabulary
@@ -72,8 +72,8 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The part of a GGUF file before its weights. `light` is the same part without the vocabulary,
-    as bytes that can be parsed quickly.
+    """The part of a GGUF file before its weights. `light` has the bytes of this part, but
+    without the vocabulary, so that they can be parsed quickly.
     """
 
     metadata: dict[str, Any]
@@ -82,7 +82,7 @@ class Head:
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
-        """The ids of the tokens that end a text, a turn or a message. Some of these tokens are
+        """The ids of the tokens that end a text, a turn or a message. Some end tokens are
         declared in the metadata, others are recognized by their text.
         """
         known, ends = self.metadata, set[int]()
@@ -106,7 +106,7 @@ def metadata(file: Path) -> dict[str, Any]:
 
 
 def head(file: Path) -> Head:
-    """Read the part of a GGUF file before the weights. Raises Unusable if that fails."""
+    """Read the part of a GGUF file before the weights. Raises Unusable if it cannot be read."""
     try:
         with file.open("rb") as stream:
             if stream.read(4) != MAGIC:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 MAX_BYTES = 64 << 10
-# llguidance's options for white space in JSON. With fixed white space, the grammar determines more
-# tokens completely, and these tokens need no draft model.
+# llguidance's options for white space in JSON. With fixed white space, the grammar allows only one
+# next token at more positions, and such a token needs no draft model.
 STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 

@@ -38,13 +38,13 @@ class Decoding:
     With `lockstep`, each step waits for a whole proposal that continues exactly the text so far,
     and verifies all of it. With `once`, the stream ends after one step. With `suffix_shape`, the
     verifier itself proposes tokens by suffix matching: it searches for earlier occurrences of the
-    newest tokens, and proposes the tokens that followed. It searches the text, the `known` tokens,
-    and recent answers of the same scope. The verifier also stores the generated answer, so that
-    later requests can match it. `forced` is the maximum number of tokens that the verifier proposes
-    at once where the grammar allows only one continuation. `group` is the verifier group that
-    generated the text so far. `group` is used to choose the replica, and is not sent. The
-    `prompt_logprobs` are reported before any generated token. If `until` is the length of the
-    context, no token is generated.
+    newest tokens, and proposes the tokens that followed. Suffix matching searches the session's
+    text, the `known` tokens, and recent answers of the same scope. The verifier also stores the
+    generated answer, so that later requests can match it. `forced` is the maximum number of tokens
+    that the verifier proposes at once where the grammar allows only one continuation. `group` is
+    the verifier group that generated the text so far. `group` is used to choose the replica, and is
+    not sent. The `prompt_logprobs` are reported before any generated token. If `until` is the
+    length of the context, no token is generated.
     """
 
     context: Context
@@ -103,7 +103,7 @@ class PassTimes:
 @dataclass(frozen=True, slots=True)
 class Commit:
     """Reports newly committed tokens: the accepted draft tokens, followed by the next token, which
-    the verifier chose. `start` is the position of the first of these tokens. If `prompt_logprobs`
+    the verifier chose. `start` is the position of the first committed token. If `prompt_logprobs`
     were requested, `tokens` may also be a piece of the prompt.
 
     The verifier verified `drafted` proposed nodes, expected to accept `expected` of them, and
@@ -137,7 +137,7 @@ class Commit:
         return max(0, self.accepted - self.found_accepted)
 
     def committing(self, tokens: tuple[int, ...]) -> Commit:
-        """Return a copy of the commit with only `tokens`, which are a prefix of its tokens."""
+        """Return a copy of the commit, shortened to `tokens`, a prefix of the commit's tokens."""
         return replace(
             self,
             tokens=tokens,
@@ -150,8 +150,8 @@ class Commit:
 class Proposal:
     """Nodes of a token tree that continues the first `behind` committed tokens. The nodes have
     consecutive numbers, beginning with `first`. `parents` has the number of each node's parent, or
-    0 if the parent is the last of those committed tokens. `scores` has the log-probability that
-    each node is accepted if its parent is.
+    0 if the parent is the root, which is the committed token before the tree. `scores` has the
+    log-probability that each node is accepted if its parent is.
     """
 
     behind: int

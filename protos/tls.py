@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 
 class Pem(NamedTuple):
-    """The contents of PEM files. A client without a certificate has only `ca`."""
+    """The contents of PEM files. For a client without a certificate, only `ca` is set."""
 
     ca: bytes
     cert: bytes | None

@@ -1,7 +1,7 @@
 """Loads the tokenizer of a model directory, or builds the tokenizer of a GGUF file.
 
-A GGUF file contains the whole vocabulary. It does not contain the rules that split a text into
-words, but only their name. If this module does not know the rules of a GGUF file, the model's
+A GGUF file contains the whole vocabulary. Of the rules that split a text into words, a GGUF file
+contains only the name. If this module does not know the rules of a GGUF file, the model's
 `tokenizer.json` has to be in the same folder.
 """
 

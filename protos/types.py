@@ -15,7 +15,7 @@ from tandem.protos.grammar import Grammar
 MAX_NODES = 64  # maximum number of nodes of a draft
 MAX_LEVELS = 32
 MAX_CHOICES = 256  # maximum number of tokens in a distribution that is sent
-LAST_TURN = (1 << 32) - 1  # the highest turn: a closing with it always closes the session
+LAST_TURN = (1 << 32) - 1  # highest turn; a closing with this turn always closes its session
 EXACT = "exact"  # value of `exactness` if the model is batch-invariant
 MAX_LOGPROBS = 20  # maximum number of likeliest tokens reported beside an emitted token
 MAX_BIASES = 1024
@@ -23,9 +23,9 @@ SEEDS = 1 << 53  # random seeds are below this number, so that JSON's numbers re
 
 
 class Rule(Enum):  # the numbers of this enum and of the next two are sent in messages
-    """The rules by which draft tokens are accepted: by the target's own draws, by rejection
-    sampling, or by comparison with the target's most likely token. TOP1 does not preserve the
-    target's distribution.
+    """The rules for accepting draft tokens: by comparison with tokens sampled from the target, by
+    rejection sampling, or by comparison with the target's likeliest token. TOP1 does not preserve
+    the target's distribution.
     """
 
     MATCH = 1
@@ -43,8 +43,8 @@ class Method(Enum):
 
 
 class Schedule(Enum):
-    """The strategies for how many levels proposals run ahead: as many as may help, a fixed number,
-    or a number that adapts.
+    """Strategies that determine how many levels are drafted ahead: as many as may help, a fixed
+    number, or a number that adapts.
     """
 
     GOODPUT = 1
@@ -233,7 +233,7 @@ class ModelDescription:
     exactness: str = ""
     cache_usage: float = 0.0
     kernels: str = ""
-    fingerprint: str = ""  # hash of everything that determines the text
+    fingerprint: str = ""  # hash of everything that determines the generated text
     weights_fingerprint: str = ""
     generation: GenerationDefaults = NO_DEFAULTS
     weights_bytes: int = 0  # size of the weights in memory
@@ -241,7 +241,7 @@ class ModelDescription:
     full_sessions: int = 0  # number of sessions whose full context fits in the cache at once
     # likeness of a drafter's tokenizer to the target's: equal, nearly equal, foreign
     tokenizer: str = ""
-    masked_tokens: int = 0  # number of ids never proposed because the target assigns other tokens
+    masked_tokens: int = 0  # number of ids that mean another token to the target, so are masked
 
     @property
     def identity(self) -> str:

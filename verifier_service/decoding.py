@@ -191,9 +191,9 @@ class DecodeJob:
             self.proposals.prune(matcher.following)
 
     def _found(self, length: int) -> bool:
-        """Tell whether the proposal for a text of exactly this length has arrived, and use it as
-        the draft. If the proposal is not a tree or is too deep, the draft stays empty. In a single
-        step (`once`), InvalidRequest is raised instead.
+        """If a proposal for a text of exactly this length has arrived, use it as the draft. Returns
+        whether it has arrived. If the proposal is not a tree or is too deep, the draft stays empty.
+        In a single step (`once`), InvalidRequest is raised instead.
         """
         inbox = self.stream.inbox
         while inbox and inbox[0].behind != length:

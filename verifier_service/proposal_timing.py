@@ -2,9 +2,9 @@
 arrive.
 
 The module is pure. Waiting costs the tokens that could be emitted in the meantime. A wait is worth
-its cost if the proposals are expected to add more tokens than the wait costs, even if it takes the
-longest time allowed. Once a drafter was late, steps do not wait for it until one of its proposals
-arrives in time again.
+its cost if the proposals are expected to add more tokens than the wait costs, even if the wait
+takes the longest time allowed. Once a drafter was late, steps do not wait for it until one of its
+proposals arrives in time again.
 """
 
 from __future__ import annotations

@@ -25,8 +25,9 @@ MOST = 16 * MAX_NODES
 
 
 class PickedNode(NamedTuple):
-    """A node that may get a row. `above` is its parent, and `parent` is the parent's index among
-    the picked nodes (-1 for the root). `chance` is the probability that the node is accepted.
+    """A proposed node that may get a row in the next step. `above` is its parent, and `parent` is
+    the parent's index among the picked nodes (-1 for the root). `chance` is the probability that
+    the node is accepted.
     """
 
     node: ProposedNode

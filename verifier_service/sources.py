@@ -87,9 +87,9 @@ class SuffixSources:
         self, known: Collection[Source], trusts: Mapping[Source, Trust], price: float
     ) -> Iterator[tuple[Source, Proposal]]:
         """Yield a proposal of each source that has not proposed the next token, or whose latest
-        proposal was made a while ago. `known` are the sources that have proposed the next token.
-        Each source is asked only once for each length of the text. Nodes that are not worth the
-        price of a row are left out, because verifying them would only take time. A node's worth
+        proposal was made several tokens ago. `known` are the sources that have proposed the next
+        token. Each source is asked only once for each length of the text. Nodes that are not worth
+        the price of a row are left out, because verifying them would only take time. A node's worth
         depends on the trust in its source.
         """
         text = self._text.array

@@ -84,10 +84,10 @@ class Followers:
     matched: list[int]
 
     def after(self, ranks: Sequence[int], depth: int) -> list[Following]:
-        """Return the tokens that may follow after `depth` tokens, the likeliest first. These
-        `depth` tokens are the same for all matches in `ranks`. A token's chance is its frequency
-        after the longest of these matches. The more doubtful the longest matches are, the more
-        shorter matches count.
+        """Return the tokens that may follow the first `depth` tokens after the matches in `ranks`,
+        the likeliest first. These first `depth` tokens are equal for all matches in `ranks`. A
+        token's chance is its frequency after the longest of these matches. The more doubtful the
+        longest matches are, the more shorter matches count.
         """
         if len(ranks) == 1:  # a shortcut for the usual case below the first levels
             (rank,) = ranks

@@ -2,6 +2,6 @@
 fires.
 
 This package must not know the alerts' thresholds: it takes the rules as they are shipped in
-`deploy/prometheus`. Start reading in `__main__`, which lists the faults and the alerts that each
-fault must fire.
+`deploy/prometheus`. To understand this package, read `__main__` first: it lists the faults and the
+alerts that each fault must fire.
 """

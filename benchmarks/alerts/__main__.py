@@ -141,8 +141,8 @@ async def lost_and_slow(
 
 
 async def bad_drafts(folder: Path, outcome: Outcome) -> None:
-    """Run the system with an untrained drafter. Most requests use rejection sampling, under which
-    the verifier verifies every draft.
+    """Run the system with an untrained drafter. Most requests use rejection sampling, because the
+    verifier then verifies every draft.
     """
     async with (
         running(save_untrained(models.DRAFT, folder / "draft")) as system,

@@ -76,8 +76,8 @@ class Webhook:
 
 @asynccontextmanager
 async def watching(folder: Path, pages: Mapping[str, Sequence[str]]) -> AsyncIterator[Webhook]:
-    """Run Prometheus, Alertmanager and a webhook for the duration of the context. Prometheus
-    scrapes the metrics `pages` of each role. Raises Unusable.
+    """Run Prometheus, Alertmanager and a webhook for the duration of the context. `pages` has the
+    addresses that Prometheus scrapes for metrics, by role. Raises Unusable.
     """
     webhook = Webhook()
     server = webhook.listen()
@@ -118,7 +118,9 @@ async def watching(folder: Path, pages: Mapping[str, Sequence[str]]) -> AsyncIte
 
 @asynccontextmanager
 async def program(name: str, *flags: str) -> AsyncIterator[None]:
-    """Run a program for the duration of the context. Raises Unusable if it is not installed."""
+    """Run a program for the duration of the context. Raises Unusable if the program is not
+    installed.
+    """
     if not (path := shutil.which(name)):
         raise Unusable(f"{name} is not installed; `make tools` installs it")
     process = await asyncio.create_subprocess_exec(path, *flags, stdout=DEVNULL, stderr=DEVNULL)

@@ -158,7 +158,7 @@ def recorded(file: Path, whole: Callable[[Record], Coroutine[Any, Any, str]]) ->
 
 
 def table(verdict: Verdict) -> Table:
-    """Return a table of the longest gaps, for each kind of fault and for all faults together."""
+    """Return a table of the longest gaps in streams, by kind of fault and for all faults."""
     shown = Table("fault", "times", "longest gap, s", "longest part without a fault, s")
     for what in sorted(verdict.gaps):
         gaps = f"{verdict.gaps[what]:.2f}", f"{verdict.healthy_gaps[what]:.2f}"

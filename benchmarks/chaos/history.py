@@ -33,7 +33,7 @@ class Struck:
     """A fault began."""
 
     at: float
-    what: str  # kind and role of the fault
+    what: str  # kind of fault, and role of the affected process
     which: str
 
 
@@ -84,9 +84,10 @@ KINDS: dict[str, type[Any]] = {
 class Verdict:
     """The verdict on a history: what clients lost, and how long they waited. `gaps` has the longest
     gap between two chunks of a stream, in seconds, for each kind of fault. A gap is attributed to
-    the fault that began during it or, if no fault began during it, to the last fault before it.
-    Gaps during which several faults began have entries of their own, named after the first fault.
-    `healthy_gaps` has the longest fault-free part of any gap, in seconds, for each kind of fault.
+    the fault that began during it or, if no fault began during it, to the last fault before it. If
+    several faults began during a gap, the gap has a separate entry, named after the first of these
+    faults. `healthy_gaps` has the longest fault-free part of any gap, in seconds, for each kind of
+    fault.
     """
 
     faults: int = 0

@@ -87,7 +87,7 @@ class Member:
             self.signal(number)
             await asyncio.sleep(fault.seconds)
             self.signal(victim.RECOVER)
-            await asyncio.sleep(victim.DELAYS.get(number, 0.0))  # let a slowed pass end
+            await asyncio.sleep(victim.DELAYS.get(number, 0.0))  # let slow steps end
         try:
             async with asyncio.timeout(START_SECONDS):
                 await self.serving.wait()

@@ -14,7 +14,7 @@ from typing import Any
 from tandem.protos.streams import Proposal
 from tandem.protos.types import MAX_NODES
 
-HANG_SECONDS = 0.05  # seconds between two checks whether RECOVER has arrived
+HANG_SECONDS = 0.05  # seconds between two checks for the signal RECOVER
 HANG, RECOVER, SLOW, CRAWL, GARBAGE, TWICE = (signal.SIGRTMIN + number for number in range(1, 7))
 DELAYS = {SLOW: 0.2, CRAWL: 2.0}  # seconds that are added to every step of the model
 MODEL_SERVICES = ("tandem.verifier_service", "tandem.drafter_service")

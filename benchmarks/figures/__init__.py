@@ -2,6 +2,6 @@
 reporting results.
 
 This package may use the engine, but it must not use services. Benchmarks that send requests to
-services belong in other packages. Start reading in `report`, which all benchmarks use, and in
-`steps`.
+services belong in other packages. To understand this package, read `report` first, which all
+benchmarks use, and then `steps`.
 """

@@ -1,6 +1,7 @@
 """Check the engine before its steps are timed. A session's logits must not depend on other
-sessions. Replayed passes must give exactly the logits of launched passes. The logits of chains and
-trees must equal those of transformers, up to rounding.
+sessions. Passes that are replayed must give exactly the same logits as passes that are launched
+operation by operation. The logits of chains and trees must equal those of transformers, up to
+rounding.
 
 A check that fails raises Unusable. This module does not measure times.
 """
@@ -129,7 +130,7 @@ def walk(model: HFModel) -> Iterator[list[Fed]]:
 
 
 def room_for(model: HFModel) -> int:
-    """Return the number of cached tokens for which the checks need memory."""
+    """Return the size of the KV cache that the checks need, in tokens."""
     return max(SESSIONS * page_aligned(LONGEST), positions_tried(model))
 
 

@@ -80,7 +80,7 @@ def capture(run: Callable[[], torch.Tensor]) -> tuple[Replay, torch.Tensor]:
 
 
 def replaying(forward: HFRunner) -> HFRunner:
-    """Make a runner with the backend ROWS replay its passes from now on, and return the runner."""
+    """Modify a runner with the backend ROWS so that it replays its passes, and return it."""
     forward._runner = CudaGraphs(forward._run, forward.model.device, capture)
     forward.backend = AttentionBackend.GRAPHS
     return forward

@@ -1,5 +1,6 @@
 """Build and time what the engine benchmarks compare: steps of the engine in exact or fast mode,
-steps of transformers with its own cache, and reading as many bytes as the weights have.
+steps of transformers with its own cache, and plain memory reads of as many bytes as the weights
+have.
 
 This module only measures times, and does not interpret them.
 """
@@ -62,9 +63,9 @@ class Text:
 
     @classmethod
     def fit(cls, model: HFModel, most_fed: int) -> Text:
-        """Make a text of cached tokens and `most_fed` tokens to feed after them. There are
-        MAX_CACHED cached tokens, or as many as fit into the model's context. Raises Unusable if the
-        context is too short.
+        """Make a random text: first the tokens to cache, and then `most_fed` tokens to feed. There
+        are MAX_CACHED cached tokens, or as many as fit into the model's context. Raises Unusable if
+        the context is too short.
         """
         limit = min(MAX_CACHED, model.context_length - most_fed)
         if limit < 1:
@@ -88,7 +89,7 @@ class Engine:
     @torch.inference_mode()
     def __init__(
         self,
-        build: Callable[[int], HFRunner],  # makes a runner with a KV cache of this many positions
+        build: Callable[[int], HFRunner],  # argument: number of positions of the KV cache
         text: Text,
         sessions: int,
     ) -> None:
@@ -103,7 +104,7 @@ class Engine:
             self.forward.pool.copy(self._tables[0], table, 0, length)
 
     def step(self, feed: Feed) -> Action:
-        """Return the action that feeds all sessions in one pass."""
+        """Return a function that feeds all sessions in one forward pass."""
         segments = [
             Segment(
                 table,
@@ -134,7 +135,7 @@ class Library:
         self._pass(self._filled, torch.tensor([text.ids], device=device))
 
     def step(self, feed: Feed) -> Action:
-        """Return the action that feeds all sessions, one after another, and then removes the fed
+        """Return a function that feeds all sessions, one after another, and then removes the fed
         tokens from their caches.
         """
         sessions = []
@@ -166,14 +167,14 @@ def weights_read(network: PreTrainedModel) -> int:
 
 
 def reading(count: int, device: torch.device = CPU) -> Action:
-    """Return an action that reads `count` bytes as fast as this machine can, by summing them."""
+    """Return a function that reads `count` bytes as fast as this machine can, by summing them."""
     return torch.ones(count // 4, device=device).sum
 
 
 def timed(actions: Mapping[Name, Action], turns: Iterable[int]) -> dict[Name, float]:
-    """Time actions, and return the median seconds of each action over all turns except turn 0. In
-    each turn, all actions run once in a new random order, so that noise on the machine affects all
-    of them equally.
+    """Time functions, and return the median seconds of each function over all turns except turn 0.
+    In each turn, all functions run once in a new random order, so that other load on the machine
+    affects all of them equally.
     """
     seconds: dict[Name, list[float]] = {name: [] for name in actions}
     order, rng = list(actions), random.Random(0)

@@ -24,8 +24,8 @@ from tandem.v1 import (
 
 MODULES = (orchestrator_pb2, verifier_pb2, drafter_pb2, registration_pb2)
 SECONDS = 1.0  # timeout of a call
-ENDED_WHILE_SENDING = "Internal error from Core"  # error text of the gRPC library of the caller
-MAX_RESPONSES = 40  # responses of a stream after which the call is cancelled
+ENDED_WHILE_SENDING = "Internal error from Core"  # error text of the client's gRPC library
+MAX_RESPONSES = 40  # a call is cancelled after this many responses
 MESSAGE_COUNTS = (1, 1, 2, 3)  # possible numbers of messages in a request stream
 GARBLED = 0.03  # share of messages that are random bytes
 

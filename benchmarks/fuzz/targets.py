@@ -1,4 +1,4 @@
-"""The targets of generated requests: a method at a gRPC port, or a path at an HTTP port."""
+"""The targets of generated requests: RPC methods on gRPC ports, and paths on HTTP ports."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Target(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One method at a gRPC port."""
+    """One RPC method that is served on a gRPC port."""
 
     channel: aio.Channel
     method: Method
@@ -64,7 +64,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class HttpPort:
-    """An HTTP port, or one path at an HTTP port."""
+    """An HTTP port, or one path that is served on it."""
 
     url: str
     name: str = ""
@@ -73,7 +73,7 @@ class HttpPort:
     )
 
     def at(self, path: str) -> HttpPort:
-        """Return a target for one path at this HTTP port."""
+        """Return a target for one path on this HTTP port."""
         return HttpPort(self.url, path, self.client)
 
     async def ask(self, rng: Random) -> tuple[str, str]:

@@ -118,7 +118,7 @@ def main(
     chosen = list(worlds())
     chosen = chosen[:: -(-len(chosen) // (worlds_ or len(chosen)))]
     rows = [measure(world, seeds) for world in track(chosen, "simulating", transient=True)]
-    heading = f"tokens per simulated second after the start, {len(rows)} worlds, {seeds} seeds"
+    heading = f"tokens per simulated second after warm-up: {len(rows)} worlds, {seeds} seeds each"
     report.publish(heading, table(rows), [entry(row) for row in rows], json)
 
 

@@ -1,5 +1,5 @@
-"""Simulate a model thread. It composes steps and learns their costs as `engine.schedule` does, but
-a forward pass computes nothing and only takes simulated time.
+"""Simulate a model thread. The simulated thread composes steps and learns their costs as
+`engine.schedule` does, but a forward pass computes nothing and only takes simulated time.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ class Nothing:
     prefixes = Prefixes()
 
     def parts(self, table: PageTable) -> Iterable[tuple[int, int, int]]:
-        """Return no parts, because a page table has no memory in this simulated cache."""
+        """Return an empty tuple, because page tables use no memory in this simulated cache."""
         return ()
 
     def price(self, table: PageTable, length: int, narrow: bool = False) -> int:
-        """Return how many positions a page table lacks if it must have pages for `length`
+        """Return how many positions must be added to a page table so that it has pages for `length`
         positions.
         """
         return page_aligned(length) - table.capacity
 
     def trim(self, table: PageTable, length: int) -> None:
-        """Do nothing, because there are no pages without memory."""
+        """Do nothing, because pages of this simulated cache use no memory."""
 
     def allocate(self, length: int) -> PageTable | None:
         """Return a new table, because there is always enough memory."""

@@ -10,15 +10,15 @@ from itertools import product
 
 from tandem.protos.types import NO_DRAFT_SHAPE, DraftShape
 
-LEVELS = {8: 6, 16: 8, 32: 10, 64: 12}  # maximum levels of a tree, keyed by its size
+LEVELS = {8: 6, 16: 8, 32: 10, 64: 12}  # maximum levels of a tree, by its number of nodes
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy for how much is drafted and verified. By default, `shape` is the largest possible
-    draft. If the policy is `fixed`, this shape is always drafted, and all proposals that have
-    arrived are verified. With `lockstep`, each step of the verifier waits for a draft that
-    continues the whole text so far.
+    """A policy for how much is drafted and verified. `shape` is the largest draft that is allowed.
+    If the policy is `fixed`, every draft has this shape, and all proposals that have arrived are
+    verified. With `lockstep`, each step of the verifier waits for a draft that continues the whole
+    text so far.
     """
 
     name: str

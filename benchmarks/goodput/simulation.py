@@ -29,8 +29,8 @@ from tandem.protos.types import Context, SamplingParams
 from tandem.verifier_service.decoding import DecodeJob
 from tandem.verifier_service.sources import Sources
 
-PROMPT = 48  # tokens
-ANSWER = (64, 256)  # tokens
+PROMPT = 48  # length of each prompt in tokens
+ANSWER = (64, 256)  # minimum and maximum length of an answer in tokens
 # spread of step times, share of slow steps, and the factor by which slow steps are slower
 NOISE, HICCUPS, HICCUP = 0.05, 0.01, 3.0
 

@@ -25,8 +25,9 @@ Phases = tuple[tuple[float, float], ...]
 class Skill:
     """How well a drafter predicts a text. Over all positions, the probability that the drafter
     claims for its likeliest proposal has the distribution Beta(`alpha`, `beta`). The true
-    probability is `honesty` times the claimed one. If `alternate` is not 0, `LOST` replaces
-    `honesty` in every other run of `alternate` tokens.
+    probability is `honesty` times the claimed probability. If `alternate` is not 0, the text is
+    divided into runs of `alternate` tokens, and the factor is `LOST` instead of `honesty` in every
+    second run.
     """
 
     alpha: float
@@ -133,7 +134,7 @@ class World:
 
 
 def at(phases: Phases, share: float) -> float:
-    """Return the value that applies at a point in time, given as a share of the simulated time."""
+    """Return the value of the phase that is active after `share` of the simulated time."""
     return [value for start, value in phases if start <= share][-1]
 
 

@@ -93,7 +93,9 @@ class Llama:
 
 
 class Steps:
-    """Steps of llama.cpp, in which each sequence has cached a different length of the same text."""
+    """Runs steps of llama.cpp on sequences that have cached prefixes of one text, of different
+    lengths.
+    """
 
     def __init__(self, file: Path, text: Text, sessions: int, flash: bool) -> None:
         self._llama = Llama(file, (2 + sessions) * len(text.ids), sessions + 1, flash)
@@ -102,8 +104,8 @@ class Steps:
             self._llama.feed(text.ids[start : start + BATCH], start)
 
     def step(self, feed: Feed) -> Action:
-        """Return the action that feeds all sessions in one batch, with all logits, and then removes
-        the fed tokens from the cache.
+        """Return a function that feeds all sessions in one batch, computes all logits, and then
+        removes the fed tokens from the cache.
         """
         contexts = self._text.contexts(feed.sessions)
         rows = [

@@ -28,8 +28,8 @@ PLAIN = torch.device("cpu")
 
 
 def adopt(network: PreTrainedModel) -> None:
-    """Make a network's attention round its results as the engine does in exact mode. The network
-    can then process only one session at a time.
+    """Replace a network's attention function by one that rounds like the engine in exact mode. The
+    network can then process only one session at a time.
     """
     network.set_attn_implementation(NAME)
 

@@ -127,7 +127,7 @@ class Runner:
 
 
 def within(shape: DraftShape, levels: int) -> DraftShape:
-    """Limit a draft shape to `levels` levels, because deeper nodes could not be accepted."""
+    """Limit a draft shape to `levels` levels. Deeper nodes would exceed the generation's length."""
     levels = min(shape.levels, levels)
     nodes = shape.nodes if shape.branches > 1 else min(shape.nodes, levels)
     return replace(shape, levels=levels, nodes=nodes)

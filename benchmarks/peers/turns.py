@@ -37,9 +37,9 @@ class Job:
 
     @classmethod
     def drawn(cls, prompt: str, temperature: float, tokens: int, rng: random.Random) -> Job:
-        """Create a request with a random seed and a random length. The length differs from `tokens`
-        by up to half, because requests of equal length would all begin and end at the same times
-        when they run without drafts.
+        """Create a request with a random seed and a random length. The length is between 50 % and
+        150 % of `tokens`. Without this variation, concurrent requests without drafts would all end
+        at the same time.
         """
         length = rng.randint(tokens // 2, tokens + tokens // 2)
         return cls(prompt, rng.getrandbits(32), temperature, length)
@@ -88,8 +88,8 @@ class Answer:
 class Turn:
     """The measurements of one server's turn. `at_once` is the number of concurrent requests, and
     `end` is the time at which the turn ended. `spent` maps `up` to the bytes sent to the drafter,
-    and `down` to the bytes received from the drafter. It maps `processor` to the CPU seconds of all
-    threads that do not run models.
+    and `down` to the bytes received from the drafter. `spent` also maps `processor` to the CPU
+    seconds of all threads that do not run models.
     """
 
     answers: Sequence[Answer]

@@ -28,9 +28,9 @@ DRAFTS, PLAIN = "drafts", "plain"
 ALL_AT_ONCE = float("inf")  # the request rate at which all requests are sent at once
 LIMITED = ("ttft", "tpot", "e2el")  # metrics that --goodput can limit
 Groups = dict[str, list[Record]]
-Measured = tuple[str, Groups, dict[str, float]]  # model name, and records and seconds by group
+Measured = tuple[str, Groups, dict[str, float]]  # model name, records by group, seconds by group
 
-# Options that do the same as an option of vLLM's `bench serve` have the name of that option.
+# If vLLM's `bench serve` has an equivalent option, the option here has the same name.
 Url = Annotated[
     str,
     typer.Option(help="server with OpenAI's API to measure instead: http://127.0.0.1:8000/v1"),

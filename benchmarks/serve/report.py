@@ -52,7 +52,7 @@ def show(heading: str, found: Results) -> None:
 
 def write(file: Path, about: dict[str, Any], found: Results) -> None:
     """Write the results as JSON. The results of the first group of requests are at the top level.
-    The results of every other group are nested under the group's name.
+    The results of each further group are nested under the name of that group.
     """
     first, *others = found
     whole = {"date": time.strftime("%Y%m%d-%H%M%S")} | about | found[first]

@@ -33,7 +33,7 @@ def prometheus_rule() -> str:
 
 
 def set_runbook(url: str) -> None:
-    """Change the runbook links of the alerts, and of the tests of the alerts, to another page."""
+    """Let the runbook links of the alerts, and of the alerts' tests, point to another page."""
     for name in (*RULES, "tests.yml"):
         text = (HERE / name).read_text(encoding="utf-8")
         text = re.sub(r"runbook_url: [^#\s]*#", lambda _: f"runbook_url: {url}#", text)

@@ -36,18 +36,19 @@ MAX_OPENING_CONTEXTS = 8
 # tokens drafted beyond the requested number of levels, because a word may take more tokens in the
 # draft model's vocabulary than in the target's
 EXTRA_TOKENS = 4
-MIN_TOKENS_LEFT = 2  # a new chain is drafted once the last one has fewer tokens left
-# a chain ends at the first token with a lower chance of being accepted. Measured at temperature 0:
-# chains of up to 4 tokens take 3.4 draft steps and have 1.47 accepted tokens; without this limit,
-# 4.1 steps and 1.53 tokens. Chains of up to 8 tokens take 4.1 steps and have 1.64 accepted tokens;
-# without this limit, 8.4 steps and 1.81 tokens
+# a new chain is drafted once fewer than this many tokens of the last chain are left
+MIN_TOKENS_LEFT = 2
+# a chain ends at the first token whose chance of being accepted is lower than this. Measured at
+# temperature 0: chains of up to 4 tokens take 3.4 draft steps and have 1.47 accepted tokens;
+# without this limit, 4.1 steps and 1.53 tokens. Chains of up to 8 tokens take 4.1 steps and have
+# 1.64 accepted tokens; without this limit, 8.4 steps and 1.81 tokens
 MIN_CHANCE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class ChainSetup:
-    """What all chain jobs of a drafter share. Only the first `tokens` ids of the draft model's
-    vocabulary belong to tokens of its tokenizer.
+    """The objects that all chain jobs of a drafter share. The draft model's tokenizer knows only
+    the first `tokens` ids of the model's vocabulary.
     """
 
     sessions: Sessions
@@ -68,8 +69,8 @@ class Chain:
     chances: list[float] = field(default_factory=list)
 
     def add(self, logits: torch.Tensor) -> bool:
-        """Append the token with the highest of the logits [vocab]. Returns whether to draft another
-        token after it.
+        """Append the token with the highest logit, given logits [vocab]. Returns whether to draft
+        another token after it.
         """
         likely = (logits / math.hypot(self.temperature, LOGIT_ERROR)).softmax(-1)
         self.tokens.append(int(likely.argmax()))

@@ -21,9 +21,9 @@ def _no_tokens() -> array[int]:
 
 @dataclass(frozen=True, slots=True)
 class TargetText:
-    """The committed text of a session, as `tokens` of the target. The session belongs to `client`
-    and is at `epoch`. `head` is the translation of the first `settled` tokens, and later tokens no
-    longer change it.
+    """The committed text of a session, stored as tokens of the target (`tokens`). `client` owns the
+    session, and `epoch` is the session's current epoch. `head` is the translation of the first
+    `settled` tokens. It is final: later tokens do not change it.
     """
 
     tokens: array[int] = field(default_factory=_no_tokens)
@@ -69,8 +69,8 @@ class TargetTexts:
         return len(self._texts)
 
     def find(self, context: Context) -> TargetText:
-        """Return the committed text that an opening continues. Raises SessionMiss if it is not
-        cached.
+        """Return the committed text that an opening continues. Raises SessionMiss if the text is
+        not cached.
         """
         if not context.epoch and not context.base:
             return TargetText(client=context.client)

@@ -14,8 +14,8 @@ from itertools import groupby
 from tokenizers import Tokenizer
 
 REPLACEMENT = "\ufffd"  # decoders write this for bytes that do not form a character
-# a fragment from within a text is encoded after one of these, because tokenizers may encode the
-# start of a text differently
+# one of these texts is put before a fragment from within a text while the fragment is encoded,
+# because tokenizers may encode the start of a text differently
 LEADING_TEXTS = ("a", ".", "\n")
 SPACES = ("Ġ", "▁", " ")  # how vocabularies write the space before a word
 WHITESPACE = (*SPACES, "Ċ", "ċ", "č", "ĉ", "\n")
@@ -30,7 +30,7 @@ END_TOKENS = (
     "<end_of_turn>",
     "<|end|>",
 )
-MIN_TAIL, MAX_TAIL = 3, 24  # minimum and maximum distance of a cut from the end of a text
+MIN_TAIL, MAX_TAIL = 3, 24  # minimum and maximum number of tokens after a cut in a text
 
 
 class Fragments:
@@ -181,11 +181,12 @@ class Translation:
             return both[len(tail) :]
         if tail_text.endswith(REPLACEMENT):
             return []  # the text ends within a character that the draft does not complete
-        return self._target.encode(text)  # encoding both together would change the committed tokens
+        # encoded together with the committed text, this text would change the committed tokens
+        return self._target.encode(text)
 
     def _tail(self, committed: Sequence[int]) -> tuple[list[int], str, bool]:
         """Return the last few committed tokens, their text, and whether they are all of the
-        committed tokens. If possible, a word begins with the first of these tokens.
+        committed tokens. If possible, the first of these tokens is the start of a word.
         """
         start = self.word_boundary(committed, far=MAX_TAIL) or max(0, len(committed) - MAX_TAIL)
         for at in range(start, len(committed)):
@@ -200,8 +201,9 @@ class Translation:
 
 
 def _special_tokens(source: Fragments, target: Fragments) -> dict[int, int]:
-    """Map the ids of the source's special tokens to the ids of the target's. Two special tokens
-    correspond if they have the same name, or if both mark the end of a text.
+    """Map the id of each of the source's special tokens to the id of the corresponding special
+    token of the target. Two special tokens correspond if they have the same name, or if both mark
+    the end of a text.
     """
     names = {name: index for index, name in target.specials.items()}
     same = {index: names[name] for index, name in source.specials.items() if name in names}

@@ -19,8 +19,8 @@ from tandem.protos.types import Context
 
 
 class DeferredPrefill:
-    """Context manager that acquires the session of an opening once its prefill, `step_input`, is
-    ready to be fed. If `worth` is None, the prefill may start immediately.
+    """Context manager for the session of an opening. The session is acquired once its prefill
+    (`step_input`) should run. If `worth` is None, the prefill may start immediately.
     """
 
     session: Session
@@ -52,7 +52,7 @@ class DeferredPrefill:
         return self._scope.__exit__(*error)  # type: ignore[arg-type]
 
     def _ready(self) -> Segment | None:
-        """Return a segment of the text's uncached tokens once the prefill should run. Returns None
+        """Return a segment of the text's uncached tokens if the prefill should run now, or None
         while the prefill is deferred. Raises SessionMiss, StaleTurn, Busy.
         """
         if self._segment:

@@ -31,7 +31,7 @@ MIN_CANDIDATES = 16
 # sent with the draft
 SENT_TOKENS = 32
 UNIT_WEIGHT = 1 << 16  # probabilities are rounded to integer weights; probability 1 has this weight
-# typical error of a draft logit; `make acceptance` gave the same result from 0.5 to 0.7
+# typical error of a draft logit; `make acceptance` gave the same result for values from 0.5 to 0.7
 LOGIT_ERROR = 0.6
 # higher temperatures are lowered to this limit; above it, only the noise matters
 MAX_TEMPERATURE = 1e6

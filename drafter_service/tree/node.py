@@ -33,8 +33,8 @@ class Expansion:
 class DraftNode:
     """A proposed token. `position` is the number of tokens of the text up to and including this
     one. `slot` is the index of the node's keys in the session's cache, where 0 is the first slot
-    after the root. `slot` is None until the node is fed. The root's slot is -1. `number` is 0 until
-    the node is sent.
+    after the root. `slot` is None until the node is fed. The root's slot is -1. `number` identifies
+    the node in proposals, and is 0 until the node is sent.
     """
 
     token: int

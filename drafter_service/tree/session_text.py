@@ -33,8 +33,8 @@ CommitTokens: TypeAlias = tuple[int, tuple[int, ...]]
 
 
 def new_tokens(inbox: deque[CommitTokens], length: int) -> list[int]:
-    """Remove all commits from the inbox, and return their tokens after the first `length` tokens of
-    the text. Raises SessionMiss if tokens before a commit are missing.
+    """Remove all commits from the inbox, and return the committed tokens that follow the first
+    `length` tokens of the text. Raises SessionMiss if tokens before a commit are missing.
     """
     tokens: list[int] = []
     while inbox:

@@ -4,8 +4,8 @@ The module is pure: it takes in children and committed tokens, and returns nodes
 and new slots for the keys of nodes. A node's score is the predicted log-probability that the node
 is accepted: a sum over its path, so children never score above their parent. A node that is not
 among the best nodes therefore has no descendant among them, and feeding only the best nodes gives
-the exact best-first tree (arXiv 2402.12374, 2406.16858). Re-rooting does not change the scores. The
-root's score is subtracted to compute a chance.
+the exact best-first tree (arXiv 2402.12374, 2406.16858). Re-rooting does not change the scores. A
+node's chance of acceptance is computed from the difference between its score and the root's score.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tandem.protos.streams import Proposal
 from tandem.protos.types import MAX_LEVELS, MAX_NODES, Distribution, DraftShape, Schedule
 
 ALL_PAY = FeedThreshold()
-# maximum number of nodes fed ahead of the text, as a multiple of the nodes of a draft
+# maximum number of nodes fed ahead of the text, as a multiple of the number of nodes in a draft
 FED_PER_NODE = 4
 
 
@@ -123,12 +123,12 @@ class TokenTree:
         return tokens[::-1]
 
     def follow(self, tokens: Sequence[int], restart: bool = False) -> tuple[int, list[int]]:
-        """Re-root the tree after these tokens were committed. Returns how many leading tokens are
-        fed nodes, and a list of cache slots: first the slots of these nodes, and then the slots of
-        all other fed nodes that remain in the tree.
+        """Re-root the tree after these tokens were committed. Returns how many of the leading
+        tokens have a fed node, and a list of cache slots: first the slots of these nodes, and then
+        the slots of all other fed nodes that remain in the tree.
 
-        If a committed token has no fed node, or if `restart`, the tree becomes empty. The root of
-        the empty tree must be fed.
+        If a committed token has no fed node, or if `restart`, the tree becomes empty. The caller
+        must then feed the new root.
         """
         if self.root.children:
             self.shape = adapted(self.shape, self._observe(tokens))
@@ -160,8 +160,9 @@ class TokenTree:
         return self._proposal(sorted(nodes, key=attrgetter("position"))) if nodes else None
 
     def whole_draft(self) -> tuple[Proposal, list[int]]:
-        """Return the best tree as one proposal. Also return the cache slots of the fed nodes with
-        which the tree's first path begins. The likeliest child of each node comes first.
+        """Return the best tree as one proposal. Also return the cache slots of the fed nodes at the
+        start of the path that leads from each node to its first child. The likeliest child of each
+        node comes first.
         """
         kept, nodes = set(self.window()), list[DraftNode]()
         stack = [self.root]

@@ -18,7 +18,8 @@ import torch
 from tandem.drafter_service.tree.expansion import Expander, expander, where_possible
 from tandem.protos.types import DraftShape, SamplingParams
 
-# instead of a token that it lacks, the draft model is fed the first of these tokens that it has
+# in place of a target's token that the draft model lacks, it is fed the first token of this list
+# that it has
 NEUTRAL_TOKENS = ("Ċ", "\n", "<0x0A>", "Ġ", "▁", " ")
 # decoders write this into the text of a token that is only a part of a character
 REPLACEMENT = "\ufffd"
@@ -26,10 +27,10 @@ REPLACEMENT = "\ufffd"
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The vocabulary of a draft model: its first `count` ids. The `masked` ids do not stand for the
-    same tokens in the target's vocabulary, so they are never proposed. For each id of the target
-    that stands for another token in the draft model, `substitutes` has the id that the draft model
-    is fed instead.
+    """The part of a draft model's vocabulary that is used, which is its first `count` ids. The
+    `masked` ids do not stand for the same tokens in the target's vocabulary, so they are never
+    proposed. For each id of the target that stands for another token in the draft model,
+    `substitutes` has the id that the draft model is fed instead.
     """
 
     count: int

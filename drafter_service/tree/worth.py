@@ -14,13 +14,13 @@ drafter's corrected chances exceed the verifier's price for a row, on average. T
 margin are learned from every text that the drafter processes (`engine.schedule.trust`). The cost is
 the value of a second of the drafter's device, relative to a second of the more expensive device of
 the verifier. The cost is at least the configured value. The cost is higher while the drafter waits
-for processor cores. Other processes, such as the verifier, then wait about as long for the core
-that the drafter uses.
+for processor cores. While it waits, other processes, such as the verifier, are assumed to wait
+about as long for the core that the drafter uses.
 
 If the drafter is too far away, too slow, or too often wrong for a text, it sends no proposals for
 that text, and feeds the committed tokens in large pieces. Such a drafter begins another text only
-after it has processed no text for a while. The cause, such as a cold start of a service, may have
-ended by then.
+after it has processed no text for a while. By then, the reason, such as a cold start of a service,
+may no longer exist.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ from tandem.engine.schedule.trust import Trust
 # a node with a lower chance of being accepted is neither fed nor sent, because fewer than one in a
 # hundred of such nodes would save the verifier a step
 LEAST = 0.01
-# a node's chance must exceed this share of the verifier's price. The share is small, because the
-# node becomes likelier if tokens before it are accepted before it arrives
+# a node is fed or sent only if its chance is at least this share of the verifier's price. The share
+# is small, because the node's chance rises if its ancestors are accepted before the node arrives at
+# the verifier
 SLACK = 0.125
 PACE = 0.1  # weight of each new token in the averages that are learned from a text
 # a new text is begun if no text was processed for this many seconds, because drafts may be worth
 # their cost now
 TRIAL_SECONDS = 1.0
-HALF = 0.5  # average wait, in steps: of a commit at a drafter, and of a proposal at a verifier
+# average wait of a commit at a drafter, and of a proposal at a verifier, as a share of a step
+HALF = 0.5
 # a measured time per token is limited to this multiple of the usual time, because longer times are
 # pauses
 LONGEST = 4.0
@@ -75,8 +77,9 @@ class FeedThreshold:
     """
 
     least: float = -math.inf
-    fade: float = 0.0  # logarithm added to a chance for each level that the node is above `lead`
-    trust: float = 0.0  # logarithm added to a chance for each level of the node's depth
+    # logarithm added to a node's chance for each level by which the node is above `lead`
+    fade: float = 0.0
+    trust: float = 0.0  # logarithm added to a node's chance for each level of its depth
     lead: float = 0.0  # the first level whose proposals arrive in time
 
     def pays(self, chance: float, depth: int) -> bool:

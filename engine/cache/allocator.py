@@ -11,8 +11,8 @@ from tandem.engine.cache.pages import PageTable, page_aligned
 
 class PageAllocator(PageLedger):
     """Allocates and frees the pages of page tables. A page table *views* a page while it needs the
-    page's memory in sliding-window layers. It needs that memory until the page is filled and has
-    left all sliding windows.
+    page's memory in sliding-window layers. The table needs this memory until the page is filled and
+    has left all sliding windows.
     """
 
     def allocate(self, length: int) -> PageTable | None:
@@ -28,8 +28,8 @@ class PageAllocator(PageLedger):
 
     def grow(self, table: PageTable, length: int, narrow: bool = False) -> bool:
         """Extend a page table to have pages for `length` positions. Returns False and changes
-        nothing if too little memory is free. If `narrow`, only as many new pages as a session needs
-        at the same time get memory in sliding-window layers.
+        nothing if too little memory is free. If `narrow`, only the first new pages get memory in
+        sliding-window layers: as many as a session needs at the same time.
         """
         if self.price(table, length, narrow) > self.free:
             return False
@@ -63,8 +63,9 @@ class PageAllocator(PageLedger):
             table.unbacked = number if number < len(table.pages) else None
 
     def trim(self, table: PageTable, length: int) -> None:
-        """Release pages that a page table does not use, starting with the first unused page without
-        memory in sliding-window layers. The first `length` positions are in use.
+        """Find the first unused page of a page table that has no memory in sliding-window layers,
+        and release this page and all later pages. Only the pages of the first `length` positions
+        are in use.
         """
         for number in range(-(-length // self.page), len(table.pages) * bool(self._unbacked)):
             if table.pages[number] in self._unbacked:

@@ -1,4 +1,4 @@
-"""Choose the sessions that lose their memory when another session needs memory."""
+"""Choose which sessions to evict when another session needs memory."""
 
 from __future__ import annotations
 

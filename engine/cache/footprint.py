@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tandem.engine.cache.pages import PAGE
 
-STRETCH = 32  # maximum of `whole / full`, which is the address space per byte of memory
+STRETCH = 32  # upper bound of `whole / full`, the ratio of address space to memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +48,16 @@ class Footprint:
         return pages * self.full + min(pages, self.reach) * self.windowed
 
     def affordable(self, pages: int) -> int:
-        """Return the maximum number of pages of a single session. The available memory equals that
-        of `pages` pages with memory in all layers.
+        """Return the maximum number of pages of a single session. The available memory is just
+        large enough for `pages` pages that have memory in all layers.
         """
         left = (pages - self.reach) * self.whole
         return self.reach + left // self.full if self.windowed and left > 0 else pages
 
     def numbers(self, pages: int) -> int:
-        """Return how many page numbers are needed. The available memory equals that of `pages`
-        pages with memory in all layers. There are enough page numbers to use all memory even if no
-        page has memory in sliding-window layers.
+        """Return how many page numbers a pool needs so that all its memory can be used, even if no
+        page has memory in sliding-window layers. The available memory is just large enough for
+        `pages` pages that have memory in all layers.
         """
         return pages * self.whole // self.full
 

@@ -60,13 +60,14 @@ class KVCache(Protocol):
 
     def grow(self, table: PageTable, length: int, narrow: bool = False) -> bool:
         """Extend a page table to have pages for `length` positions. Returns False and changes
-        nothing if too little memory is free. If `narrow`, only as many new pages as a session needs
-        at the same time get memory in sliding-window layers.
+        nothing if too little memory is free. If `narrow`, only the first new pages get memory in
+        sliding-window layers: as many as a session needs at the same time.
         """
 
     def trim(self, table: PageTable, length: int) -> None:
-        """Release pages that a page table does not use, starting with the first unused page without
-        memory in sliding-window layers. The first `length` positions are in use.
+        """Find the first unused page of a page table that has no memory in sliding-window layers,
+        and release this page and all later pages. Only the pages of the first `length` positions
+        are in use.
         """
 
     def release(self, table: PageTable, start: int = 0) -> None:

@@ -21,9 +21,9 @@ class PageLedger(ABC):
 
     Any number of sessions may hold a page, and a page may be cached for later sessions. A page is
     free if no session holds it and it is not cached. A session that holds a page *views* the page
-    while it needs the page's memory in sliding-window layers. It needs that memory until the page
-    is filled and has left all sliding windows. A page without memory in sliding-window layers is
-    *unbacked*.
+    while it needs the page's memory in sliding-window layers. The session needs this memory until
+    the page is filled and has left all sliding windows. A page without memory in sliding-window
+    layers is *unbacked*.
 
     Memory is counted in the units of `footprint`, or in positions if no layer has a window.
     """
@@ -69,8 +69,8 @@ class PageLedger(ABC):
             self._cached.remove(page)
 
     def unseen(self, page: int) -> bool:
-        """Return whether a cached page has memory in sliding-window layers, but no session needs
-        that memory.
+        """Return whether a page is cached and has memory in sliding-window layers that no session
+        needs.
         """
         windowed = self.footprint.windowed > 0 and page not in self._unbacked
         return windowed and page in self._cached and not self._viewers[page]

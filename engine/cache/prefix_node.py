@@ -34,9 +34,9 @@ class PrefixNode:
 
     def neighbours(self, tokens: array[int]) -> list[PrefixNode]:
         """Return the children directly before and after `tokens` in byte order. No other child has
-        a longer common prefix with `tokens`. If any child begins with `tokens`, the child directly
-        after `tokens` does. No child is a prefix of another child. Therefore only the child
-        directly before `tokens` can be a proper prefix of `tokens`.
+        a longer common prefix with `tokens` than these two. If any child begins with `tokens`, the
+        child directly after `tokens` does. No child is a prefix of another child. Therefore only
+        the child directly before `tokens` can be a proper prefix of `tokens`.
         """
         at = bisect_left(self.keys, tokens.tobytes())
         return [self.children[key] for key in self.keys[max(0, at - 1) : at + 1]]

@@ -163,9 +163,9 @@ class PrefixTree(Prefixes):
                 self._pool.release_memory(entry[2].page)
 
     def _insert(self, session: Session, tokens: array[int], page: int) -> PrefixNode:
-        """Return the node for `tokens`, the tokens after a session's path. If `tokens` do not fill
-        a page, return any node that begins with `tokens`. If no node is found, create one for
-        `page`, and remove nodes whose tokens are a prefix of `tokens`.
+        """Return the node for `tokens`, which follow the tokens on a session's path. If `tokens` do
+        not fill a page, return any node that begins with `tokens`. If no node is found, create one
+        for `page`, and remove nodes whose tokens are a prefix of `tokens`.
         """
         path = self._paths[session]
         parent = path[-1] if path else self._root(session.scope)
@@ -184,7 +184,7 @@ class PrefixTree(Prefixes):
         return node
 
     def _withdraw(self, session: Session, pages: int) -> None:
-        """Remove pages that only this session uses from the tree. Keep its first `pages` pages."""
+        """Remove pages that only this session uses from the tree, except its first `pages`."""
         path, holders = self._paths[session], self._pool.holders
         while len(path) > pages and not path[-1].children and holders(path[-1].page) == 1:
             self._drop(path.pop())

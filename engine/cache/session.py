@@ -1,5 +1,5 @@
-"""A session of a model service: its pages, and the tokens in the pages. By the session's turn and
-epoch, the service recognises calls that are stale or rely on lost tokens.
+"""A session of a model service: its pages, and the tokens in the pages. The session's turn and
+epoch let the service recognise stale calls and calls that rely on lost tokens.
 """
 
 from __future__ import annotations

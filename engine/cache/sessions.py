@@ -1,4 +1,4 @@
-"""The session rule: keep `base` cached tokens, drop the rest, append the new ones.
+"""The session rule: a call keeps the first `base` cached tokens and replaces all later tokens.
 
 `Sessions` decides whether a call may use a session, and which tokens the session's pages hold. Only
 the model thread uses this class, so it needs no lock. Cached tokens may be lost at any time: a
@@ -129,9 +129,9 @@ class Sessions:
         self, session: Session, tokens: Sequence[int], order: Sequence[int], proposed: int = 0
     ) -> None:
         """Append tokens to a session. The keys and values of token i are at position
-        `session.length + order[i]`, and are moved to `session.length + i`. Further entries of
-        `order` are moved likewise, but their tokens are not appended. The last `proposed` tokens
-        are not committed, so no other session reuses them.
+        `session.length + order[i]`, and are moved to `session.length + i`. Keys and values of
+        further entries of `order` are moved, too, but no tokens are appended for them. The last
+        `proposed` tokens are not committed, so no other session reuses them.
         """
         self._pool.compact(session.table, session.length, order)
         session.tokens.extend(tokens)
@@ -198,7 +198,7 @@ class Sessions:
         return session
 
     def _begin(self, context: Context, length: int, epoch: int) -> Session:
-        """Open a session with the cached prefix of its text, which it may have cached itself."""
+        """Close the session if it is open, and open it anew with the cached prefix of its text."""
         self._drop(context.session_id)
         session = Session(PageTable(page=self._pool.page), epoch, context.client)
         try:

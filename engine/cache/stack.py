@@ -1,5 +1,5 @@
-"""A tensor that stacks the keys and values of several layers if they have the same shape. Unused
-parts of the tensor's memory can be returned to the system.
+"""A tensor that stacks the keys and values of several layers of the same shape. Unused parts of the
+tensor's memory can be returned to the system.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Stack:
 
     def give_back(self, start: int, count: int) -> None:
         """Give the memory of `count` positions, starting at `start`, back to the system. Only whole
-        memory pages are given back. Afterwards, they read as zeros.
+        memory pages are given back, and they read as zeros afterwards.
         """
         assert self._pages
         store = self.stores[0].nbytes

@@ -2,5 +2,6 @@
 of a text have the same bits in every batch.
 
 The package must not depend on how a forward pass is computed: it feeds segments through the
-runner's interface. Start reading in `exactness`, which judges what `trial` measures.
+runner's interface. To understand this package, read `exactness` first, which judges what `trial`
+measures.
 """

@@ -29,8 +29,8 @@ TRIAL_TABLES = 3  # page tables that a self-test allocates
 @dataclass(frozen=True, slots=True)
 class Exactness:
     """The result of a self-test. `problem` says why the logits of a text may depend on the other
-    texts of its batch; it is None if they do not. `wrong` says what is wrong with the model's
-    logits; it is None if nothing is wrong.
+    texts of its batch; it is None if the logits are batch-invariant. `wrong` says what is wrong
+    with the model's logits; it is None if nothing is wrong.
     """
 
     problem: str | None

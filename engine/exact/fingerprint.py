@@ -21,7 +21,7 @@ from tandem.engine.model_runner import ModelRunner
 from tandem.protos import tree
 
 PROBE_TOKENS = 24
-STRIDE = 7919  # difference between the ids of neighbouring tokens
+STRIDE = 7919  # difference between the ids of neighbouring tokens in the fixed text
 SAMPLES, SAMPLE_BYTES = 4096, 256  # number of samples of each file, and bytes of a sample
 OF_NO_WEIGHT = {"_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 

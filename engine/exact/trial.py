@@ -24,7 +24,7 @@ from tandem.protos import tree
 SIBLINGS = 3  # maximum number of wrong siblings of a right proposal
 PROMPT_CHUNK = 23  # number of tokens of the prompt that are fed at once
 STREAM_CHUNKS = (1, 2, 5, 11)  # numbers of tokens of the stream that are fed at once, in trees
-MARGIN = SIBLINGS * max(STREAM_CHUNKS)  # extra positions for wrong proposals
+MARGIN = SIBLINGS * max(STREAM_CHUNKS)  # extra positions in a page table, for wrong proposals
 NEIGHBOUR = 110  # number of tokens of the other session's prompt
 assert MARGIN >= 2 * BRANCH
 
@@ -32,7 +32,8 @@ assert MARGIN >= 2 * BRANCH
 class Trial:
     """One trial of a model. `groups` holds the differences between the computed rows of logits and
     the reference logits. Rows are grouped by the way in which they were fed, and by whether they
-    come before position TAIL. Rows before TAIL attend without a prefix.
+    come before position TAIL. On CUDA devices, attention handles rows before TAIL differently: they
+    have no prefix.
     """
 
     def __init__(
@@ -48,9 +49,9 @@ class Trial:
         self._other_fed = 0  # number of tokens of the other session that were fed so far
 
     def run(self) -> torch.Tensor:
-        """Feed the reference texts in every way. Returns [stream]: for each row of the stream, the
-        largest difference between its logits when fed alone and when fed in a batch. The difference
-        is infinite if a logit is not a number.
+        """Feed the reference texts in every way. Returns a tensor [stream]: for each token of the
+        stream, the largest difference between its logits when fed alone and when fed in a batch.
+        The difference is infinite if a logit is not a number.
         """
         alone, together = self.alone(), self.in_batch()
         self.grown()
@@ -92,8 +93,8 @@ class Trial:
         return torch.stack(rows)
 
     def grown(self) -> None:
-        """Feed the differing tokens of the main text and the side text again, in one tree that
-        grows in two steps.
+        """Feed the tokens in which the main text and the side text differ once more, in one tree
+        that grows in two steps.
         """
         main, side = self._reference.main, self._reference.side
         fork = self._reference.fork

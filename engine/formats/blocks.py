@@ -106,9 +106,9 @@ READERS: dict[str, Callable[[Tensor], Groups]] = {
 def _groups(
     code: Code, codes: Tensor, scales: Tensor, supers: Tensor | None = None, zero: int = 0
 ) -> Groups:
-    """Combine codes [out, blocks, ...] and their scales into Groups. Without `supers`, the scales
-    are float16, [out, blocks, 1 or 2]. With `supers`, the scales are integers [out, blocks, groups,
-    1 or 2], and each is multiplied by its entry in `supers`.
+    """Combine codes [out, blocks, ...] and their scales into Groups. If `supers` is None, the
+    scales are float16 [out, blocks, 1 or 2]. Otherwise, the scales are integers [out, blocks,
+    groups, 1 or 2], and each is multiplied by its entry in `supers`.
     """
     if supers is not None:
         scales = scales.view(torch.int8).flatten(1, 2)
@@ -140,7 +140,7 @@ def _fifth(stored: Tensor) -> Tensor:
 
 
 def _split(stored: Tensor, run: int, shifts: tuple[int, ...], mask: int) -> Tensor:
-    """Split each byte into one part for each of `shifts`: the byte is shifted right and masked with
+    """Extract one part of each byte for each of `shifts`: the byte is shifted right and masked with
     `mask`. Within each run of `run` bytes, the parts of the first shift come first, then the parts
     of the second shift, and so on.
     """

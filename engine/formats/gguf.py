@@ -160,8 +160,8 @@ class _Reading:
         self, tensor: StoredTensor, numbers: np.ndarray[Any, Any], keep: dict[str, Any]
     ) -> Any:
         """Let `transformers` convert the `numbers` of a tensor. Returns the converted numbers and
-        their name. The name is None if the numbers are only a part of a joined weight, in which
-        case `transformers` stores them in `keep`.
+        their name. If the numbers are only a part of a joined weight, `transformers` stores them in
+        `keep`, and the name is None.
         """
         made = self._processor.process(
             weights=numbers,

@@ -70,7 +70,7 @@ def config_of(file: Path, head: Head) -> PreTrainedConfig:
 
 
 def _complete(text: Any, kind: str, own: dict[str, Any]) -> None:
-    """Set the values for which `transformers` uses defaults, from the file's `own` metadata."""
+    """Replace transformers' default values by the values in the file's `own` metadata."""
     rope, layers = _rope(text), LAYERS_OF_27B.get(kind)
     if rope and "rope.freq_base" in own:
         rope["rope_theta"] = own["rope.freq_base"]

@@ -2,8 +2,8 @@
 compressed-tensors, and FP8.
 
 As far as possible, the names and shapes of a layer's tensors decide how the tensors are read,
-because the configuration may apply only to other layers. Activations are not quantised, even where
-a checkpoint specifies how to quantise them. The message of an Unusable error continues a sentence
+because the configuration may not apply to every layer. Activations are not quantised, even where a
+checkpoint specifies how to quantise them. The message of an Unusable error continues a sentence
 that begins with the name of a class.
 """
 
@@ -77,8 +77,8 @@ def _in_order(group_of: torch.Tensor | None, groups: int) -> torch.Tensor | None
 
 
 def gptq(tensors: Tensors, inputs: int, first: int) -> StoredLinear:
-    """Read a GPTQ layer. Each word of its codes [n, out] holds the codes of neighbouring inputs.
-    `first` is added to the stored zeros: 1 in version 1 of the format, else 0.
+    """Read a GPTQ layer. Each word of the layer's codes [n, out] holds the codes of neighbouring
+    inputs. `first` is added to the stored zeros: 1 in version 1 of the format, else 0.
     """
     words = tensors["qweight"]
     code = _code(32 * words.shape[0] / inputs)
@@ -87,9 +87,9 @@ def gptq(tensors: Tensors, inputs: int, first: int) -> StoredLinear:
 
 
 def awq(tensors: Tensors, inputs: int) -> StoredLinear:
-    """Read an AWQ layer. Each word of its codes [in, n] holds the codes of 8 neighbouring outputs,
-    in the order of AWQ_PLACES. Raises Unusable if the layer is not stored in the 4-bit GEMM version
-    of AWQ.
+    """Read an AWQ layer. Each word of the layer's codes [in, n] holds the codes of 8 neighbouring
+    outputs, in the order of AWQ_PLACES. Raises Unusable if the layer is not stored in the 4-bit
+    GEMM version of AWQ.
     """
 
     def placed(words: torch.Tensor) -> torch.Tensor:

@@ -52,7 +52,7 @@ class LinearReader(HfQuantizer):
     is_trainable = False
 
     def is_serializable(self) -> bool:
-        """Return False: this quantiser only reads checkpoints."""
+        """Return False, because this quantiser only reads checkpoints and cannot save them."""
         return False
 
     def get_new_dtype(self, *_: Any) -> None:

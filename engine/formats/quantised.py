@@ -3,8 +3,8 @@ their stored form, and transformers dequantises other formats while loading them
 network has the same class as without quantisation.
 
 The module raises Unusable for unsupported quantisation methods, and for files that lack the scales
-of their weights. The message of such an error continues a sentence that begins with the name of a
-class.
+of their weights. The message of an Unusable error continues a sentence that begins with the name of
+a class.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from tandem.protos.errors import Unusable
 
 SETTING = "quantization_config"
 OURS = "tandem_fp8"
-LOADERS = {"fp8": OURS, "mxfp8": OURS, "mxfp4": "mxfp4"}  # quantisers by `quant_method`
+# the name of the quantiser for each `quant_method`
+LOADERS = {"fp8": OURS, "mxfp8": OURS, "mxfp4": "mxfp4"}
 # endings of the names of tensors with scales
 SCALES = (".weight_scale_inv", ".scale", ".qscale_weight")
 EXPERTS = ".experts."  # substring of the names of expert weights, which are not linear layers
@@ -109,8 +110,8 @@ def _lacking(stored: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _divides(scale: list[int], weight: list[int]) -> bool:
-    """Tell whether a grid of scales divides a weight into equal blocks. A single scale always does,
-    because its block is the whole weight.
+    """Tell whether a grid of scales divides a weight into equal blocks. A single scale is always
+    valid, because its block is the whole weight.
     """
     grid = scale if len(scale) == len(weight) else [1] * len(weight)
     return all(size % count == 0 for size, count in zip(weight, grid, strict=True))

@@ -129,8 +129,8 @@ def options_of(
     s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> AttentionOptions:
-    """Return the attention options that a model asks for. A sliding window of `context` positions
-    or more is dropped, because no session has more than `context` tokens.
+    """Return the options of a model's attention call as `AttentionOptions`. A sliding window of
+    `context` positions or more is ignored, because no session has more than `context` tokens.
     """
     applies = sliding_window is not None and sliding_window < context
     return AttentionOptions(scaling, sliding_window if applies else None, softcap, s_aux)

@@ -33,8 +33,8 @@ def equivalent(
 
 
 def trial_rows(weight: torch.Tensor) -> torch.Tensor:
-    """Return trial rows [rows, in] of every magnitude in `SCALES`, for a layer with a weight [...,
-    in].
+    """Return trial inputs of shape [rows, in] for a layer with weight [..., in]. Every magnitude in
+    `SCALES` occurs.
     """
     source = torch.Generator().manual_seed(0)
     rows = torch.randn(ROWS, weight.shape[-1], generator=source) + 2  # the mean of a row is not 0
@@ -57,9 +57,10 @@ def _of_sums(rows: torch.Tensor) -> float:
 
 
 def _nudged(rows: torch.Tensor) -> torch.Tensor:
-    """Change each number of the rows randomly, by as much as rounding may change a sum. The outputs
-    for the changed rows show how much such errors matter. Layers that clamp large sums need this
-    test, because their outputs are too small to show the size of the errors.
+    """Randomly increase or decrease each number of the rows by the possible rounding error of a
+    sum. The outputs for the changed rows show how strongly such an error affects the layer. Layers
+    that clamp large sums need this test: large sums have large rounding errors, but the clamped
+    outputs are small.
     """
     source = torch.Generator().manual_seed(1)
     signs = torch.randint(2, rows.shape, generator=source).to(rows.device) * 2 - 1

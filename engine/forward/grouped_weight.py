@@ -18,7 +18,7 @@ NUMBERS_AT_ONCE = 1 << 22  # maximum number of weights that are dequantized at a
 
 
 class Part(Protocol):
-    """A part of a weight: outputs that are stored in the same format."""
+    """A part of a weight matrix: the rows (one per output) that are stored in one format."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -34,8 +34,8 @@ class Part(Protocol):
 
 @dataclass(frozen=True)
 class StoredGroups:
-    """Quantized outputs of a weight, in the format of the model file. The function `read` converts
-    the stored tensors, [out, ...], to `Groups`.
+    """Quantized rows of a weight matrix (one per output), in the format of the model file. The
+    function `read` converts the stored tensors, [out, ...], to `Groups`.
     """
 
     stored: tuple[torch.Tensor, ...]
@@ -53,7 +53,7 @@ class StoredGroups:
         return self.stored[0].device
 
     def groups(self, chosen: slice | torch.Tensor) -> Groups:
-        """Return the chosen outputs as `Groups`."""
+        """Return the quantized weights of the chosen outputs as `Groups`."""
         return self.read(*(each[chosen] for each in self.stored))
 
     def numbers(self, chosen: slice | torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,7 @@ class StoredGroups:
 
 @dataclass(frozen=True)
 class PlainNumbers:
-    """Outputs that are not quantized, in a weight that also has quantized outputs."""
+    """The rows (one per output) of a partly quantized weight matrix that are not quantized."""
 
     weight: torch.Tensor
 
@@ -121,8 +121,8 @@ class GroupedWeight(torch.Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Run a PyTorch operation on the dequantized weight. PyTorch calls this method in place of
-        every operation on the weight. An alias of the whole weight stays quantized, and so does a
-        copy on another device.
+        every operation on the weight. If the operation makes an alias of the whole weight or copies
+        it to another device, the result stays quantized.
         """
         kwargs = kwargs or {}
         layers = args[0].shape[0] if isinstance(args[0], cls) and args[0].dim() == 3 else None

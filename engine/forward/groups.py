@@ -26,8 +26,8 @@ class Code(IntEnum):
 class Groups:
     """A quantized weight [out, in]. Each of its numbers is code * scale + minimum, rounded to
     float32 once. If `supers` is given, each scale and each minimum is multiplied by its entry in
-    `supers`. Several groups share an entry, as in the K types of GGUF. If no minima are stored, the
-    minimum is -zero * scale.
+    `supers`. Several groups share an entry of `supers`, as in the K-quant types of GGUF. If no
+    minima are stored, the minimum is -zero * scale.
     """
 
     code: Code
@@ -48,7 +48,7 @@ class Groups:
 
     def factors(self) -> torch.Tensor:
         """Return the scales and any minima as [out, groups, 1 or 2] float32. If `supers` is given,
-        they are multiplied by their entries in `supers`.
+        the scales and minima are multiplied by their entries in `supers`.
         """
         scales = self.scales.float()
         if self.supers is None:

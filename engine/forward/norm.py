@@ -44,8 +44,8 @@ class RMSNorm(nn.Module):
 @torch.inference_mode()
 def rms_norm(layer: nn.Module) -> RMSNorm | None:
     """Return a norm that can replace a layer of a network, or None if the layer computes something
-    else. The layer's outputs are compared instead of its class, because models define classes of
-    their own for norms, and some add 1 to the weight.
+    else. A layer is recognised by its outputs and not by its class, because models define classes
+    of their own for norms, and some of these classes add 1 to the weight.
     """
     weight: Any = getattr(layer, "weight", None)
     epsilon: Any = getattr(layer, "variance_epsilon", getattr(layer, "eps", None))

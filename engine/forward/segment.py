@@ -1,5 +1,5 @@
 """Describe what a step feeds: one segment of tokens per session, and the rows of all segments. All
-functions are pure.
+functions of this module are pure.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The part of a step's plan that all implementations of attention share: the step's rows as padded
-tensors. All functions are pure.
+tensors. All functions of this module are pure.
 """
 
 from __future__ import annotations

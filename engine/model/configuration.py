@@ -48,11 +48,11 @@ def _refuse(config: PreTrainedConfig) -> None:
 
 
 def longest_text(config: PreTrainedConfig) -> int:
-    """Return the maximum text length, in tokens, up to which the positions of a text do not depend
-    on the other texts of its batch. `longrope` stretches the rotary positions of a whole batch when
-    its longest text exceeds the original length. The texts of a batch would then influence each
-    other, so models with `longrope` are limited to the original length. If a configuration
-    specifies no length, 2048 is assumed.
+    """Return the maximum text length, in tokens, up to which the position encodings of a text do
+    not depend on the other texts of its batch. `longrope` stretches the rotary positions of a whole
+    batch when its longest text exceeds the original length. The texts of a batch would then
+    influence each other, so models with `longrope` are limited to the original length. If a
+    configuration specifies no length, 2048 is assumed.
     """
     text = config.get_text_config()
     length = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)

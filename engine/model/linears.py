@@ -50,7 +50,7 @@ def linear_factory(dtype: torch.dtype, device: torch.device, weights: str) -> Li
 
 
 def keeps_codes(kind: LinearFactory | None) -> bool:
-    """Tell whether the layers that `kind` makes multiply with the codes of 8- or 4-bit weights."""
+    """Tell whether layers of this `kind` multiply with the codes of 8- or 4-bit weights."""
     return kind in (panels.PanelLinear, cuda_linear)
 
 

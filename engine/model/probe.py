@@ -40,8 +40,8 @@ class ProbeResult:
 
 @dataclass(slots=True)
 class Probe:
-    """What a pass has recorded: what each layer would store in the KV cache, and the masks that
-    were used.
+    """The record of a probing pass: the shapes that each layer would store in the KV cache, and the
+    masks that the pass used.
     """
 
     layers: dict[int, LayerGeometry] = field(default_factory=dict)

@@ -44,8 +44,9 @@ class Difference(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ReferenceText:
     """The tokens of a text, the network's logits [vocab] at some positions, and the limit at each
-    of these positions: the most by which a correct computation may differ. The limit is infinite at
-    a position where rounding changes the logits too much for a comparison.
+    of these positions: the largest difference from these logits that a correct computation may
+    have. The limit is infinite at a position where rounding changes the logits too much for a
+    comparison.
     """
 
     tokens: tuple[int, ...]
@@ -77,9 +78,9 @@ def typical_difference(differences: Sequence[Difference], smooth: bool) -> Diffe
     so close that rounding sends a token to another expert. The token's row of logits then differs a
     lot from the reference, although the computation is correct. A changed choice of experts affects
     single tokens at random, while a fault affects every row after some position, or every row that
-    is fed in some way. Each group holds the rows that are fed in one way and lie on one side of a
-    position. Therefore a group's median difference is large only if there is a fault. In float32,
-    the scores of two experts are never that close.
+    is fed in one particular way. Each group holds the rows that are fed in one way and lie on one
+    side of a position. Therefore a group's median difference is large only if there is a fault. In
+    float32, the scores of two experts are never that close.
     """
     ordered = sorted(differences)
     return ordered[-1] if smooth else ordered[(len(ordered) - 1) // 2]

@@ -36,8 +36,8 @@ class Ranks:
     """The processes of the other ranks, which rank 0 starts and controls."""
 
     def __init__(self, count: int, device: str, follow: Follow) -> None:
-        """Start `count` - 1 processes and connect to them. Raises Unusable if one of them ends.
-        `follow` must be importable in the started processes.
+        """Start `count` - 1 processes and connect to them. Raises Unusable if one of these
+        processes ends before it is connected. `follow` must be importable in the started processes.
         """
         self.shard = Shard(0, count)
         self._folder = TemporaryDirectory()
@@ -67,8 +67,8 @@ class Ranks:
         return f"rank {ended[0]} of the model has ended" if ended else None
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """Send an operation and its arguments to the other ranks. Rank 0 has to perform the
-        operation itself.
+        """Send an operation and its arguments to the other ranks. The operation is not executed on
+        rank 0, so the caller has to execute it there.
         """
         for pipe in self._pipes:
             with suppress(OSError):  # the rank has ended, and `lost` says so

@@ -80,7 +80,8 @@ def check_split(config: PreTrainedConfig, count: int) -> None:
 @torch.inference_mode()
 def split(network: PreTrainedModel, shard: Shard) -> None:
     """Reduce a network to the part of one rank. Raises Unusable if the network cannot be split. The
-    message of this error continues a sentence that begins with the name of the network's class.
+    message of an Unusable error continues a sentence that begins with the name of the network's
+    class.
     """
     config = network.config.get_text_config()
     for what in ("num_attention_heads", "num_key_value_heads"):

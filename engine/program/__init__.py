@@ -2,7 +2,7 @@
 recorded, the recording is translated into instructions or fused calls, and the program is verified
 with examples.
 
-The package must not contain code for particular model families: it only knows the function calls
-of a network's forward pass. Start reading in `proof`, which makes a program, then in `tape`,
-`build` and `rules`.
+The package must not contain code for particular model families: it only knows the function calls of
+a network's forward pass. To understand this package, read `proof` first, which makes a program, and
+then `tape`, `build` and `rules`.
 """

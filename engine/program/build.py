@@ -154,8 +154,8 @@ class Builder(TwinTensors):
         return found
 
     def _needed(self) -> tuple[set[int], list[torch.Tensor]]:
-        """Return the indices of the calls that must remain calls of PyTorch. Also return those
-        results of instructions that these calls or the program's caller read.
+        """Return the indices of the calls that must remain calls of PyTorch. Also return the
+        results of instructions that are read by these calls or by the program's caller.
         """
         plain, shown = set[int](), dict[int, torch.Tensor]()
         needed = [self._tapes[0].logits]

@@ -114,7 +114,7 @@ class Calls:
         return None
 
     def _added(self, add: Plain, norm: Plain) -> Plain:
-        """Return one call that computes both a sum and the norm of this sum."""
+        """Return a fused call that computes both a sum and the norm of this sum."""
         layer: RMSNorm = norm.function  # type: ignore[assignment]
         function = partial(_add_norm, layer)
         return replace(add, function=function, made=[*self._made(add), *self._made(norm)])

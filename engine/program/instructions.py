@@ -100,8 +100,8 @@ class Place:
 
 @dataclass(slots=True)
 class Written:
-    """An instruction that refers to storages by keys. When its stretch is built, the instruction is
-    converted to an `Instruction`, which refers to storages by indices.
+    """An instruction that refers to storages by keys. When the stretch that contains the
+    instruction is built, it is converted to an `Instruction`, which refers to storages by indices.
     """
 
     operation: Operation

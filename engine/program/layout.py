@@ -42,15 +42,15 @@ class Counts:
 
     def extent(self, one: int, two: int) -> Extent | None:
         """Return the linear function of the number of rows that equals `one` in the first pass and
-        `two` in the second pass. Return None if its slope is not a whole number.
+        `two` in the second pass. Return None if the slope of this function is not a whole number.
         """
         each, remainder = divmod(two - one, self.rows[1] - self.rows[0])
         return None if remainder else Extent(one - each * self.rows[0], each)
 
     def by_num_logits(self, one: int, two: int) -> Extent | None:
         """Return a linear function of the number of rows that give logits. The function equals
-        `one` in the first pass and `two` in the second pass. Return None if its slope is not a
-        whole number.
+        `one` in the first pass and `two` in the second pass. Return None if the slope of this
+        function is not a whole number.
         """
         each, remainder = divmod(two - one, self._num_logits[1] - self._num_logits[0])
         return None if remainder else Extent(one - each * self._num_logits[0], each)

@@ -93,8 +93,9 @@ class Rules(Writer):
         self.write(operation, self.layout(*given), given, number=number)
 
     def _widened(self, tensor: Twins, made: Twins) -> Twins:
-        """Return a tensor in the dtype of the result, copied if its own dtype differs. Raises Unfit
-        if the tensor would have to be converted to another dtype than float32.
+        """Return a tensor in the dtype of the result: the given tensor, or a copy if its dtype
+        differs. Raises Unfit if the tensor would have to be converted to another dtype than
+        float32.
         """
         if tensor[0].dtype == made[0].dtype:
             return tensor

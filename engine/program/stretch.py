@@ -97,7 +97,7 @@ class Stretch:
         return Instruction(*kinds, written.outer, written.inner, *views, written.layer)
 
     def _found(self, place: Place) -> View:
-        """Return the view of a place, in which an index identifies the storage instead of a key."""
+        """Return the view of a place, and store the index of the place's memory in it."""
         view = View.from_buffer_copy(place.view)
         if place.storage in self._offsets:
             view.source = 0

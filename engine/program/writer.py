@@ -100,7 +100,7 @@ class Writer:
         return view if joined and (view.row.fixed, view.row.each) == (size, 0) else None
 
     def rows(self, tensor: Twins, size: int) -> Place:
-        """Return the place of a tensor as contiguous rows of `size` numbers. If the rows of the
+        """Return where a tensor is stored, as contiguous rows of `size` numbers. If the rows of the
         tensor are not contiguous, write an instruction that copies the tensor first. Raises Unfit
         if the tensor does not have `size` numbers per row.
         """
@@ -116,8 +116,8 @@ class Writer:
         return Place(storage_of(copied[0]), view)
 
     def result(self, tensor: Twins, size: int) -> Place:
-        """Return the place to which an instruction writes a result as contiguous rows of `size`
-        numbers. Raises Unfit if `tensor` does not consist of contiguous rows of this size.
+        """Return where an instruction must write a result that consists of contiguous rows of
+        `size` numbers. Raises Unfit if `tensor` does not consist of contiguous rows of this size.
         """
         if not (view := self.whole(tensor, size)):
             raise Unfit

@@ -31,7 +31,7 @@ class Adjustment:
 
     biased: Ids
     biases: Numbers
-    seen: Ids  # positive logits of these tokens are divided by `repetition`, others multiplied
+    seen: Ids  # logits of these tokens: divided by `repetition` if positive, else multiplied
     repetition: float
     counted: Ids  # these tokens' logits are reduced by `presence` plus `frequency` per occurrence
     counts: Ids
@@ -73,7 +73,7 @@ def adjust(logits: Sequence[torch.Tensor], adjustments: Sequence[Adjustment]) ->
 
 
 def _offsets(ids: Sequence[Ids], rows: torch.Tensor) -> torch.Tensor:
-    """Return the offsets of all rows' tokens in the flattened rows, ordered by row."""
+    """Return the indices of all listed tokens in the flattened logits, row by row."""
     rows_begin = range(0, rows.numel(), rows.shape[-1])
     offsets = [begin + each for begin, each in zip(rows_begin, ids, strict=True)]
     return upload(np.concatenate(offsets), rows.device)

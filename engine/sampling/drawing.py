@@ -68,8 +68,8 @@ def draw_batch(batch: Sequence[Rows]) -> list[torch.Tensor]:
 
 
 def decided(rows: Rows, drawn: Sequence[int]) -> list[int]:
-    """Return `drawn` with every code replaced by a token that the reference implementation
-    draws.
+    """Return `drawn` with every code `UNSURE` or `NAN` replaced by a token that the reference
+    implementation draws.
     """
     logits, params, positions = rows
     left = [row for row, token in enumerate(drawn) if token < 0]
@@ -101,7 +101,8 @@ def has_device_kernel(logits: torch.Tensor) -> bool:
 
 def prepare(device: torch.device, vocabulary: int) -> str | None:
     """Compile the CUDA kernel that draws tokens, which takes seconds. Returns the reason if the
-    kernel cannot be used. Returns None if the kernel can be used, and for other devices than CUDA.
+    kernel cannot be used. Returns None if the kernel can be used, or if the device is not a CUDA
+    device.
     """
     if device.type != "cuda":
         return None
@@ -147,9 +148,7 @@ def _as_defined(batch: Sequence[Rows]) -> list[torch.Tensor]:
 
 
 def _draw_options(params: SamplingParams) -> SamplingParams:
-    """Return the options, without the seed, that still matter when tokens are drawn from adjusted
-    rows.
-    """
+    """Return only the options that affect a draw from adjusted rows, and leave out the seed."""
     if params.greedy:
         return SamplingParams()
     return SamplingParams(params.temperature, params.top_k, params.top_p, min_p=params.min_p)

@@ -43,7 +43,7 @@ class GrammarMatcher:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the completion. Raises InvalidRequest if the grammar forbids a token, or
-        if a token was drawn where the matcher could not tell which tokens are allowed.
+        if a token follows a path for which `allowed` has failed.
         """
         for path, problem in self._unknown:
             if len(path) < len(tokens) and path == list(tokens[: len(path)]):
@@ -55,9 +55,9 @@ class GrammarMatcher:
 
     def allowed(self, path: Sequence[int], count: int) -> npt.NDArray[np.bool_] | None:
         """Return, for each of the first `count` token ids, whether it may follow a path: bool
-        [count]. Returns None if the path itself is not allowed, or if the matcher cannot tell. If
-        the matcher cannot tell which tokens are allowed, `extend` raises InvalidRequest once the
-        completion is extended beyond this path.
+        [count]. Returns None if the path itself is not allowed, or if the matcher fails. If the
+        matcher fails, `extend` raises InvalidRequest once the completion is extended beyond this
+        path.
         """
         bits = self._after(path, lambda matcher: matcher.compute_bitmask())
         if bits is None:
@@ -91,10 +91,10 @@ class GrammarMatcher:
         return reached
 
     def _after(self, path: Sequence[int], look: Callable[[LLMatcher], Found]) -> Found | None:
-        """Return the result of `look` for a matcher at the end of a path. Returns None if the path
-        is not allowed, or if an error occurred. Other matchers that share the compiled grammar may
-        have used up one of its limits. Therefore, after an error, the search is repeated once with
-        a freshly compiled grammar.
+        """Move the matcher to the end of a path, call `look` with it, and return the result.
+        Returns None if the path is not allowed, or if an error occurred. Other matchers that share
+        the compiled grammar may have used up one of its limits. Therefore, after an error, the
+        search is repeated once with a freshly compiled grammar.
         """
         while True:
             self._problem = ""

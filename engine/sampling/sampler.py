@@ -1,10 +1,11 @@
 """Turn logits into the next token: apply bias and penalties, warp the distribution, add keyed
 noise, take the maximum.
 
-Every option takes the tokens before a row of logits into account, so a tree node is sampled exactly
-as if its path were part of the text. The options are applied in the same order as in transformers:
-bias, penalties, suppressed tokens, temperature, top-k, top-p, min-p. `warp` and `draws` are the
-reference implementation for all devices. The compiled kernels in `drawing` draw the same tokens.
+Options that depend on earlier tokens take a tree node's path into account, so the node is sampled
+exactly as if its path were part of the text. The options are applied in the same order as in
+transformers: bias, penalties, suppressed tokens, temperature, top-k, top-p, min-p. `warp` and
+`draws` are the reference implementation for all devices. The compiled kernels in `drawing` draw the
+same tokens.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class TokenCounts:
     """Counts how often each token occurs in a text, and updates the counts as the text grows."""
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
-        self._indices: dict[int, int] = {}  # index of each token in the two arrays
+        self._indices: dict[int, int] = {}  # index of each token in `_ids` and `_counts`
         self._ids = NONE
         self._counts = NONE
         self.add(tokens)

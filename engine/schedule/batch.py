@@ -17,7 +17,7 @@ from tandem.engine.schedule.core_waits import CoreWaits
 from tandem.engine.schedule.cost import AverageStepTimes, CostModel, StepLoad
 from tandem.protos.types import MAX_NODES
 
-UNKNOWN_PRICE = 0.1  # price of a row until the cost model has learned from a step
+UNKNOWN_PRICE = 0.1  # assumed price of a row until the cost model has learned from a step
 # maximum length of a short prefix, in tokens; longer prefixes are fed in chunks, as time allows
 SHORT_PREFIX = 16
 # after so many seconds without a decoding segment, no session counts as decoding
@@ -182,8 +182,8 @@ def add_rows(
     """Add at most `most` draft rows to the allocations, likeliest rows first, as long as the next
     row increases the step's tokens per second. A draft row is worth its cost if its acceptance
     probability is at least its price: row seconds x expected tokens / step seconds. An allocation
-    without draft rows yields 1 token. Returns the added load, the expected number of tokens of the
-    step, and the price of the next row.
+    without draft rows counts as 1 expected token. Returns the added load, the expected number of
+    tokens of the step, and the price of the next row.
     """
     waiting = [(allocation, chances(allocation.index)) for allocation in allocations]
     heap = [

@@ -29,7 +29,7 @@ RIDGE = np.diag(1e-3 / PRIOR)
 MIN_SCALE = 1e-100  # avoids division by 0 for a term that has not occurred yet
 ACTIVE = np.array(list(product((0.0, 1.0), repeat=4)))  # [16, 4] which terms may be nonzero
 BOTH_ACTIVE = ACTIVE[:, :, None] * ACTIVE[:, None, :]  # [16, 4, 4] 1 if both may be nonzero
-INACTIVE = np.eye(4) * (1 - BOTH_ACTIVE)  # [16, 4, 4] the equations "term = 0" of the other terms
+INACTIVE = np.eye(4) * (1 - BOTH_ACTIVE)  # [16, 4, 4] the equations "term = 0" of inactive terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class AverageStepTimes:
         self.token = smoothed(self.token, seconds / expected)
 
     def predicted(self, seconds: float) -> None:
-        """Lower the averages if `seconds` is less than the average. `seconds` is the newly
-        predicted duration of a step without long prompts.
+        """If `seconds` is less than the average step time, lower all averages by the same factor.
+        `seconds` is the newly predicted duration of a step without long prompts.
         """
         if seconds < self.step:
             ratio = smoothed(self.step, seconds) / self.step
@@ -171,10 +171,11 @@ class CostModel:
         """Return the terms that solve the non-negative least-squares problem exactly.
 
         In the solution, some of the 4 terms are 0, and the other terms solve the normal equations
-        of these terms alone. Therefore the solutions for all 16 subsets of terms are computed at
-        once, each from the normal equations of its terms and "term = 0" for all other terms. The
-        best solution without a negative term is used. The ridge keeps all 16 equation systems well
-        conditioned, and the terms are scaled to similar sizes.
+        that contain only these terms. Therefore the solutions for all 16 subsets of terms are
+        computed at once. For each subset, the terms outside it are fixed at 0, and the normal
+        equations of the terms inside it are solved. The best solution without a negative term is
+        used. The ridge keeps all 16 equation systems well conditioned, and the terms are scaled to
+        similar sizes.
         """
         scale = np.maximum(np.sqrt(self._gram.diagonal()), MIN_SCALE)  # [4]
         gram = self._gram / scale / scale[:, None] + RIDGE  # [4, 4]

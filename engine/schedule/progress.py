@@ -59,9 +59,7 @@ class Progress:
         return Progress(now, predicted or UNKNOWN_SECONDS, single_token, self.before)
 
     def passes(self, now: float) -> PassTimes:
-        """Return how long passes take: the times of the running pass or of the previous pass,
-        whichever is longer.
-        """
+        """Return the times of the running pass or of the previous pass, whichever took longer."""
         before = self.before or PassTimes(0.0, self.single_token)
         return max(before, self._running(now), key=lambda times: times.newest)
 

@@ -22,10 +22,10 @@ in which little was claimed provides little information, so its pace is lower. H
 at least SLOW, so all earlier trials of a session decay eventually. Therefore a source that was
 wrong, and whose proposals are no longer verified, is trusted again later.
 
-A shared trust learns from the trials of all sessions, at the pace SLOW. Trials in which nothing was
-claimed are left out. The trust for a new session starts with the sums of all sessions, scaled down
-to at most BORROWED tokens. Therefore the session's own trials soon count more, and its proposals
-are tried even if proposals in other sessions were wrong.
+A shared trust learns from the trials of all sessions, at the pace SLOW, but not from trials in
+which nothing was claimed. The trust for a new session starts with the sums of all sessions, scaled
+down to at most BORROWED tokens. Therefore the session's own trials soon count more, and its
+proposals are tried even if proposals in other sessions were wrong.
 
 The verifier keeps one trust for each source in each session, and each step is a trial. A drafter
 keeps one trust for each text, and each token of the text is a trial, whether or not the drafter has
@@ -88,8 +88,8 @@ class Trust:
 
     @property
     def margin(self) -> float:
-        """The mean difference between a draft token's corrected probability of acceptance and the
-        probability that made a row worth its cost.
+        """The average amount by which the source's corrected probabilities exceed the price of a
+        row.
         """
         return (self.gained + PRIOR) / (self.trials + 2 * PRIOR)
 

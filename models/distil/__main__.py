@@ -35,7 +35,7 @@ from tandem.protos import hub
 from tandem.protos.errors import TandemError, Unusable
 from tandem.protos.service import cores
 
-MAX_CONCURRENCY = 32  # maximum of concurrent questions, which the target answers in one batch
+MAX_CONCURRENCY = 32  # maximum number of questions that the target answers at once
 HELD_OUT = 32  # answers to the first HELD_OUT prompts are used only for measurements
 WORK = "training"  # subfolder of the draft model's folder for answers and training state
 
@@ -53,7 +53,7 @@ def read_prompts(file: Path) -> list[Prompt]:
 def questions(asked: Iterable[Prompt], known: Answers, tokens: int) -> Iterator[Question]:
     """Yield the prompts that have no answer yet, until all answers together have `tokens` tokens.
     The first HELD_OUT prompts are answered greedily, because acceptance is measured on greedy text.
-    Of the later prompts, every second one is answered greedily.
+    For all later prompts, greedy and sampled answers alternate.
     """
     for number, prompt in enumerate(asked):
         if number >= HELD_OUT and known.tokens >= tokens:

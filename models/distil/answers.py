@@ -68,8 +68,8 @@ class Answers:
 class PackedAnswers:
     """Prompts and answers as one long sequence of training tokens. `tokens`, int32 [tokens], has
     each prompt followed by its answer. `top`, int32 [tokens, TOP], has the target's likeliest next
-    tokens after each position. `logprobs`, float32 [tokens, TOP], has their log-probabilities.
-    `top` is PADDING where the next token is not part of an answer.
+    tokens after each position. `logprobs`, float32 [tokens, TOP], has the log-probabilities of the
+    tokens in `top`. `top` is PADDING where the next token is not part of an answer.
     """
 
     tokens: np.ndarray

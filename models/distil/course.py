@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 WARM_UP = 100  # steps until the learning rate reaches its peak
-MAX_HOLD = 0.6  # latest start of the learning rate's fall, as a share of the time limit
+MAX_HOLD = 0.6  # the learning rate starts to fall at the latest after this share of the time limit
 MAX_FALL = 2 / 3  # maximum length of the learning rate's fall, as a share of the steps before it
 PATIENCE = 5  # the learning rate falls after this many evaluations without better drafts
 MIN_IMPROVEMENT = 1.005  # drafts are better if their tokens per step rise by this factor

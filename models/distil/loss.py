@@ -3,9 +3,9 @@
 The loss is the divergence between the distributions of target and student. The target's
 probabilities are known only for its likeliest tokens. All tokens that are not among the target's
 likeliest count as a single token. Computing the student's softmax over the whole vocabulary would
-take most of the time. The denominator of the student's softmax is therefore exact only for tokens
-that are among the target's likeliest anywhere in the batch. The other tokens' part of the
-denominator is estimated from a random sample.
+take most of the time. Therefore the denominator of the student's softmax is approximated: tokens
+that are among the target's likeliest at any position in the batch are summed exactly, and the sum
+over all other tokens is estimated from a random sample.
 """
 
 from __future__ import annotations

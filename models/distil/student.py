@@ -64,9 +64,10 @@ class Shape:
 
     @classmethod
     def fitting(cls, vocabulary: int, parameters: int) -> Shape:
-        """Return the shape of a student with at most `parameters` parameters. The width is the
-        largest at which MIN_LAYERS layers fit. At this width, the student gets as many layers as
-        fit, up to MAX_LAYERS. Raises Unusable if there are too few parameters.
+        """Return the shape of a student with at most `parameters` parameters. The student gets the
+        largest width that leaves enough parameters for MIN_LAYERS layers. It then gets as many
+        layers as its parameters allow, up to MAX_LAYERS. Raises Unusable if there are too few
+        parameters.
         """
         width = MIN_WIDTH
         if cls(vocabulary, width, MIN_LAYERS).parameters > parameters:
@@ -132,10 +133,10 @@ def embeddings_of(student: MistralForCausalLM) -> torch.Tensor:
 
 
 def narrowed(embeddings: torch.Tensor, width: int) -> torch.Tensor:
-    """Project embeddings [entries, wide] to `width` columns. Up to a constant factor, the dot
-    products between the new embeddings are the best possible approximation of the dot products
-    between the centred old embeddings. The new embeddings have a standard deviation of 1, and a
-    random rotation spreads their variance over all columns.
+    """Project embeddings [entries, wide] to `width` columns. As in a principal component analysis,
+    the projection preserves the dot products between centred embeddings as well as possible, up to
+    a constant factor. The new embeddings have a standard deviation of 1, and a random rotation
+    spreads their variance over all columns.
     """
     centred = embeddings.double() - embeddings.double().mean(0)
     # the directions with the largest variance come last

@@ -23,9 +23,10 @@ TOP = MAX_LOGPROBS
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A `prompt`, int32 [prompt], and the `tokens` of the target's answer, int32 [answer]. For each
-    position of the answer, `top`, int32 [answer, TOP], has the target's likeliest tokens, and
-    `logprobs`, float32 [answer, TOP], has their log-probabilities at temperature 1.
+    """A `prompt`, int32 [prompt], and the `tokens` of the target's answer, int32 [answer]. `top`,
+    int32 [answer, TOP], has the target's likeliest tokens at each position of the answer.
+    `logprobs`, float32 [answer, TOP], has the log-probabilities of the tokens in `top` at
+    temperature 1.
     """
 
     prompt: np.ndarray

@@ -2,5 +2,5 @@
 and a target that edits texts.
 
 This package must not import any service, and no service imports it: models are trained before they
-are served. Start reading in `train`.
+are served. To understand this package, read `train` first, which trains the embedded pair.
 """

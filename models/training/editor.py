@@ -49,7 +49,7 @@ def examples(
     [rows, length].
     """
     rows = []
-    texts = texts.where(texts != end, line_break[0])  # without end tokens, each row is one text
+    texts = texts.where(texts != end, line_break[0])  # a row is one text, without end tokens
     for text in texts.tolist():
         old, new = int(rng.choice(text)), int(rng.choice(texts.flatten()))
         rows.append([*task(text, old, new, line_break), *edited(text, old, new), end])
@@ -57,7 +57,9 @@ def examples(
 
 
 def loss_of(model: LlamaForCausalLM, batch: torch.Tensor, answer: int) -> torch.Tensor:
-    """Return the cross-entropy of the last `answer` tokens of `batch`, int64 [rows, length]."""
+    """Return the cross-entropy on the answers, which are the last `answer` tokens of each row of
+    `batch`, int64 [rows, length].
+    """
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(batch[:, :-1], use_cache=False).logits[:, -answer:]
     return F.cross_entropy(logits.flatten(0, 1).float(), batch[:, -answer:].flatten())
@@ -65,8 +67,8 @@ def loss_of(model: LlamaForCausalLM, batch: torch.Tensor, answer: int) -> torch.
 
 @torch.no_grad()
 def accuracy(model: LlamaForCausalLM, batch: torch.Tensor, answer: int) -> float:
-    """Return which share of the last `answer` tokens of `batch`, int64 [rows, length], the model
-    predicts correctly with its likeliest token.
+    """Return the share of answer tokens that are the model's likeliest token at their position. The
+    answers are the last `answer` tokens of each row of `batch`, int64 [rows, length].
     """
     logits = model(batch[:, :-1], use_cache=False).logits[:, -answer:]
     return float((logits.argmax(-1) == batch[:, -answer:]).float().mean())

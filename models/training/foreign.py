@@ -36,7 +36,7 @@ from tandem.models.training.train import (
 
 VOCABULARY = 2048
 PAD, START, END = "<pad>", "<s>", "</s>"  # special tokens with the ids 0, 1 and 2
-# "don't" is one word; each digit is a piece, and so is each space that is not followed by a word
+# splits text into words ("don't" is one), single digits, punctuation, and other single spaces
 WORDS = r" ?[\p{L}']+|\p{N}| ?[^\s\p{L}\p{N}']+|\s"
 STORIES, CHARACTERS = 200, 800  # number of measured stories, and characters of each
 

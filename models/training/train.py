@@ -70,9 +70,9 @@ def schedule(progress: float, step: int) -> float:
 def losses(
     target: LlamaForCausalLM, draft: LlamaForCausalLM, batch: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two losses on `batch`, int64 [rows, length + 1]: the target's cross-entropy on the
-    text, and the draft model's cross-entropy against a mixture of the target's distribution and the
-    text's next tokens.
+    """Return the losses of both models on `batch`, int64 [rows, length + 1]. The target's loss is
+    its cross-entropy on the text. The draft model's loss is its cross-entropy against a mixture of
+    the target's distribution and the text's next tokens.
     """
     ids, text = batch[:, :-1], batch[:, 1:].flatten()
     with torch.autocast("cpu", torch.bfloat16):

@@ -55,7 +55,7 @@ class Service:
                 raise Unusable(problem)
             failed = 0 if served else failed + 1
             if failed == MAX_FAILED_STARTS:
-                often = f"the {self.role} failed to start again {failed} times"
+                often = f"the {self.role} did not restart in {failed} attempts"
                 raise Unusable(f"{often}: {problem}")
             report("restarting", {"role": self.role})
             await asyncio.sleep(PAUSE_SECONDS * 2**failed)
@@ -99,7 +99,7 @@ class Service:
         assert self.process is not None and self.process.stdout is not None
         async for line in self.process.stdout:
             fields = process.announcement(line)
-            if fields is None:  # a library printed the line
+            if fields is None:  # not an announcement, but output of a library
                 sys.stderr.write(line.decode(errors="replace"))
                 continue
             event = self.stage = fields.pop("event")

@@ -24,7 +24,7 @@ from tandem.protos.transport import rpc
 HOST = "127.0.0.1"
 PORT, HTTP_PORT = 50051, 8000
 SHARED_GPU_COST = 1.0  # draft cost if both services take turns on one GPU
-# practically unlimited, because `tandem up` ends at once if the verifier cannot start
+# wait for the verifier practically forever, because `tandem up` ends if the verifier cannot start
 LOADING_SECONDS = 86400
 NO_DRAFTS = Path("none")  # value of --draft that turns drafts off
 Setting = Path | str | int | bool | None
@@ -204,8 +204,8 @@ def _device(given: Mapping[str, Setting]) -> str:
 
 
 def _numa(given: Mapping[str, Setting]) -> int | None:
-    """Return the NUMA node to which a service is bound, or None if no node is configured. An
-    invalid value also gives None, because the service itself rejects it.
+    """Return the NUMA node to which a service is bound, or None if no node is configured. For
+    an invalid value, this function also returns None, because the service itself rejects the value.
     """
     node = str(given.get("numa", ""))
     return int(node) if node.isdecimal() else None

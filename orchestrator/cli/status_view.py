@@ -80,8 +80,8 @@ def held_lines(services: Iterable[Named]) -> list[str]:
 
 
 def _held(replica: api.ReplicaStatus) -> tuple[str, ...]:
-    """Return a service's cells for the columns of HELD, except for the first one, the service's
-    name. A value that the service does not report is shown as NOTHING.
+    """Return the table cells of a service for all columns of HELD except the first, which is the
+    service's name. A value that the service does not report is shown as NOTHING.
     """
     size, inexact = replica.weights_bytes, f"no: {replica.exactness.removeprefix(INEXACT)}"
     return (

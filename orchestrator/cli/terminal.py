@@ -114,7 +114,7 @@ class Completion:
         text = self._stream.push(drafted)[0] if self._stream else chunk.text * bool(drafted)
         if self._stream:
             self._stream.push(chunk.token_ids[-1:])
-        # the chunk lacks text of its tokens if a stop string was cut off or is held back
+        # a chunk's text is shorter than its tokens if a stop string was cut off or is held back
         if not chunk.text.startswith(text):
             text = ""
         self._print(text, ACCEPTED)

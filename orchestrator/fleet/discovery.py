@@ -49,7 +49,7 @@ class AddressHysteresis:
 
 async def resolve(source: str) -> tuple[str, ...]:
     """Look up and return the current addresses of a source. If a name has IPv4 and IPv6 addresses,
-    only the IPv4 addresses are returned, because each replica has one address of each kind. Raises
+    only the IPv4 addresses are returned, so that a replica with both is not returned twice. Raises
     OSError if the source cannot be reached, and ValueError if it contains something that is not an
     address.
     """

@@ -1,6 +1,6 @@
 """Prometheus metrics of the replicas that the front end knows.
 
-Every replica is asked periodically what it serves. Replicas that have left get no time series.
+Every replica is asked periodically what it serves. Replicas that have left are not exported.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 
 async def never() -> None:
-    """Wait until cancelled: the default for a client whose right to register is never revoked."""
+    """Wait until cancelled, for a client whose right to register drafters is never revoked."""
     await asyncio.Event().wait()
 
 
@@ -65,8 +65,8 @@ class Terms:
 
 @dataclass(slots=True, eq=False)
 class RegisteredDrafter:
-    """An active registration of a drafter. A link uses the registration in place of a call of
-    `DrafterService.Propose`, and only once.
+    """An active registration of a drafter. A link uses the registration instead of calling
+    `DrafterService.Propose`. Each registration can be used only once.
     """
 
     name: str

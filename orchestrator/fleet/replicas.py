@@ -28,7 +28,7 @@ PAUSE_SECONDS = 0.1  # seconds between two attempts to reach a verifier at start
 PROBE_PAUSE_SECONDS = 0.25  # seconds between two probes of the verifiers
 # time limit of a probe; short, so that a lost verifier makes health NOT_SERVING within 2 s
 PROBE_SECONDS = 1.0
-MAX_REPLACED_PROBES = 20  # give up after this many probes in a row find only another model
+MAX_REPLACED_PROBES = 20  # give up if this many successive probes find only another model
 
 log = structlog.get_logger()
 
@@ -45,7 +45,7 @@ class ModelProbe(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RegisteredProbe:
-    """Answers probes of a registered drafter with what it has reported, without a call."""
+    """Answers probes of a registered drafter from its newest message, without calling it."""
 
     registry: Registry
     name: str

@@ -18,8 +18,8 @@ DEFAULT_QUOTA = Quota()
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many requests may run and how many may wait. `of` is the suffix of the settings that
-    define the limits, such as `_per_client`.
+    """How many requests may run and how many may wait. `of` is the suffix in the names of the
+    settings that define the limits, such as `_per_client`.
     """
 
     running: int

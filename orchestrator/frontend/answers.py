@@ -77,8 +77,8 @@ class Answers:
         self, request: Request, progress: RequestProgress | None = None
     ) -> AsyncGenerator[Chunk | Answer | None, None]:
         """Yield chunks with the tokens that the client has not received yet, then the complete
-        answer. While there is no new chunk, yield None every IDLE_SECONDS. Once the request is
-        validated, `progress` gets its answer builder. Raises a TandemError if the request fails.
+        answer. While there is no new chunk, yield None every IDLE_SECONDS. After the request is
+        validated, its answer builder is stored in `progress`. Raises a TandemError on failure.
         """
         arrived = time.monotonic()
         checks.check_resumable(request, self._served)
@@ -128,7 +128,7 @@ class Answers:
                         break
 
     async def _prepared(self, request: Request, arrived: float) -> Prepared:
-        """Set the grammar that a request's tools require, test it, and prepare the run."""
+        """Add the grammar that a request's tools require, test it, and prepare the run."""
         own = request.sampling.grammar
         request = with_calls(request, self._chat, self._served.special_tokens)
         if self._grammars:
@@ -142,7 +142,7 @@ class Answers:
 
     def _prepare(self, request: Request, arrived: float) -> Prepared:
         """Return the run of a request, and its answer builder with the tokens that the client
-        already has. Must be called in a thread, because long prompts take long to tokenise.
+        already has. Must run in a worker thread, because tokenising long prompts takes long.
         """
         run, stopping = checks.checked(request, self._served, self._tokenise), request.stopping
         run = replace(run, traceparent=request.traceparent)
@@ -157,8 +157,9 @@ class Answers:
         return run, AnswerBuilder(run, stream, self._metrics, arrived, message, prompt)
 
     def _prompt_part(self, request: Request, tokens: tuple[int, ...]) -> PromptPart:
-        """Return the text and token ids with which the answer repeats the prompt. With `echo`, the
-        text is the prompt itself or, if the prompt is not a string, its decoded tokens.
+        """Return the prompt's text and token ids if the request wants them repeated in the answer.
+        With `echo`, the text is the prompt itself or, if the prompt is not a string, its decoded
+        tokens.
         """
         text = request.prompt if request.echo else ""
         if not isinstance(text, str):
@@ -167,7 +168,7 @@ class Answers:
         return PromptPart(text, tokens if shown else ())
 
     def _reading(self, prompt: object, tokens: tuple[int, ...]) -> Reading | None:
-        """Return how to parse the answer to a chat; None if the prompt is not a chat."""
+        """Return the parser settings for the answer to a chat; None if the prompt is not a chat."""
         if not isinstance(prompt, Conversation):
             return None
         tail = self._tokenizer.decode(tokens[-PROMPT_TAIL:], skip_special_tokens=False)

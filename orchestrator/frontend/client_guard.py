@@ -69,7 +69,9 @@ class CertificateAuthenticator:
         return _certified(certificate)
 
     def owner(self, context: Any) -> Owner:
-        """Return the owner named by the certificate. Its right to register is never revoked."""
+        """Return the client named by the certificate, as the owner of the drafters that it
+        registers. The client's right to register drafters is never revoked.
+        """
         return Owner(common_name(context))
 
 
@@ -111,8 +113,9 @@ class ClientFileAuthenticator:
         raise Unauthenticated("the token belongs to no known client")
 
     def owner(self, context: Any) -> Owner:
-        """Return the caller as an owner. Its right to register is revoked as soon as the clients
-        file changes or drops the caller's entry.
+        """Return the caller as the owner of the drafters that it registers. The caller's right to
+        register drafters is revoked as soon as the clients file changes or drops the caller's
+        entry.
         """
         identity = self.identity(context)
         assert identity

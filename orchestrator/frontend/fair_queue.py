@@ -151,9 +151,9 @@ class FairQueue:
 
     def _start(self, ready: list[ClientQueue]) -> QueueEntry:
         """Start the next request of the client that needs the least additional credit. All ready
-        clients receive this amount of credit. A client that has to wait therefore needs less
-        additional credit the next time. This has the same effect as a round of deficit round robin
-        that starts exactly one request.
+        clients receive as much credit as the started client lacked, so the clients that still wait
+        need less additional credit the next time. This has the same effect as a round of deficit
+        round robin that starts exactly one request.
         """
         first = min(ready, key=self._missing_credit)
         missing = self._missing_credit(first)

@@ -107,8 +107,8 @@ class History:
         self._kept: deque[tuple[float, Totals]] = deque(maxlen=buckets + 1)
 
     def add(self, now: float, totals: Totals) -> None:
-        """Record the totals up to now. New totals replace earlier totals of the same bucket, but
-        never the very first totals.
+        """Record the totals at the time `now`. They replace earlier totals of the same bucket, but
+        the first totals ever recorded are never replaced.
         """
         if len(self._kept) > 1 and self._bucket(self._kept[-1][0]) == self._bucket(now):
             self._kept.pop()

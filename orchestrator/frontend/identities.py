@@ -97,8 +97,8 @@ class Identities:
         self._entries = read(file)
 
     def of_token(self, token: str) -> Identity | None:
-        """Return the client that owns a token; None for an unknown token. Against timing attacks,
-        the duration of the lookup does not depend on the token.
+        """Return the client that owns a token; None for an unknown token. To prevent timing
+        attacks, the duration of the lookup does not depend on the token.
         """
         self._refresh()
         given, found = hashlib.sha256(token.encode()).hexdigest(), None

@@ -47,8 +47,8 @@ class RequestLog:
         self._ended = ended
 
     def reporting(self, ended: Callable[[str], None]) -> RequestLog:
-        """Return a log for another protocol, which shares the counters of this log. The new log
-        calls `ended` with the status code of each request that it logs itself.
+        """Return a second log, for another protocol, that uses the same counters as this log. The
+        second log calls `ended` with the status code of each request that is logged through it.
         """
         log = RequestLog(ended)
         log.ends = self.ends

@@ -39,12 +39,12 @@ CLOCK_SECONDS = 0.25  # a deadline that is closer than this counts as passed
 MUTE_SECONDS = 60.0  # a call fails if the client reads nothing for this long
 NO_AUTHENTICATION = NoAuthentication()
 ServicerContext: TypeAlias = "aio.ServicerContext[Any, Any]"
-STREAM_FIELDS = ("resume_from", "received")  # fields outside of the nested `request`
+STREAM_FIELDS = ("resume_from", "received")  # top-level fields, not in the nested `request`
 
 
 def with_stream_paths(handler: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
     """Wrap a streaming handler so that its errors name invalid fields with the prefix `request.`.
-    Names in STREAM_FIELDS get no prefix.
+    The fields in STREAM_FIELDS get no prefix, because they are not part of the nested `request`.
     """
 
     @wraps(handler)
@@ -164,8 +164,9 @@ def timed_out(context: ServicerContext) -> Callable[[], bool]:
 
 async def _send(context: ServicerContext, response: api.StreamGenerateResponse) -> None:
     """Send one response of a stream to the client. Raises DeadlineExceeded if flow control delays
-    the response for MUTE_SECONDS. gRPC delivers that error when the client reads again. The client
-    can then retry and continue the stream. Raises CancelledError if the client has disconnected.
+    the response for MUTE_SECONDS. gRPC reports DeadlineExceeded to the client once the client reads
+    again, so that the client can retry and continue the stream. Raises CancelledError if the client
+    has disconnected.
     """
     try:
         async with asyncio.timeout(MUTE_SECONDS):

@@ -174,8 +174,8 @@ class HttpApi:
 
     def _named(self, app: ASGIApp) -> ASGIApp:
         """Wrap `app` so that every request has an id, which is logged and sent back. The client can
-        choose the id. If it sends no valid id, the id is random. While the service drains, every
-        response closes its connection, so that clients connect to another instance.
+        choose the id, and a request without a valid id gets a random id. While the service drains,
+        every response closes its connection, so that clients connect to another instance.
         """
 
         async def call(scope: Scope, receive: Receive, send: Send) -> None:

@@ -35,8 +35,8 @@ class NotJson(InvalidRequest):
 @dataclass(slots=True)
 class BodyReader:
     """Reads request bodies, and counts the bytes of the bodies in memory. All bodies together may
-    have `max_bytes` bytes. The bodies of one client may have the fraction OWNER_FRACTION of this
-    limit.
+    have `max_bytes` bytes. The bodies of one client may use at most the fraction OWNER_FRACTION of
+    `max_bytes`.
     """
 
     max_bytes: int = MAX_BYTES_HELD

@@ -33,7 +33,7 @@ from tandem.protos.service.drain import Drain
 from tandem.protos.service.tasks import background
 
 MUTE_SECONDS = 60.0  # seconds after which a client that reads nothing is disconnected
-# number of events without output, at 4 per second and choice, after which a comment is sent
+# A comment is sent after this many events without output per choice (4 events per second).
 EVENTS_PER_COMMENT = 20
 BODY = "http.response.body"
 COMMENT = b": alive\n\n"
@@ -75,11 +75,11 @@ class Delivery:
     frontend: Frontend
     body: GenerationBody
     choices: tuple[Choice, ...]
-    # maps field names of a chat to those of the body
+    # maps each field name of a chat body to the name that the client's body uses
     words: Mapping[str, str] = field(default_factory=dict)
     _started: bool = field(default=False, init=False)
-    _quiet: int = field(default=0, init=False)  # events without a token
-    # the answers by the index of their choice
+    _quiet: int = field(default=0, init=False)  # number of events without output
+    # complete answers, keyed by the index of the choice
     _answers: dict[int, Answer] = field(default_factory=dict, init=False)
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
@@ -132,8 +132,8 @@ class Delivery:
     async def _stream(
         self, reply: Reply | ResponsesReply, event: Chunk | Answer | None, begun: bool, send: Send
     ) -> None:
-        """Send the output that an event adds to the stream. After a number of events without
-        output, send a comment, which keeps the connection alive.
+        """Send the output that a chunk or the complete answer adds to the stream. After a number of
+        events without output, send a comment, which keeps the connection alive.
         """
         pieces = (
             []
@@ -184,7 +184,9 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, None])
 
 
 async def _send(send: Send, **message: Any) -> None:
-    """Send a message to the client. Raises ReadsNothing if this takes longer than MUTE_SECONDS."""
+    """Send a message to the client. Raises ReadsNothing if the client does not accept the message
+    within MUTE_SECONDS.
+    """
     try:
         async with asyncio.timeout(MUTE_SECONDS):
             await send(message)

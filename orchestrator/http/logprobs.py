@@ -57,7 +57,7 @@ class CompletionLogprobs:
 
     texts: TokenTexts
     _decoder: codecs.IncrementalDecoder = field(default_factory=UTF_8, init=False)
-    _characters: int = field(default=0, init=False)  # complete characters in all tokens so far
+    _characters: int = field(default=0, init=False)  # number of complete characters so far
 
     def of(self, ids: Sequence[int], found: Sequence[TokenLogprobs]) -> Json:
         """Return the log-probabilities and text offsets of the next tokens of the completion."""

@@ -175,9 +175,8 @@ class Reply:
 
 
 def usage(answers: Sequence[Answer], each: int) -> Json:
-    """Return the token usage of all choices, with the accepted and rejected draft tokens. Each
-    group of `each` consecutive choices shares one prompt. The tokens of that prompt are counted
-    once.
+    """Return the token usage of all choices, with the accepted and rejected draft tokens. `each` is
+    the number of choices per prompt. The tokens of each prompt are counted only once.
     """
     prompt = sum(answer.prompt_tokens for answer in answers[::each])
     completion = sum(len(answer.token_ids) for answer in answers)

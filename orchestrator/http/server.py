@@ -37,8 +37,8 @@ LAST_SECONDS = 1  # seconds that unfinished answers get when the server stops
 class _Connection(H11Protocol):
     """An HTTP connection with time limits. The head of the first request must arrive within
     HEAD_SECONDS after the connection was made. Each further request must begin to arrive within
-    IDLE_SECONDS. Its head must then be complete within HEAD_SECONDS. Each request's state contains
-    the common name of the client's certificate.
+    IDLE_SECONDS, and its head must be complete within HEAD_SECONDS after that. Each request's state
+    contains the common name of the client's certificate.
     """
 
     _head: asyncio.TimerHandle | None = None
@@ -63,8 +63,9 @@ class _Connection(H11Protocol):
         super().data_received(data)
 
     def on_response_complete(self) -> None:
-        """Start the time limit of the next request if a part of it has already arrived. Uvicorn
-        calls this method when a response has been sent. Uvicorn itself closes idle connections.
+        """If a part of the next request has already arrived, start the time limit for its head.
+        Uvicorn calls this method when a response has been sent. Uvicorn itself closes idle
+        connections.
         """
         super().on_response_complete()
         self._forget()

@@ -12,7 +12,7 @@ from tandem.orchestrator.requests.text import REPLACEMENT, special_tokens
 from tandem.protos.tokenizer import SPACE
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-# bytes that a byte-level vocabulary writes as the character with the same code point
+# bytes that byte-level vocabularies represent by the character with the same code point
 VISIBLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 
 

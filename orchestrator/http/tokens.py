@@ -30,9 +30,9 @@ class TokenizerApi:
     model: ModelDescription
 
     async def of_prompt(self, asked: Tokenized, request: Request) -> Json:
-        """Return the token ids of a prompt, their number and, if requested, the vocabulary's entry
-        of each token. `request` contains the prompt and its owner. Also raises Busy if too many
-        requests run or wait.
+        """Return the token ids of a prompt and the number of tokens. If requested, also return each
+        token's string in the vocabulary. `request` contains the prompt and its owner. Raises Busy
+        if too many requests run or wait.
         """
         self._check(asked.body.model)
         try:

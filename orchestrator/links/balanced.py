@@ -198,8 +198,8 @@ class BalancedLink(Generic[Sent, Received]):
                 link.close(session_id, turn)
 
     def on_connected(self) -> None:
-        """Tell every subscriber that has no stream that a replica is connected. A subscriber with a
-        stream stays at its replica.
+        """Tell the subscribers without an open stream that a replica is connected. A subscriber
+        with a stream stays at its replica.
         """
         placed = {placement.subscriber for placement in self._streams.values()}
         for subscriber in [each for each in self._subscribers if each not in placed]:

@@ -136,10 +136,10 @@ class Link(Generic[Sent, Received]):
             began = monotonic()
             try:
                 await self._run_call()
-            except Exception as error:  # whatever a service does, the link must connect again
+            except Exception as error:  # the link must reconnect after any error
                 problem = status.problem_of(error)
             if self._responses == seen:
-                self.problem = ""  # the service with the problem no longer responds
+                self.problem = ""  # the service that had the problem no longer responds
             if self.connected:
                 if monotonic() - began > most:  # the pause grows if each call ends early
                     pause = BACK_OFF_SECONDS[0]

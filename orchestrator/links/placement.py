@@ -20,8 +20,8 @@ log = structlog.get_logger()
 class SessionAffinity:
     """The replicas of one session. `held` are the replicas that may hold the session, the newest
     last. `refused` are the replicas that reported a failure. `lost` are the replicas whose
-    connection was lost before they sent an item. Both sets are cleared when an item arrives.
-    `left_at` is the time at which the session last left a slow replica.
+    connection was lost before they sent an item. When an item arrives, `refused`
+    and `lost` are cleared. `left_at` is the time at which the session last left a slow replica.
     """
 
     session_id: bytes
@@ -41,8 +41,8 @@ class SessionAffinity:
 
     def nearest(self, candidates: Collection[str]) -> Collection[str]:
         """Return the candidates to try first. Lost candidates are excluded, unless all candidates
-        were lost. If the replica that had the session last is among the rest, only this replica is
-        returned.
+        were lost. If one of the remaining candidates is the session's newest replica, only this
+        candidate is returned.
         """
         steady = [name for name in candidates if name not in self.lost] or candidates
         last = next(reversed(self.held), "")

@@ -25,7 +25,7 @@ from tandem.protos.streams import PassTimes
 
 SLACK = 4  # how many more sessions a replica may have than the least loaded one
 SLOW_SECONDS = 1.0  # a replica counts as slow only if its forward pass takes longer than this
-SLOW_FACTOR = 4.0  # a slow replica takes more than this many times as long as the fastest other
+SLOW_FACTOR = 4.0  # a slow replica takes more than this multiple of the time of the fastest other
 CONFIRM_SECONDS = 0.5  # seconds that a replica must be slow before its sessions move away
 EJECTION_SECONDS = (10.0, 320.0)  # seconds of the first and of the longest ejection
 

@@ -76,8 +76,8 @@ class AnswerBuilder:
         message: MessageStream | None = None,
         prompt: PromptPart = PromptPart(),
     ) -> None:
-        """`message` parses the answer to a chat; it is None for other requests. The
-        log-probabilities of `prompt` are added by later steps.
+        """`message` parses the answer to a chat; it is None for other requests. Later steps add the
+        log-probabilities to `prompt`.
         """
         self._request = request
         self._stream = stream
@@ -179,8 +179,8 @@ class AnswerBuilder:
         return replace(self._prompt, logprobs=tuple(self._prompt_logprobs))
 
     def _left(self) -> RunRequest:
-        """Return a request for the rest of the answer. If the text is complete, the rest is only
-        log-probabilities of the prompt.
+        """Return a request for the rest of the answer. If the text is complete, the request asks
+        only for the missing log-probabilities of the prompt.
         """
         request = replace(self._request, prompt_logprobs_from=1 + len(self._prompt_logprobs))
         if self._ended:
@@ -198,7 +198,7 @@ class AnswerBuilder:
         return Chunk("", (), len(self._tokens))
 
     def _parts(self, text: str) -> tuple[Part, ...]:
-        """Return the message parts that `text` completes, or all remaining parts at the end."""
+        """Parse text of a chat's answer, and return the message parts that are now final."""
         if not self._message:
             return ()
         parts = self._message.push(text)
@@ -220,7 +220,7 @@ class AnswerBuilder:
             metrics.finished[finish].inc()
 
     def _received(self) -> Step:
-        """Return a step with the tokens that the client already has, up to the answer's end."""
+        """Return a step with the tokens that the client has, without those after the end."""
         generation = Generation.of(replace(self._request, completion=()))
         tokens = generation.extend(generation.length, self._request.completion)
         text, used = self._stream.push(tokens)

@@ -34,7 +34,7 @@ END_MARK = "CONTINUE_FINAL_MESSAGE_TAG"  # marks the final message's end, as in 
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """The settings of the formats in which the model writes tool calls and reasoning."""
+    """The names of the formats in which the model writes tool calls and reasoning."""
 
     tools: str = AUTO
     reasoning: str = AUTO
@@ -44,7 +44,7 @@ DEFAULT_FORMATS = Formats()
 
 
 class _Generation(ext.Extension):
-    """Renders `{% generation %}` blocks without the tag, which only matters for training."""
+    """Renders `{% generation %}` blocks as their content; the tag only matters for training."""
 
     tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
 
@@ -97,7 +97,7 @@ class ChatTemplate:
         return None, f"{problem}; set --tool-format to one of {known}"
 
     def of(self, conversation: Conversation) -> ChatTemplate:
-        """Return the template that renders a conversation: this one or the one for tools."""
+        """Return this template or, for a conversation with tools, the template for tools."""
         return self._for_tools if conversation.tools and self._for_tools else self
 
     def render(self, conversation: Conversation) -> str:
@@ -130,11 +130,11 @@ class ChatTemplate:
         return _cut(text) if conversation.continue_final_message else text
 
     def reading(self, conversation: Conversation, prompt_end: str) -> Reading:
-        """Return how to parse the answer to a conversation whose prompt ends with `prompt_end`."""
+        """Return the parser settings for the answer to a prompt that ends with `prompt_end`."""
         if (other := self.of(conversation)) is not self:
             return other.reading(conversation, prompt_end)
         names = [tool.name for tool in conversation.tools]
-        if conversation.tool_choice != "auto":  # the grammar then allows only tool calls
+        if conversation.tool_choice != "auto":  # a grammar allows only tool calls
             return Reading(FORMATS["json"], names, conversation.parallel_tool_calls)
         return Reading(
             self.tools if names else None,
@@ -166,8 +166,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _cut(text: str) -> str:
-    """Cut off a prompt at the end of its final message. Spaces at the end of the message are kept
-    if the template kept them. Raises InvalidRequest if the template omitted the message.
+    """Remove everything after the final message from a prompt. Spaces at the end of the message are
+    kept if the template kept them. Raises InvalidRequest if the prompt lacks the message.
     """
     before, cut, after = text.rpartition(END_MARK)
     if not cut:
@@ -213,7 +213,7 @@ def _plain(message: ChatMessage) -> dict[str, Any]:
     ]
     known: dict[str, Any] = {name: text for name, text in given.items() if text}
     if message.reasoning_content:
-        known["thinking"] = message.reasoning_content  # the name that some templates use
+        known["thinking"] = message.reasoning_content  # some templates use this name
     if calls:
         known["tool_calls"] = calls
     return {"role": message.role, "content": message.content} | known

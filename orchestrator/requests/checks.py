@@ -21,9 +21,9 @@ from tandem.protos.types import DraftShape, ModelDescription
 from tandem.protos.wire.sampling import problems
 
 MAX_STOP_STRINGS = 16
-MAX_STOP_CHARACTERS = 1024  # characters of a stop string, which is searched for after each token
+MAX_STOP_CHARACTERS = 1024  # maximum length of a stop string
 MAX_STOP_TOKENS = 4096
-MAX_REQUEST_ID = 128  # characters
+MAX_REQUEST_ID = 128  # maximum number of characters
 OVERFLOW = "context_length_exceeded"  # OpenAI's code for a prompt that is too long
 
 
@@ -41,7 +41,7 @@ class ServedModel:
     description: ModelDescription
     shape: DraftShape  # the default draft shape
     max_prompt_bytes: int  # bytes of the longest text that may fit into the context
-    special_tokens: Mapping[str, int]  # ids of the special tokens, by their text
+    special_tokens: Mapping[str, int]  # maps the text of each special token to its id
     generation: GenerationDefaults = NO_DEFAULTS
 
 

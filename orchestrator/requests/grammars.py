@@ -1,5 +1,5 @@
 """Test the grammars of requests in a separate process before the requests run. If the test of a
-grammar takes too long, only that process is killed.
+grammar takes too long, the test process is killed, and the orchestrator keeps running.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ TOO_LONG = f"takes more than {TRIAL_SECONDS:g} s to compile or to match"
 
 
 class GrammarTrials:
-    """Tests grammars with the tokenizer of a model, in a process that the first test starts. `ends`
-    are the model's end tokens.
+    """Tests grammars with a model's tokenizer in a separate process, which is started by the first
+    test. `ends` are the model's end tokens.
     """
 
     def __init__(self, model: Path, ends: Sequence[int]) -> None:
@@ -112,8 +112,9 @@ def trial(compiler: GrammarCompiler, grammar: Grammar) -> str:
 
 
 def main(model: str, *ends: str, limit: Callable[[float], object]) -> None:
-    """Test the grammars on standard input, one per line, until the input ends. `limit` is called
-    with the CPU seconds that a test may take, and with 0 after the test.
+    """Test the grammars on standard input, one per line, until the input ends. Before each test,
+    `limit` is called with the CPU seconds that the test may take. After the test, `limit` is called
+    with 0, which removes the limit.
     """
     compiler = GrammarCompiler(lambda: tokenizer_of(Path(model)), tuple(map(int, ends)))
     compiler.compiled(Grammar(GrammarKind.REGEX, "a"))  # loads the tokenizer in advance

@@ -47,8 +47,9 @@ class Message:
 
 
 class ReasoningEnd:
-    """Splits a growing text into the reasoning between `<think>` and `</think>` at its beginning,
-    and the rest. If there is reasoning, white space around both parts is dropped.
+    """Splits a growing text into reasoning and the rest. Reasoning is text between `<think>` and
+    `</think>` at the beginning. If there is reasoning, white space around the reasoning and around
+    the rest is dropped.
     """
 
     def __init__(self, begun: bool) -> None:
@@ -97,7 +98,7 @@ class ReasoningEnd:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How to parse an answer, which may contain tool calls and reasoning."""
+    """Parser settings for an answer that may contain tool calls and reasoning."""
 
     tools: ToolFormat | None = None
     known: Collection[str] = ()  # names of the conversation's tools
@@ -108,7 +109,9 @@ class Reading:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The markers that the parser needs in the text, even if they are special tokens."""
+        """The markers of reasoning and tool calls, which must not be left out of the decoded text
+        even if they are special tokens.
+        """
         marks = (THINK, THOUGHT) if self.reasoning else ()
         return marks + (self.tools.markers if self.tools else ())
 

@@ -24,9 +24,9 @@ from tandem.protos.types import (
     Schedule,
 )
 
-# initial number of levels, which the heuristic schedule then adapts
+# number of draft levels with which the heuristic schedule starts
 HEURISTIC_LEVELS = 8
-LOCKSTEP_LEVELS, LOCKSTEP_NODES = 4, 8  # small, because every proposed node is verified
+LOCKSTEP_LEVELS, LOCKSTEP_NODES = 4, 8  # small, because in lockstep every proposed node is verified
 MAX_PROMPT_LOGPROBS = 1 << 18  # limit on log-probabilities per prompt; they fit into 4 MiB
 
 

@@ -23,7 +23,7 @@ CHOICES: Mapping[str, type[Enum]] = {"rule": Rule, "method": Method, "schedule":
 
 
 def digest(text: str) -> bytes:
-    """Return 16 bytes that nobody can guess without knowing the text."""
+    """Return a 16-byte hash of a text, which nobody can compute without knowing the text."""
     return hashlib.sha256(text.encode()).digest()[:16]
 
 
@@ -202,7 +202,7 @@ class Request:
     cache_scope: bytes = b""
     client_id: bytes = b""  # digest of the client or connection whose quota the request uses
     malformed: tuple[Violation, ...] = ()
-    traceparent: str = ""  # the client's span, as in W3C's header of this name
+    traceparent: str = ""  # the client's trace span, as in W3C's `traceparent` header
     subclient_id: bytes = b""  # a client's subclients take turns in starting requests
     quota: Quota = Quota()
     # default of `max_new_tokens`, reduced if the context has less room

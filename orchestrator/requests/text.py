@@ -16,7 +16,7 @@ from tandem.protos.tokenizer import tokenizer_of
 
 PROMPT_TAIL = 8  # number of last prompt tokens that affect how the next tokens are decoded
 CHARACTER_TOKENS = 4  # a character has at most 4 bytes, each of which may be a token
-REPLACEMENT = "\ufffd"  # decoded from bytes that form no character
+REPLACEMENT = "\ufffd"  # the decoder's output for bytes that form no character
 NO_TOKENS: Mapping[int, str] = {}
 
 
@@ -29,8 +29,8 @@ def load_tokenizer(model: Path) -> Tokenizer:
 
 
 def longest_token(tokenizer: Tokenizer) -> int:
-    """Return the number of bytes of the longest token as the vocabulary writes it. The result is at
-    least 4, since a token may represent a character of 4 bytes.
+    """Return the length in bytes of the longest token, in the notation of the vocabulary. The
+    result is at least 4, since a token may represent a character of 4 bytes.
     """
     return max(4, *(len(token.encode()) for token in tokenizer.get_vocab()))
 
@@ -64,7 +64,7 @@ class TextStream:
         self._min_tokens = min_tokens
         self._visible = visible
         self._held = ""
-        self._ignored = 0  # length of the start of the held text in which no stop string may end
+        self._ignored = 0  # no stop string may end within this many characters of `_held`
         tail = self._tail(prompt)
         decoded = "".join(map(self._decoded, tail))
         self._pending = tokenizer.decode(tail).removeprefix(decoded)  # prompt text still held back
@@ -96,7 +96,7 @@ class TextStream:
         """Return the text that a token adds; empty if the token ends within a character."""
         try:
             piece = self._stream.step(self._tokenizer, token)
-        except Exception:  # the held bytes never became a character, and are dropped
+        except Exception:  # the held bytes form no character, so they are dropped
             self._stream = DecodeStream(skip_special_tokens=True)
             for newest in self._newest:
                 self._stream.step(self._tokenizer, newest)

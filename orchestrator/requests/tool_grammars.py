@@ -81,9 +81,10 @@ def grammar_of(
 
 
 def _headed(tools: Sequence[Tool], marker: int | None) -> Grammar:
-    """Return a grammar that allows any text in which valid arguments follow the head of each call.
-    `marker` is a special token, which a text rule cannot match, so the grammar has a separate rule
-    for it.
+    """Return a grammar that allows any text. However, where the text contains the beginning of a
+    call of one of the tools, only valid arguments may follow. `marker` is the id of a special
+    token. Since text rules cannot match special tokens, the grammar has a separate rule for the
+    marker.
     """
     numbers = range(len(tools))
     parts = [f"call_{number}" for number in numbers]

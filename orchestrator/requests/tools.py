@@ -14,10 +14,10 @@ from pydantic_core import from_json
 
 from tandem.orchestrator.requests.request import ToolCall
 
-Piece: TypeAlias = str | ToolCall  # content, or a call without an id
+Piece: TypeAlias = str | ToolCall  # content, or a tool call that has no id yet
 ARGUMENTS = ("arguments", "parameters")  # keys under which models write a call's arguments
 VALUE = r'\{\s*["}]|\[\s*\{\s*"'  # how the JSON of a call begins
-BEGUN = r"(?:\{\s*|\[\s*(?:\{\s*)?)?\Z"  # an incomplete call's JSON at the end of a text
+BEGUN = r"(?:\{\s*|\[\s*(?:\{\s*)?)?\Z"  # the start of a call's JSON at the end of a text
 NAME, SEPARATORS = r"[\w.-]{1,128}", (";", ",")
 
 
@@ -125,8 +125,8 @@ class CallFinder:
     def __init__(
         self, form: ToolFormat, known: Collection[str], strict: Collection[str] = ()
     ) -> None:
-        """A call without a marker counts only if it names a `known` tool. In a bare format, a call
-        of a `strict` tool counts only if it begins as the tool's grammar requires.
+        """A call without a marker is recognised only if it names a `known` tool. In a bare format,
+        a call of a `strict` tool is recognised only if it begins as the tool's grammar requires.
         """
         self._form = form
         self._known = frozenset(known)
@@ -178,7 +178,7 @@ class CallFinder:
         return [content] if content else []
 
     def _ended(self, end: int) -> Sequence[Piece] | None:
-        """Return the calls up to `end`, or the whole text if it has none; None if `end` is -1."""
+        """Return the held text before `end`, as tool calls if it has any; None if `end` is -1."""
         if end < 0:
             return None
         whole, self._held, self._json = self._held[:end], self._held[end:], None
@@ -210,7 +210,7 @@ class CallFinder:
 
 
 def calls_in(text: str, name: str = "") -> tuple[ToolCall, ...]:
-    """Return the calls in a JSON text. If `name` is given, the text is only a call's arguments."""
+    """Return the calls in a JSON text, which has only the arguments if `name` is given."""
     try:
         value = json.loads(text, parse_constant=_no_constant)
         if name:

@@ -14,14 +14,17 @@ from dataclasses import dataclass, replace
 
 from tandem.protos.streams import Commit
 
-PATIENCE = 32  # useless steps (no accepted token) before a pause; half as many before the next
+# number of useless steps (without an accepted token) before the first pause; after a pause, half
+# as many useless steps lead to the next pause
+PATIENCE = 32
 ROUND_TRIPS = 4  # a pause begins only after useless steps during this many round trips
-PAUSES = 1.0, 3.0  # seconds of the first and the longest pause; each is twice the one before
+# seconds of the first and the longest pause; each pause is up to twice as long as the one before
+PAUSES = 1.0, 3.0
 
 
 @dataclass(slots=True)
 class DraftBackoff:
-    """Decides about pauses of the drafter, for one opening of a session."""
+    """Decides when the drafter is paused, during one opening of a session."""
 
     arrived: bool = False  # whether a proposal has come since the newest step
     _in_vain: int = 0  # number of useless steps, minus those that accepted tokens cancel

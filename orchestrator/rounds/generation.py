@@ -30,7 +30,7 @@ class Finish(Enum):
 class RunRequest:
     """A validated request, completed with defaults. `completion` contains tokens that the client
     already has. `prompt_logprobs` is the number of likeliest tokens to report at each position of
-    the prompt. The report begins at position `prompt_logprobs_from`.
+    the prompt. These log-probabilities are reported from position `prompt_logprobs_from` on.
     """
 
     request_id: str

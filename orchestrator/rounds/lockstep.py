@@ -24,12 +24,12 @@ from tandem.protos.streams import Commit, Proposal
 
 SECONDS_WEIGHT, GAIN_WEIGHT = 0.25, 0.125  # weights of the newest value in moving averages
 OUTLIER_FACTOR = 2.0  # step times are capped at this many times their average
-WAIT_FACTOR = 2  # longest wait for a proposal, relative to the time that it saves
-MISSED_FACTOR = 4  # assumed delay of a missing proposal, relative to the time it may save
+WAIT_FACTOR = 2  # maximum wait for a proposal, as a multiple of the time that it should save
+MISSED_FACTOR = 4  # assumed delay of a missing proposal, as a multiple of the time it could save
 FIRST_GAIN, TRIAL_GAIN = 2.0, 1.0  # assumed tokens gained per proposal: at first, in later trials
 TRIAL_STEPS = 64  # after this many steps of one kind, drafted or plain, the other kind is tried
 FIRST_TRIAL = 8  # steps without a draft before the first trial; the number then doubles
-MAX_SLOWDOWN = 4  # maximum slowdown of a drafter for which the verifier does not wait
+MAX_SLOWDOWN = 4  # a verifier that does not wait delays proposals by at most this factor
 ASSUMED_STEP_SECONDS = 0.02  # assumed seconds of a step until one is measured
 MAX_PENDING = 64  # maximum number of lengths whose proposals are still expected
 RUN_STEPS = 32  # plain steps measured together, because their commits may arrive at once
@@ -51,7 +51,7 @@ class WaitPolicy:
     in_a_row: int = 0  # number of successive steps with a draft; negative: without a draft
     round_trip: float = 0.0
     newest_delay: float = math.inf  # delay of the newest proposal; math.inf if it is missing
-    trial_interval: int = FIRST_TRIAL  # steps without a draft before a trial, per token of `gain`
+    trial_interval: int = FIRST_TRIAL  # number of plain steps before a trial, divided by `gain`
     steps_since_trial: int = 0  # steps without a draft since the newest trial
     trial_due: bool = False  # whether to wait for the next proposal as a trial
 
@@ -75,9 +75,9 @@ class WaitPolicy:
 
     @property
     def steps_ahead(self) -> int:
-        """The number of steps for which the verifier gets empty proposals in advance. The number
-        begins at one. It grows with each successive plain step, until the steps span about two
-        round trips.
+        """The number of steps for which the verifier gets empty proposals in advance. At first
+        and after a step with a draft, this number is one. Each successive plain step adds one,
+        until the empty proposals last for about two round trips.
         """
         enough = 2 + 2 * self.round_trip / (self.plain_seconds or ASSUMED_STEP_SECONDS)
         return int(min(1 + max(0, -self.in_a_row), enough, MAX_STEPS_AHEAD))
@@ -185,7 +185,7 @@ class Lockstep:
             self._handle = self._timer.call_later(seconds, partial(self._give_up, length))
 
     def proposal_came(self, behind: int, length: int) -> bool:
-        """Record that a proposal for the length `behind` arrived when the text has `length` tokens.
+        """Record a proposal made for the length `behind`. The text now has `length` tokens.
         Returns whether the verifier waits for this proposal, in which case the caller must send it.
         """
         now = self._timer.now()

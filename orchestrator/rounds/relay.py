@@ -23,11 +23,11 @@ from tandem.protos.errors import Busy, SessionMiss, TandemError, is_transient
 from tandem.protos.streams import Commit, Decoding, Drafting, EncodedProposal, Flow, Proposal
 from tandem.protos.types import NO_DRAFT_SHAPE, Method, Rule
 
-PAUSE_AT, RESUME_AT = 64, 16  # unread steps at which the verifier is paused and resumed
+PAUSE_AT, RESUME_AT = 64, 16  # numbers of unread steps at which to pause and resume the verifier
 VERIFIER_PAUSES = (0.05, 1.0)  # minimum and maximum seconds before a verifier's stream is reopened
 DRAFTER_PAUSES = (0.2, 2.0)
 VERIFIER_LOST_SECONDS = 30.0  # seconds without a verifier after which the request ends
-VERIFIER_BUSY_SECONDS = 600.0  # seconds of only Busy errors after which the request ends
+VERIFIER_BUSY_SECONDS = 600.0  # the request ends after this many seconds of only Busy errors
 # maximum size of a proposal in bytes; a full tree with its distributions is smaller
 LARGEST_PROPOSAL = 256 << 10
 

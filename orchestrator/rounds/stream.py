@@ -60,8 +60,8 @@ class ServiceLink(Protocol[SentContra, ReceivedCo]):
     @property
     def load(self) -> tuple[float, float]:
         """The `price` and the seconds per token that the service reports. `price` is the lowest
-        acceptance probability at which a node is worth verifying. Both are 0 if they are not
-        reported.
+        acceptance probability at which a node is worth verifying. A value that is not reported
+        is 0.
         """
 
     def subscribe(self, subscriber: Subscriber[ReceivedCo]) -> None:

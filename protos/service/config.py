@@ -56,7 +56,7 @@ Section = Annotated[dict[str, str | Any], BeforeValidator(lambda section: sectio
 
 
 class ServiceConfig(ListeningSettings):
-    """The settings that every service has, such as `TANDEM__VERIFIER__PORT` in the environment."""
+    """The settings that every service has. A verifier reads `port` from TANDEM__VERIFIER__PORT."""
 
     model_config = SettingsConfigDict(
         frozen=True,
@@ -114,9 +114,9 @@ class ServiceConfig(ListeningSettings):
 
 
 class ExternalSettings(BaseSettings):
-    """The settings of each role in the environment, such as `TANDEM__VERIFIER__PORT`, and in the
-    file, such as `port` in the section `verifier`. The names and values of the settings are not
-    checked yet.
+    """Each role's settings from environment variables, such as `TANDEM__VERIFIER__PORT`, and from
+    the YAML file, such as `port` in the section `verifier`. The names and values of the settings
+    are not checked yet.
     """
 
     model_config = SettingsConfigDict(
@@ -142,8 +142,8 @@ class Help(HelpFormatter):
 
 def external_settings(file: Path | str | None = None) -> ExternalSettings:
     """Read the settings of the environment and of a YAML file, by default the one that
-    `TANDEM_CONFIG` names. Raises Unusable if the environment or the file is invalid, or has a role
-    that does not exist.
+    `TANDEM_CONFIG` names. Raises Unusable if the environment or the file is invalid, or names an
+    unknown role.
     """
     for variable in map(str.upper, os.environ):
         role, _, name = variable.removeprefix(PREFIX).partition("__")
@@ -195,7 +195,7 @@ def completed(kind: type[Config], role: str, given: Mapping[str, Any]) -> Config
 def _completed(
     kind: type[Config], role: str, first: PydanticBaseSettingsSource, file: Any
 ) -> Config:
-    """Read a role's settings from `first`, then from environment and file, then from defaults."""
+    """Read a role's settings. `first` overrides environment and file, which override defaults."""
     more = getattr(external_settings(file), role)
     _refuse_unknown(role, more, file, kind.model_fields.keys() - {"config"})
     try:

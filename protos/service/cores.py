@@ -16,8 +16,8 @@ CPUS, NODES = "sys/devices/system/cpu", "sys/devices/system/node"
 def usable(root: Path = ROOT, numa: int | None = None) -> int:
     """Return how many physical cores of a NUMA node the process may use. By default, the node with
     the most usable cores is counted. A container's CPU limit lowers the result, but not below 1.
-    Hardware threads and other nodes do not count, because two threads of a core multiply no faster
-    than one, and the memory of another node is slow.
+    A core counts once even if it has two hardware threads, because two threads of a core multiply
+    no faster than one. Other nodes do not count, because access to their memory is slow.
     """
     allowed = _allowed()
     shares = (own & allowed for node, own in nodes(root).items() if numa in (None, node))

@@ -68,7 +68,7 @@ class Drain:
         self._over.set()
 
     async def leave(self, seconds: float) -> None:
-        """Accept new work for `seconds` more seconds, in which clients learn that the service is
+        """Accept new work for `seconds` more seconds, while clients learn that the service is
         stopping. After `cut` this method returns at once.
         """
         self.leaving = True

@@ -75,7 +75,7 @@ class Pages:
 
 def metrics_page(registry: CollectorRegistry) -> WSGIApplication:
     """Return a page with the metrics of a registry, in the format that the client accepts. With
-    `?compat=vllm` the page has only the metrics that mean the same in vLLM, under vLLM's names.
+    `?compat=vllm` the page has only the metrics that vLLM has too, under vLLM's names.
     """
     from prometheus_client import make_wsgi_app
 
@@ -162,8 +162,8 @@ class _InTime(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read into `buffer` within the time that is left. Then reset the timeout of the
-        connection, so that writing has the full time.
+        """Read into `buffer` within the time that is left. Afterwards the connection's timeout is
+        restored, so that writes have the full time.
         """
         if (left := self._until - time.monotonic()) <= 0:
             raise TimeoutError

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 ALIVE, READY = "/healthz", "/readyz"
-ANSWER_SECONDS = 5.0  # time limit for the event loop; probes should wait longer
+ANSWER_SECONDS = 5.0  # the event loop must answer in this time; probes should wait longer
 
 
 def add_probes(pages: Pages, problems: Callable[[], Sequence[str]]) -> None:

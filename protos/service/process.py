@@ -68,8 +68,8 @@ def announcement(line: bytes) -> dict[str, str] | None:
 
 
 def refuse(role: str, problem: TandemError) -> Never:
-    """End the process with exit code 1. The reason goes to the parent process or, without one, to
-    standard error.
+    """End the process with exit code 1. The reason is announced to the parent process if there
+    is one, and otherwise written to standard error.
     """
     if os.environ.get(CHILD):
         announce("failed", role=role, problem=str(problem))

@@ -1,5 +1,5 @@
 """Exports Tandem's metrics under vLLM's names, so that dashboards and queries for vLLM work. Only
-metrics that mean the same in vLLM are included.
+metrics that vLLM defines in the same way are included.
 """
 
 from __future__ import annotations

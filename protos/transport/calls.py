@@ -21,8 +21,8 @@ USUAL_CODES = (
     *("UNAVAILABLE", "INTERNAL", "UNAUTHENTICATED", "PERMISSION_DENIED"),
 )
 DURATION_BUCKETS = (0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60)
-# Because clocks differ, a deadline may have passed for the caller while the server still sees some
-# time left: this many seconds, or this fraction of the time limit if that is more.
+# Because clocks differ, a deadline may have passed for the caller while some time is left on the
+# server: at most NEAR_SECONDS or NEAR_FRACTION of the time limit, whichever is longer.
 NEAR_SECONDS, NEAR_FRACTION = 0.05, 0.02
 
 Code = Callable[[str], None]

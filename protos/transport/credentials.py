@@ -59,8 +59,8 @@ def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
 
 
 def server_name(address: str, role: str) -> str:
-    """Return the name that a peer's certificate must contain. It is the host of the peer's address.
-    If the host is an IP address, which may change, it is the peer's role instead.
+    """Return the name that a peer's certificate must contain. This name is the host of the
+    peer's address. If the host is an IP address, which may change, the name is the peer's role.
     """
     host, _ = split(address.removeprefix(DNS))
     try:

@@ -1,4 +1,4 @@
-"""Guards decide who may call which methods. A port's guard is asked before every call, and lets all
+"""Guards decide who may call which methods. The guard of a port checks every call, and lets all
 health checks pass.
 """
 

@@ -40,7 +40,7 @@ class Health(health_pb2_grpc.HealthServicer):
         self._changed = asyncio.Event()
 
     def report(self, owner: str, problem: str | None) -> None:
-        """Record why an owner cannot serve now. A `problem` of None means that it can serve."""
+        """Record why an owner cannot serve now. If `problem` is None, the owner can serve."""
         if self._problems.get(owner) == problem:
             return
         if problem:
@@ -79,8 +79,8 @@ class Health(health_pb2_grpc.HealthServicer):
         self._notify()
 
     def close(self) -> None:
-        """Report that the process ends and nothing serves any more. Every Watch call receives this
-        status and ends.
+        """Report that no service is available any more, because the process ends. Every Watch call
+        receives this status and ends.
         """
         self._closed = True
         self._notify()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 
-ROUND_TRIP_WINDOW = 32  # number of answers over which longer round trips are averaged
+ROUND_TRIP_WINDOW = 32  # an increase is averaged over about this many answers
 
 
 class RoundTrip:
@@ -33,8 +33,8 @@ class RoundTrip:
         """Update the round-trip time from an answer. Returns whether the answer is the first to
         show that messages up to `clock` were read. The other end answers only when it has something
         to send, so a long measured time may only mean that it was idle. A measurement that is
-        shorter than the current value therefore replaces it. A longer one raises the value
-        slightly, and only if the other end is `busy`.
+        shorter than the current value therefore replaces it. A longer measurement raises
+        the value slightly, and only if the other end is `busy`.
         """
         if not self.newest < clock <= now:
             return False

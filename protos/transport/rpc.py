@@ -52,7 +52,7 @@ CLIENT_OPTIONS = [
     # connection; without the timeout a frozen peer goes unnoticed
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 2000),  # despite the name, the timeout of one attempt
+    ("grpc.min_reconnect_backoff_ms", 2000),  # in fact, the timeout of a connection attempt
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
 SERVER_OPTIONS = [
@@ -81,8 +81,8 @@ class Security:
 
 def connect(address: str, tls: Tls | None = None, role: str = "orchestrator") -> aio.Channel:
     """Return a channel to a Tandem service. The channel connects when it is first used, and
-    reconnects after a lost connection. `role` is the name that the certificate of a peer at an IP
-    address must have. Raises Unusable if `tls` cannot be used.
+    reconnects after a lost connection. If the host is an IP address, the peer's certificate must
+    have the name `role`. Raises Unusable if `tls` cannot be used.
     """
     if tls is None:
         return aio.insecure_channel(address, options=CLIENT_OPTIONS)
@@ -147,12 +147,12 @@ async def serving(
 ) -> AsyncIterator[str]:
     """Context manager that serves one or several servicers; yields the address.
 
-    Reports to `health` apply to every service. At the end, no service is SERVING any more, but the
-    port stays open for new calls until `leave(lame_duck_seconds)` returns. Then the port is closed,
-    and running calls continue until `drained` returns. Without `leave` the port stays open until
-    `drained` returns. Without `drained` running calls have a few seconds to end. `calls` counts
-    every call, even a refused one. Other servers may listen at a `shared` port, too. Raises
-    Unusable if the port is taken.
+    A problem reported to `health` affects all services. At the end, every service is reported as
+    NOT_SERVING, but the port stays open for new calls until `leave(lame_duck_seconds)` returns.
+    Then the port is closed, and running calls continue until `drained` returns. Without `leave` the
+    port stays open until `drained` returns. Without `drained` running calls have a few seconds to
+    end. `calls` counts every call, even a refused one. Other servers may listen at a `shared` port,
+    too. Raises Unusable if the port is taken.
 
     gRPC cancels calls that arrive while it closes a port. Connections therefore get a maximum age
     below the lame-duck time, so that load balancers move clients to other servers first.

@@ -35,8 +35,8 @@ def encode_prompt_logprobs(
 def decode_prompt_logprobs(
     message: verifier_pb2.Decoding,
 ) -> streams.PromptLogprobs | None:
-    """Return the request for log-probabilities of the context that an opening contains, or None if
-    it contains none. Raises InvalidRequest if the request is invalid.
+    """Return the request for prompt log-probabilities in the message that opens a stream, or None
+    if the message has no such request. Raises InvalidRequest if the request is invalid.
     """
     if not message.HasField("prompt_logprobs"):
         return None

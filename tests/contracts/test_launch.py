@@ -81,7 +81,7 @@ async def test_a_child_that_cannot_start_any_more_is_given_up_after_growing_paus
     # replaces the sleep of this module alone: processes of other tests go on sleeping
     monkeypatch.setattr(launch, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": sleep}))
     program = once(tmp_path / "marker", SERVES, REFUSES)
-    with pytest.raises(Unusable, match="the verifier failed to start again 3 times: no room"):
+    with pytest.raises(Unusable, match="the verifier did not restart in 3 attempts: no room"):
         await child(program).live(lambda event, fact: events.append(event))
     assert events == ["serving", *["restarting"] * 3]
     assert pauses == [0.001, 0.002, 0.004]

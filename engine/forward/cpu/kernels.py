@@ -19,8 +19,8 @@ from tandem.engine.forward.cpu.builds import SOURCES, runnable
 from tandem.engine.forward.cpu.paths import Paths
 from tandem.engine.forward.dense import AttentionOptions
 
-# a call that reads at least this many numbers runs on all threads: at this size, two threads take
-# 60 us instead of 100 us; at a fifth of this size, a second thread saves no time
+# A call that reads at least this many numbers runs on all threads. At this size, a call takes 60 us
+# with two threads and 100 us with one. At a fifth of this size, a second thread saves no time.
 WORTH_SHARING = 1 << 17
 
 

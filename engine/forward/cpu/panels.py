@@ -28,8 +28,8 @@ Multiply = Callable[[torch.Tensor, torch.Tensor | None, torch.dtype], torch.Tens
 
 class PanelLinear(nn.Module):
     """An `nn.Linear` for inference on a CPU, [..., in] -> [..., out]. The object holds one layer if
-    the weight is [out, in], and several layers if the weight is [layers, out, in]. If `rounded`,
-    outputs are rounded to the dtype of the rows; otherwise outputs stay float32 sums.
+    the weight is [out, in], and several layers if the weight is [layers, out, in]. If `rounded` is
+    set, outputs are rounded to the dtype of the rows; otherwise outputs stay float32 sums.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:

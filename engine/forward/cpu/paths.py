@@ -1,5 +1,5 @@
 """Find the keys that each row of a step attends to: the keys of the cached tokens before the tree,
-and the keys on the row's own path through the tree. All functions are pure.
+and the keys on the row's own path through the tree. All functions of this module are pure.
 
 No key is moved or copied to compute attention: each row lists the slots of the keys that it attends
 to. The branches of a tree therefore need no mask and can all be fed in the same step.
@@ -23,9 +23,9 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """The keys that each row attends to, as int64 tensors. Row i first attends to prefixes[i] keys,
-    and tables[i] is the index in `pages` of the first page of these keys. A page has `page` slots.
-    Row i then attends to the keys in slots[tails[i] : tails[i + 1]].
+    """The keys that each row attends to, as int64 tensors. Row i attends to a prefix of prefixes[i]
+    keys, and to the keys in slots[tails[i] : tails[i + 1]]. The pages of the prefix begin at
+    pages[tables[i]]. A page has `page` slots.
     """
 
     pages: torch.Tensor  # [pages of all sessions]

@@ -1,7 +1,7 @@
-"""Use the compiled kernels in layers that multiply rows by a weight of their own, without an inner
-linear layer. The router of a mixture of experts is an example of such a layer. Such a layer still
-runs its own code, and the kernels replace only its matrix product. Trials with random rows
-determine which layers of a network can use the kernels in this way.
+"""Use the compiled kernels in layers that call `functional.linear` with a weight of their own. The
+router of a mixture of experts is an example of such a layer. The kernels replace only the layer's
+matrix product, and the rest of the layer's code still runs. Trials with random rows determine which
+layers of a network can use the kernels in this way.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Batch invariance of cuBLAS: a row's result should not depend on the number of rows in its pass.
-Settings prevent most differences, and a trial finds the pass sizes with bitwise equal results.
+The settings of cuBLAS prevent most differences. A trial finds the pass sizes for which results are
+bitwise equal.
 
 If cuBLAS splits sums over thread blocks, the split depends on the number of rows. Without a
 workspace, cuBLAS does not split sums. cuBLAS also chooses kernels by the number of rows, and some
@@ -30,7 +31,7 @@ BASE = 64  # a pass with up to this many rows takes hardly longer than a pass wi
 
 
 def disable_split_k() -> None:
-    """Stop cuBLAS on all CUDA devices from splitting sums and from rounding incomplete sums. The
+    """Stop cuBLAS on all CUDA devices from splitting sums and from rounding partial sums. The
     process must not have run a matrix product on a CUDA device before, because cuBLAS reads the
     size of its workspace at the first product.
     """
@@ -54,8 +55,8 @@ def invariant_sizes(
 ) -> tuple[int, ...]:
     """Return the pass sizes for which every row's logits have the same bits as in passes of `BASE`
     rows. The trial feeds one session of random tokens. The length of the session is the largest
-    pass size that fits the model and the pool. Pass sizes that do not fit are left out, but `BASE`
-    is always returned.
+    pass size that fits the model and the pool. Pass sizes that do not fit the model or the pool are
+    left out, but `BASE` is always returned.
     """
     fitting = [size for size in sizes if size <= longest]
     table = None

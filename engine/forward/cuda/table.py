@@ -131,7 +131,7 @@ def padding_passes(layout: KVLayout, exact: bool, sizes: Sequence[int] = SIZES) 
 
 
 def prefix_lengths(positions: Array) -> Array:
-    """Return the length of each row's prefix, which depends only on the row's position."""
+    """Return each row's prefix length. It depends only on the row's position."""
     prefixes: Array = np.maximum(positions // STEP * STEP - REACH, 0)
     return prefixes
 

@@ -191,9 +191,9 @@ def _request(
     given = {name: getattr(body, name) for name in SAMPLING}
     sampling = {name: value for name, value in given.items() if value is not None}
     if body.seed is not None:
-        sampling["seed"] = body.seed % (MAX_INT64 + 1)  # gRPC's seeds are unsigned
+        sampling["seed"] = body.seed % (MAX_INT64 + 1)  # the gRPC API has no negative seeds
     if body.top_k is not None:
-        sampling["top_k"] = max(0, body.top_k)  # vLLM's -1 switches top_k off
+        sampling["top_k"] = max(0, body.top_k)  # vLLM clients send -1 for "off"; Tandem uses 0
     biases = sorted((int(token), bias) for token, bias in (body.logit_bias or {}).items())
     return Request(
         prompt,

@@ -1,7 +1,7 @@
 """The parts of request bodies: number types, messages, tools and response formats.
 
-A field that no class declares causes an error that names the field. The module `tolerance` removes
-some such fields in advance.
+A field that no class declares causes an error that names the field. Fields that do not affect the
+answer cause no error, because the module `tolerance` removes them in advance.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def _json_object(value: str) -> str:
 
 
 def _single(value: float) -> float:
-    """Round to a 32-bit float, as gRPC does, so that both APIs generate the same text."""
+    """Round a number to a 32-bit float, as gRPC does, so that HTTP and gRPC requests with the same
+    options generate the same text.
+    """
     try:
         (rounded,) = struct.unpack("<f", struct.pack("<f", value))
     except OverflowError:
@@ -52,7 +54,7 @@ class Body(BaseModel):
 
 
 class StreamOptions(Body):
-    """The stream options: whether the last event reports the token usage."""
+    """The stream options, which say whether the stream's last event reports the token usage."""
 
     include_usage: bool | None = None
 

@@ -81,7 +81,7 @@ class ChatBody(GenerationBody):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Count | None = None
-    add_generation_prompt: bool | None = None  # this field and the next are vLLM's
+    add_generation_prompt: bool | None = None  # this field and the next exist only in vLLM's API
     chat_template_kwargs: dict[str, Any] | None = None
     # passed to the chat template as an argument of this name
     reasoning_effort: str | None = None
@@ -90,7 +90,7 @@ class ChatBody(GenerationBody):
     tools: Annotated[list[ToolBody], Field(fail_fast=True)] | None = None
     tool_choice: Literal["auto", "none", "required"] | ChoiceBody | None = None
     parallel_tool_calls: bool | None = None
-    continue_final_message: bool | None = None  # this field and the next are vLLM's
+    continue_final_message: bool | None = None  # this field and the next exist only in vLLM's API
     echo: Literal[False] | None = None
 
     @model_validator(mode="after")

@@ -17,7 +17,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "verbosity": ("medium",),
-    "skip_special_tokens": (True,),  # this field and all that follow are vLLM's
+    "skip_special_tokens": (True,),  # this and the following fields exist only in vLLM's API
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
     "use_beam_search": (False,),
@@ -29,7 +29,7 @@ OF_OPTIONS = ("continuous_usage_stats", "include_obfuscation")  # ignored in `st
 OF_MESSAGES = ("annotations", "id")  # ignored in messages that a client sends back
 OF_CALLS = ("index",)  # ignored in tool calls that a client sends back
 OF_PARTS = ("cache_control",)  # ignored in the parts of messages, and in tools
-VERBATIM = (  # fields that keep their nulls, because a schema may contain nulls
+VERBATIM = (  # fields from which nulls are not removed, because a schema may contain nulls
     *("tools", "text"),
     *("guided_json", "response_format", "structured_outputs"),
 )
@@ -63,7 +63,7 @@ def without_effect(body: Json) -> tuple[Json, tuple[str, ...]]:
 
 def is_neutral(name: str, value: object) -> bool:
     """Whether this value of an option has the same effect as leaving the option out. The values `1`
-    and `true` are different.
+    and `true` count as different, although they are equal in Python.
     """
     return any(type(value) is type(each) and value == each for each in NEUTRAL[name])
 

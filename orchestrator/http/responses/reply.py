@@ -18,8 +18,8 @@ from tandem.orchestrator.rounds.generation import Finish
 
 @dataclass(frozen=True, slots=True)
 class WholeResponse:
-    """Replaces `Head` for `/v1/responses`, where a response has exactly one choice. The type of the
-    last event marks the end of a stream, so no end marker is sent.
+    """Provides the methods of `Head` for `/v1/responses`, where a response has exactly one choice.
+    The type of the last event marks the end of a stream, so no end marker is sent.
     """
 
     done = b""

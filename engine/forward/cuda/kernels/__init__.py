@@ -1,5 +1,5 @@
-"""Triton kernels for CUDA devices. Kernels must not know sessions: they get rows and slots. Start
-reading in `attend`.
+"""Triton kernels for CUDA devices. Kernels must not depend on sessions: their inputs are rows and
+slots. To understand this package, read `attend` first.
 
 The result of a row depends only on the row's own input and position, and on the shapes of the
 weights. Neither the order of a sum nor the compiled variant of a kernel depends on the number of

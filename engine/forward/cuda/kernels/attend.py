@@ -3,8 +3,9 @@ prefixes of the rows, chunk by chunk. The second kernel attends to the tail of e
 the result with the results for the chunks of the row's prefix.
 
 The position of a row alone determines where its keys are split into prefix and tail, and in which
-order they are summed. A block of keys may be visible to some rows of a run and hidden from others.
-A block that is hidden from a row adds exact zeros to the sums of that row.
+order they are summed. The rows of a run are processed together, so a block of keys may be visible
+to some of these rows and hidden from others. A block that is hidden from a row adds exact zeros to
+the sums of that row.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ def inside_nucleus(
     CHUNK: tl.constexpr,
 ):
     """Return the best token that a row's top-k, top-p and min-p keep, or UNSURE if rounding could
-    change this token. `token` and `logit` belong to the best token before filtering. `gap` is the
-    difference between that token's sum of score and noise and the second highest sum.
+    change this token. `token` and `logit` describe the best token before filtering. `gap` tells by
+    how much that token's sum of score and noise exceeds the second highest sum.
     """
     floor = -float("inf")
     verdict = REMOVED
@@ -138,8 +138,8 @@ def _masses(logits_at, inverse, logit, floor, top, vocabulary, CHUNK: tl.constex
     """Compare the likelihood of all tokens with that of one token, whose logit is given. Tokens
     with logits below `floor` are ignored. Some tokens are certainly likelier than the given token,
     and others may be equally likely, such as the given token itself. Return four results: the mass
-    of the likelier tokens, the mass of both kinds together, the mass of all tokens, and the number
-    of tokens that may be equally likely.
+    of the likelier tokens, the mass of the likelier and the possibly equally likely tokens
+    together, the mass of all tokens, and the number of tokens that may be equally likely.
     """
     lane, reach = tl.arange(0, CHUNK), EQUAL * tl.abs(logit - top)
     above = tl.zeros((CHUNK,), tl.float32)
