@@ -130,8 +130,8 @@ class OrchestratorConfig(ServiceConfig):
     )
     registration_token: Token | None = Field(
         default=None,
-        description="token with which drafters register; if neither this token nor clients is set,"
-        " no drafter can register",
+        description="token with which drafters register; without this setting and the clients"
+        " setting, no drafter can register",
     )
     max_registered: int = Field(
         default=64, ge=1, description="maximum number of registered drafters"

@@ -1,8 +1,8 @@
 """A token tree that keeps growing ahead of its session's text. Commits re-root the tree, and a node
 is sent once it is among the best nodes.
 
-The tree is a step input to the model thread. `session_text` determines which nodes may be fed, and
-`token_tree` determines which nodes are best.
+The model thread takes its input for a step from the tree. `session_text` determines which nodes
+may be fed, and `token_tree` determines which nodes are best.
 """
 
 from __future__ import annotations

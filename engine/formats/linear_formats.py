@@ -77,8 +77,8 @@ def _in_order(group_of: torch.Tensor | None, groups: int) -> torch.Tensor | None
 
 
 def gptq(tensors: Tensors, inputs: int, first: int) -> StoredLinear:
-    """Read a GPTQ layer. Each word of the layer's codes [n, out] holds the codes of neighbouring
-    inputs. `first` is added to the stored zeros: 1 in version 1 of the format, else 0.
+    """Read a GPTQ layer. The codes are packed: each word of [n, out] holds the codes of
+    neighbouring inputs. `first` is added to the stored zeros: 1 in version 1 of the format, else 0.
     """
     words = tensors["qweight"]
     code = _code(32 * words.shape[0] / inputs)
@@ -87,8 +87,8 @@ def gptq(tensors: Tensors, inputs: int, first: int) -> StoredLinear:
 
 
 def awq(tensors: Tensors, inputs: int) -> StoredLinear:
-    """Read an AWQ layer. Each word of the layer's codes [in, n] holds the codes of 8 neighbouring
-    outputs, in the order of AWQ_PLACES. Raises Unusable if the layer is not stored in the 4-bit
+    """Read an AWQ layer. The codes are packed: each word of [in, n] holds the codes of 8
+    neighbouring outputs, in the order of AWQ_PLACES. Raises Unusable if the layer is not stored in the 4-bit
     GEMM version of AWQ.
     """
 

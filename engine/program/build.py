@@ -175,8 +175,8 @@ class Builder(TwinTensors):
         return plain, list(shown.values())
 
     def _parts(self, plain: set[int]) -> tuple[list[int], list[int | list[Written]]]:
-        """Return the calls that depend on no instruction, so they can run first. Also return the
-        rest of the program in order: calls, and lists of the instructions between them. Calls are
+        """Return the calls that use no instruction's result, so they can run first. Also return
+        the rest of the program in order: calls, and lists of the instructions between them. Calls are
         given by their indices.
         """
         early, late = list[int](), list[int | list[Written]]()

@@ -53,7 +53,7 @@ PORT = typer.Option(help="port of the client API (50051); 0 picks a free one", m
 HTTP = "port of the HTTP API; 0 picks a free one; default: 8000 if it is free, or 0 if --port is 0"
 HTTP_PORT = typer.Option(help=HTTP, min=0, max=65535)
 CELLS = typer.Option(help="number of processes that answer requests (default: 1)", min=1)
-SHARE_PORTS = typer.Option(help="let all cells listen at one port (default: each at its own port)")
+SHARE_PORTS = typer.Option(help="all cells share one port; by default, each cell has its own port")
 THREADS = typer.Option(
     help="CPU threads of the target model; default: cores of one NUMA node, minus one", min=1
 )

@@ -128,7 +128,7 @@ class Answers:
                         break
 
     async def _prepared(self, request: Request, arrived: float) -> Prepared:
-        """Add the grammar that a request's tools require, test it, and prepare the run."""
+        """Add the grammar that a request's tools require, test it, and prepare decoding."""
         own = request.sampling.grammar
         request = with_calls(request, self._chat, self._served.special_tokens)
         if self._grammars:

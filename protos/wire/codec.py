@@ -202,7 +202,7 @@ def encode_model(model: types.ModelDescription) -> common_pb2.ModelDescription:
 
 
 def decode_model(message: common_pb2.ModelDescription) -> types.ModelDescription:
-    """Convert a message to a model's description."""
+    """Convert the protobuf message that describes a model."""
     return types.ModelDescription(
         message.name,
         message.tokenizer_fingerprint,

@@ -78,8 +78,8 @@ def _linear_of_codes(
 ):  # fmt: skip
     """Compute out[row, n] = row . weight[n] + bias[n]. The products of inputs and codes are first
     summed over a group of inputs, and this sum is then multiplied by the group's scale. The codes
-    are the left operand of each matrix product. The rows are the columns of the right operand, so a
-    pass with few rows computes few columns. Each output is summed over the inputs in ascending
+    are the left operand of each matrix product. Each input row is a column of the right operand, so
+    a pass with few rows computes few columns. Each output is summed over the inputs in ascending
     order, for every value of ROWS.
     """
     KIND: tl.constexpr = rows.dtype.element_ty

@@ -33,7 +33,7 @@ def _gated_linear(
 ):  # fmt: skip
     """Compute out[row, n] = activation(row . weight[n]) * (row . weight[size + n]). Intermediate
     results are rounded as if the operations ran separately. The weights are the left operand of
-    each matrix product. The rows are the columns of the right operand, so a pass with few rows
+    each matrix product. Each input row is a column of the right operand, so a pass with few rows
     computes few columns. Each output is summed over the inputs in ascending order, for every value
     of ROWS.
     """
