@@ -88,8 +88,8 @@ def gptq(tensors: Tensors, inputs: int, first: int) -> StoredLinear:
 
 def awq(tensors: Tensors, inputs: int) -> StoredLinear:
     """Read an AWQ layer. The codes are packed: each word of [in, n] holds the codes of 8
-    neighbouring outputs, in the order of AWQ_PLACES. Raises Unusable if the layer is not stored in the 4-bit
-    GEMM version of AWQ.
+    neighbouring outputs, in the order of AWQ_PLACES. Raises Unusable if the layer is not stored in
+    the 4-bit GEMM version of AWQ.
     """
 
     def placed(words: torch.Tensor) -> torch.Tensor:

@@ -176,8 +176,8 @@ class Builder(TwinTensors):
 
     def _parts(self, plain: set[int]) -> tuple[list[int], list[int | list[Written]]]:
         """Return the calls that use no instruction's result, so they can run first. Also return
-        the rest of the program in order: calls, and lists of the instructions between them. Calls are
-        given by their indices.
+        the rest of the program in order: calls, and lists of the instructions between them. Calls
+        are given by their indices.
         """
         early, late = list[int](), list[int | list[Written]]()
         behind = {key for key, origin in self._origins.items() if origin is Origin.WRITTEN}
