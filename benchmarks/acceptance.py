@@ -201,9 +201,7 @@ def main(
         int, typer.Option(help="maximum new tokens per prompt; a story may end earlier", min=2)
     ] = 64,
     draft_weights: Annotated[Weights, typer.Option(help="weights of the drafter")] = "full",
-    json: Annotated[
-        Path | None, typer.Option("--json", help="also write the results to this JSON file")
-    ] = None,
+    json: report.JsonFile = None,
 ) -> None:
     """Measure the tokens per round of a target and draft model, by draft shape and temperature."""
     if not file and prompts > (stories := story_count()):

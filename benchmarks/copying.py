@@ -213,9 +213,7 @@ def main(
         int, typer.Option(help="number of story prompts or questions", min=1, max=story_count())
     ] = 48,
     max_new_tokens: Annotated[int, typer.Option(help="maximum tokens of an answer", min=2)] = 64,
-    json: Annotated[
-        Path | None, typer.Option("--json", help="also write the results to this JSON file")
-    ] = None,
+    json: report.JsonFile = None,
 ) -> None:
     """Count accepted tokens per round of drafts made without a model, by task and draft shape."""
     configure_logging("warning")

@@ -160,9 +160,7 @@ def main(
     dtype: Annotated[str, typer.Option(help="dtypes, separated by commas")] = "float32",
     threads: Annotated[int, typer.Option(help="CPU threads", min=1)] = 1,
     repetitions: Annotated[int, typer.Option(help="repetitions of every step", min=1)] = 15,
-    json: Annotated[
-        Path | None, typer.Option("--json", help="also write the results to this JSON file")
-    ] = None,
+    json: report.JsonFile = None,
 ) -> None:
     """Time steps of the engine, of llama.cpp and of transformers on one model."""
     logging.disable_progress_bar()

@@ -155,9 +155,7 @@ def main(
     chats: Annotated[
         Path | None, typer.Option(help="JSON Lines file of conversations with `turns`")
     ] = None,
-    figures: Annotated[
-        Path | None, typer.Option("--json", help="also write the results to this JSON file")
-    ] = None,
+    figures: report.JsonFile = None,
 ) -> None:
     """Compare the texts of the running system with `generate()`, token by token."""
     logging.disable_progress_bar()

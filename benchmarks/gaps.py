@@ -193,9 +193,7 @@ def main(
     seconds: Annotated[
         float, typer.Option(help="seconds of decoding before the prompt arrives")
     ] = 15.0,
-    file: Annotated[
-        Path | None, typer.Option("--json", help="also write the results to this JSON file")
-    ] = None,
+    file: report.JsonFile = None,
 ) -> None:
     """Measure gaps between the steps of decoding sessions, without and with a long prompt."""
     logging.disable_progress_bar()

@@ -155,9 +155,7 @@ def main(
     other: Annotated[Path | None, typer.Option(help="another checkout with built kernels")] = None,
     threads: Annotated[int, typer.Option(help="CPU threads", min=1)] = 1,
     repetitions: Annotated[int, typer.Option(help="repetitions of every measurement", min=1)] = 9,
-    file: Annotated[
-        Path | None, typer.Option("--json", help="also write the results to this JSON file")
-    ] = None,
+    file: report.JsonFile = None,
 ) -> None:
     """Time the compiled kernels and, for comparison, those of PyTorch and of another checkout."""
     dtypes = dtype.split(",")

@@ -200,9 +200,7 @@ def table(rows: Iterable[Row]) -> Table:
 def main(
     model: Annotated[Path, typer.Argument(help="model directory")] = models.DRAFT,
     repetitions: Annotated[int, typer.Option(help="repetitions of every measurement", min=1)] = 101,
-    file: Annotated[
-        Path | None, typer.Option("--json", help="also write the results to this JSON file")
-    ] = None,
+    file: report.JsonFile = None,
 ) -> None:
     """Measure the milliseconds of a level of the drafter's tree and of a step of generate()."""
     logging.disable_progress_bar()

@@ -225,7 +225,7 @@ def main(
     skip: Annotated[int, typer.Option(help="first tokens of each answer to skip")] = 32,
     controls: Annotated[bool, typer.Option(help="measure plain decoding twice")] = False,
     tls: Annotated[bool, typer.Option("--tls", help="use TLS on every hop")] = False,
-    json: Annotated[Path | None, typer.Option("--json", help="also write results here")] = None,
+    json: report.JsonFile = None,
 ) -> None:
     """Measure tokens per second of a complete system whose drafter is a round trip away."""
     if unknown := [kind for kind in drafter if not KINDS.fullmatch(kind)]:

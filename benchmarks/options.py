@@ -196,9 +196,7 @@ def main(
     requests: Annotated[int, typer.Option(help="requests drawn at random", min=1)] = 1000,
     seed: int = 0,
     at_once: Annotated[int, typer.Option(help="pairs of requests in flight", min=1)] = 4,
-    file: Annotated[
-        Path | None, typer.Option("--json", help="also write the results to this JSON file")
-    ] = None,
+    file: report.JsonFile = None,
 ) -> None:
     """Compare answers with and without drafts over all options."""
     logging.disable_progress_bar()

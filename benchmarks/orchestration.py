@@ -193,9 +193,7 @@ def main(
     ] = "1,16,100,1000",
     step: Annotated[float, typer.Option(help="seconds between steps", min=0.001)] = 0.02,
     seconds: Annotated[float, typer.Option(help="seconds of each measurement")] = 10.0,
-    file: Annotated[
-        Path | None, typer.Option("--json", help="also write the results to this JSON file")
-    ] = None,
+    file: report.JsonFile = None,
 ) -> None:
     """Measure steps per second and delay of many streams, with a verifier that runs no model."""
     try:

@@ -224,9 +224,7 @@ def main(
     seconds: Annotated[
         float, typer.Option(help="seconds of each period, before and during the overload", min=4)
     ] = 30.0,
-    file: Annotated[
-        Path | None, typer.Option("--json", help="also write the results to this JSON file")
-    ] = None,
+    file: report.JsonFile = None,
 ) -> None:
     """Measure refusal times, and gaps between chunks of admitted streams, under overload."""
     try:

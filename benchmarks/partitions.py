@@ -209,9 +209,7 @@ def main(
     where: Annotated[str, typer.Option(help="with commas")] = "verifier,drafter,front end",
     ways: Annotated[str, typer.Option("--way", help="with commas")] = "both,to it,from it",
     seconds: Annotated[float, typer.Option(help="seconds of each partition", min=1.0)] = 4.0,
-    file: Annotated[
-        Path | None, typer.Option("--json", help="also write the results to this JSON file")
-    ] = None,
+    file: report.JsonFile = None,
 ) -> None:
     """Measure how long streams wait during a network partition, and after the network is healed."""
     found = [

@@ -157,9 +157,7 @@ def main(
     model: Annotated[Path | None, typer.Argument(help="model directory")] = None,
     dtype: Annotated[str, typer.Option(help="dtypes, separated by commas")] = "float32,bfloat16",
     repetitions: Annotated[int, typer.Option(help="repetitions of every measurement", min=1)] = 20,
-    file: Annotated[
-        Path | None, typer.Option("--json", help="also write the results to this JSON file")
-    ] = None,
+    file: report.JsonFile = None,
 ) -> None:
     """Measure the time that a pass spends outside its kernels, with and without the engine's
     recorded program of the network.

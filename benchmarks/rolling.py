@@ -158,9 +158,7 @@ def main(
     ] = 20,
     clients: Annotated[int, typer.Option(help="clients of each kind", min=1)] = 2,
     tokens: Annotated[int, typer.Option(help="tokens of an answer", min=1)] = 60,
-    file: Annotated[
-        Path | None, typer.Option("--json", help="also write the results to this JSON file")
-    ] = None,
+    file: report.JsonFile = None,
 ) -> None:
     """Restart services one after the other while clients send requests. Exits with 1 if a client
     saw a failure or an answer that differs from its first answer.

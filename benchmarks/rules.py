@@ -160,9 +160,7 @@ def main(
     prompts: Annotated[int, typer.Option(help="stories", min=1, max=story_count())] = 80,
     max_new_tokens: Annotated[int, typer.Option(help="tokens of each answer", min=2)] = 64,
     nodes: Annotated[int, typer.Option(help="nodes of a draft", min=1, max=MAX_NODES)] = 16,
-    json: Annotated[
-        Path | None, typer.Option("--json", help="also write the results to this JSON file")
-    ] = None,
+    json: report.JsonFile = None,
 ) -> None:
     """Measure the accepted tokens per round of each acceptance rule."""
     configure_logging("warning")

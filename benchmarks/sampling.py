@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from pathlib import Path
 from statistics import median
 from typing import Annotated
 
@@ -190,9 +189,7 @@ def main(
     sessions: Annotated[int, typer.Option(help="sessions of a step", min=1)] = 16,
     visited: Annotated[int, typer.Option(help="nodes of each session", min=1)] = 3,
     repetitions: Annotated[int, typer.Option(help="repetitions of every measurement", min=1)] = 5,
-    file: Annotated[
-        Path | None, typer.Option("--json", help="also write the results to this JSON file")
-    ] = None,
+    file: report.JsonFile = None,
 ) -> None:
     """Measure how long it takes to draw tokens from a large vocabulary, with the reference
     implementation and with that of the services.

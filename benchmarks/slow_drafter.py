@@ -154,9 +154,7 @@ def main(
     tokens: Annotated[int, typer.Option(help="tokens of a stream")] = 200,
     turns: Annotated[int, typer.Option(help="turns with drafts and without")] = 3,
     faults: Annotated[str, typer.Option("--fault", help="with commas")] = ",".join(FAULTS),
-    file: Annotated[
-        Path | None, typer.Option("--json", help="also write the results to this JSON file")
-    ] = None,
+    file: report.JsonFile = None,
 ) -> None:
     """Compare the speed with a faulty drafter to the speed without drafts."""
     if unknown := set(faults.split(",")) - set(FAULTS):

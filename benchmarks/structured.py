@@ -196,9 +196,7 @@ def main(
         list[Path] | None,
         typer.Option(help="also measure token masks with this directory's tokenizer"),
     ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--json", help="also write the results to this JSON file")
-    ] = None,
+    file: report.JsonFile = None,
 ) -> None:
     """Measure token masks and compilation, then compare answers with and without drafts. The
     comparison also includes an untrained draft model, which has the first draft model's

@@ -149,9 +149,7 @@ def main(
     ray: Annotated[
         bool, typer.Option(help="run Tandem's cell on Ray Serve, as `tandem up` does")
     ] = True,
-    json: Annotated[
-        Path | None, typer.Option("--json", help="also write the results to this JSON file")
-    ] = None,
+    json: report.JsonFile = None,
 ) -> None:
     """Measure tokens per second of Tandem, transformers and llama.cpp, side by side."""
     logging.disable_progress_bar()

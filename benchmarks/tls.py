@@ -104,9 +104,7 @@ def main(
     streams: Annotated[str, typer.Option(help="numbers of parallel streams, with commas")] = "1,8",
     turns: Annotated[int, typer.Option(help="turns of each system", min=1)] = 15,
     tokens: Annotated[int, typer.Option(help="tokens of each answer", min=1)] = 200,
-    file: Annotated[
-        Path | None, typer.Option("--json", help="also write the results to this JSON file")
-    ] = None,
+    file: report.JsonFile = None,
 ) -> None:
     """Measure the rounds per second with and without TLS and authentication."""
     try:

@@ -155,9 +155,7 @@ async def bad_drafts(folder: Path, outcome: Outcome) -> None:
 def main(
     clean: Annotated[float, typer.Option(help="seconds of load before the first fault")] = 30.0,
     fault: Annotated[list[Fault], typer.Option(help="fault; may be repeated")] = list(Fault),  # noqa: B006
-    json: Annotated[
-        Path | None, typer.Option("--json", help="also write the results to this JSON file")
-    ] = None,
+    json: report.JsonFile = None,
 ) -> None:
     """Cause the faults that the alerts must detect, and check that each alert fires. Exits with 1
     if an alert does not fire in time, if an alert fires before its fault, or if a health check

@@ -16,12 +16,17 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
+import typer
 from rich.console import Console, RenderableType
 
 from tandem.benchmarks.figures.machine import described, processor
 
+# the option `--json` of every benchmark
+JsonFile: TypeAlias = Annotated[
+    Path | None, typer.Option("--json", help="also write the results to this JSON file")
+]
 MIN_COLUMNS = 110  # minimum width of tables, also where the output is a log file
 
 

@@ -158,9 +158,7 @@ def main(
     seed: Annotated[int, typer.Option()] = 0,
     target: Annotated[Path, typer.Option()] = models.TARGET,
     draft: Annotated[Path, typer.Option()] = models.DRAFT,
-    json: Annotated[
-        Path | None, typer.Option("--json", help="also write the results to this JSON file")
-    ] = None,
+    json: report.JsonFile = None,
 ) -> None:
     """Send generated requests, and print the outcome. Exits with 1 if a request failed or a process
     ended.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import Annotated, Any
 
@@ -109,9 +108,7 @@ def main(
         typer.Option("--worlds", help="number of worlds to simulate; default: all", min=1),
     ] = None,
     seeds: Annotated[int, typer.Option(help="runs of each world", min=1)] = 1,
-    json: Annotated[
-        Path | None, typer.Option("--json", help="also write the results to this JSON file")
-    ] = None,
+    json: report.JsonFile = None,
 ) -> None:
     """Simulate the drafting policy, and print its goodput."""
     configure_logging("warning")
