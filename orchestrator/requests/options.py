@@ -86,8 +86,8 @@ def speculation_problems(options: Speculation) -> Iterator[Violation]:
         yield Violation("speculation.confidence_threshold", limit)
     nodes = levels * (branches or 0)
     if options.method is Method.MEDUSA_LITE and nodes > MAX_NODES:
-        limit = f"is {branches}, which allows drafts of {nodes} nodes, above {MAX_NODES}"
-        yield Violation("speculation.branches", limit)
+        found = f"is {branches}, times num_speculative_tokens {levels}: {nodes} nodes"
+        yield Violation("speculation.branches", f"{found}, above {MAX_NODES}")
     if options.prediction and options.method is Method.MEDUSA_LITE:
         yield Violation("speculation.prediction", "cannot be used with the method MEDUSA_LITE")
     if options.drafter:
@@ -107,7 +107,7 @@ def prompt_problems(request: Request, length: int) -> Iterator[Violation]:
         found = f"is {wanted}: {length * (1 + wanted)} log-probabilities for {length} prompt tokens"
         yield Violation(name, f"{found}, above {MAX_PROMPT_LOGPROBS}")
     if request.stopping.max_new_tokens == 0 and wanted is None and not request.echo:
-        problem = "must be at least 1 without echo or prompt_logprobs"
+        problem = "is 0, but must be at least 1 without echo or prompt_logprobs"
         yield Violation("stopping.max_new_tokens", problem)
 
 

@@ -135,7 +135,7 @@ async def test_top_shows_everything_at_any_width(width: int) -> None:
     with console.capture() as captured:
         console.print(top.frame(response, "here:1"))
     flat = captured.get().replace("\n", "").replace(" ", "")
-    for word in ("38%", "1.60", "[fe80::1]:7002", "c0ffee00", "1.20", "serving", "noanswer"):
+    for word in ("38%", "1.60", "[fe80::1]:7002", "c0ffee00", "eps:1.20", "serving", "noanswer"):
         assert word in flat, captured.get()
 
 

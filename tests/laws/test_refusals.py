@@ -41,7 +41,7 @@ FIELDS = [
     ("sampling.frequency_penalty", 3, "is 3, not in -2..2"),
     ("sampling.logit_bias[3]", {3: 101}, "is 101, not in -100..100"),
     ("sampling.logit_bias", {100: 1}, f"has token 100, {LAST}"),
-    ("stopping.max_new_tokens", 0, "must be at least 1 without echo or prompt_logprobs"),
+    ("stopping.max_new_tokens", 0, "is 0, but must be at least 1 without echo or prompt_logprobs"),
     (
         "stopping.max_new_tokens",
         48,
@@ -85,7 +85,7 @@ REQUESTS = [
     (
         speculation(branches=8, num_speculative_tokens=16, method=api.DRAFT_METHOD_MEDUSA_LITE),
         "speculation.branches",
-        f"is 8, which allows drafts of 128 nodes, above {MAX_NODES}",
+        f"is 8, times num_speculative_tokens 16: 128 nodes, above {MAX_NODES}",
     ),
     (
         speculation(confidence_threshold=0.5, method=api.DRAFT_METHOD_NGRAM),

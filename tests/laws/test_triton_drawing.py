@@ -84,10 +84,10 @@ def test_the_definition_is_rarely_asked(params: SamplingParams) -> None:
 
 
 @pytest.mark.usefixtures("whole")
-@pytest.mark.long("interprets two thousand draws")
+@pytest.mark.long("interprets ten thousand draws")
 @pytest.mark.parametrize("params", COMMON, ids=repr)
-def test_two_hundred_rows_are_drawn_from_as_defined(params: SamplingParams) -> None:
-    for start in range(0, 200, 50):
+def test_a_thousand_rows_are_drawn_from_as_defined(params: SamplingParams) -> None:
+    for start in range(0, 1000, 50):
         rows = torch.stack([KINDS[seed % 5](5000, seed) for seed in range(start, start + 50)])
         assert_as_defined(rows, params, range(start, start + 50))
 

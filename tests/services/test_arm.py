@@ -29,8 +29,8 @@ pytestmark = [
 def test_the_kernels_for_arm_keep_their_laws(build: str) -> None:
     """One test in fourteen runs, because emulation is slow, and none of the other build."""
     files = [f"tests/laws/test_{name}.py" for name in LAWS]
-    (other,) = arm.PROCESSORS.keys() - {build}
-    apart = "--confcutdir=tests/laws", "-p", "no:cacheprovider", "-k", f"not _{other}"
+    others = " or ".join(f"_{name}" for name in arm.PROCESSORS if name != build)
+    apart = "--confcutdir=tests/laws", "-p", "no:cacheprovider", "-k", f"not ({others})"
     done = arm.run(build, "-m", "pytest", "-v", *apart, *files, EVERY="14")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"[_{build}" in done.stdout

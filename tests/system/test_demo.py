@@ -49,8 +49,8 @@ def test_the_table_has_both_speeds_by_temperature_and_says_whether_texts_differ(
 def test_the_demo_shows_green_drafts_and_both_speeds_and_leaves_nothing() -> None:
     """The drafter drafts always, also on a machine whose cores are busy."""
     ours, its = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "110"}
-    environment["TANDEM__DRAFTER__DRAFT_COST"] = "0"
+    terminal = {"TERM": "xterm", "COLUMNS": "110"}
+    environment = os.environ | terminal | {"TANDEM__DRAFTER__DRAFT_COST": "0"}
     command = ["make", "demo"]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=its, stdout=its, stderr=its, env=environment
